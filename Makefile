@@ -1,0 +1,37 @@
+# make demo and make test do everything on a fresh machine; the environment is .venv, pinned by requirements.lock.
+PYTHON ?= python3
+VENV := .venv
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test lint format lock clean
+
+setup: $(READY)
+
+$(READY): requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed; make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $(READY)
+
+demo: setup
+	$(VENV)/bin/amata train mnist5k-amata
+
+test: setup
+	$(VENV)/bin/python -m pytest
+
+lint: setup
+	$(VENV)/bin/ruff check src tests
+	$(VENV)/bin/ruff format --check src tests
+	$(VENV)/bin/mypy
+
+format: setup
+	$(VENV)/bin/ruff format src tests
+	$(VENV)/bin/ruff check --fix src tests
+
+# Pins what is installed now, without the local build tag of torch, which differs from machine to machine.
+lock:
+	$(VENV)/bin/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' > requirements.lock
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,102 @@
+"""How a run looks on a terminal (a live bar) and in a log (a line an epoch)."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from amata.training.reporter import Moment, Reporter
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def duration(seconds: float) -> str:
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
+
+
+class ConsoleReporter(Reporter):
+    """Progress on stderr, so that stdout stays free for results. On a terminal a bar follows training and evaluation."""
+
+    def __init__(self) -> None:
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[left]}"),
+            console=err,
+            transient=True,
+        )
+        self.task = self.progress.add_task("starting", total=1.0, left="")
+        self.drawn = 0.0
+        self.logged = time.monotonic()
+
+    def __enter__(self) -> "ConsoleReporter":
+        if err.is_terminal:
+            self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if err.is_terminal:
+            self.progress.stop()
+
+    def batch(self, m: Moment) -> None:
+        now = time.monotonic()
+        if err.is_terminal and now - self.drawn > 0.2:  # reading the loss waits for the device, so not after every batch
+            loss = f"{m.loss.item():.3f}" if m.loss is not None else "-"
+            text = f"epoch {m.epoch + 1}/{m.epochs}  batch {m.batch}/{m.batches}  K {m.steps}  alpha {m.step_size:.4g}  loss {loss}"
+            left = f"{duration(m.seconds_left)} left" if m.seconds_left is not None else ""
+            self.progress.update(self.task, description=text, completed=m.share, total=1.0, left=left)
+            self.drawn = now
+        elif not err.is_terminal and now - self.logged > 60:  # a long epoch in a log: a sign of life a minute
+            left = f", {duration(m.seconds_left)} left" if m.seconds_left is not None else ""
+            err.print(f"epoch {m.epoch + 1}/{m.epochs}, batch {m.batch}/{m.batches}, {m.share:.0%} done{left}", soft_wrap=True)
+            self.logged = now
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        valid = "  ".join(f"{name} {accuracy:6.1%}" for name, accuracy in row.get("valid", {}).items())
+        err.print(
+            f"epoch {row['epoch'] + 1:3d}  K {row['steps']:2d}  alpha {row['step_size']:<8.4g} loss {row['loss']:7.4f}  "
+            f"{row['train_seconds']:8.1f} s  {row['grad_evals']:>12,} grads  {valid and 'held-out ' + valid}".rstrip(),
+            soft_wrap=True,
+        )
+        self.logged = time.monotonic()
+
+    def evaluating(self, attack: str, done: int, total: int) -> None:
+        if err.is_terminal:
+            share = done / total if total else 0.0
+            self.progress.update(self.task, description=f"evaluating {attack}  {done}/{total} images", completed=share, total=1.0, left="")
+
+    def note(self, text: str) -> None:
+        err.print(f"note: {text}", soft_wrap=True)
+
+
+def results_table(results: dict[str, dict[str, Any]]) -> Table:
+    """Accuracies with n, interval, cost and parameters."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column, justify in (("attack", "left"), ("accuracy", "right"), ("95% interval", "right"), ("n", "right"), ("gradients", "right")):
+        table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("parameters", overflow="fold")
+    for name, r in results.items():
+        params = _describe(r["params"])
+        interval = f"{100 * r['low']:.1f} .. {100 * r['high']:.1f}%"
+        table.add_row(name, f"{r['accuracy']:.1%}", interval, f"{r['n']:,}", f"{r['grad_evals']:,}", params)
+    return table
+
+
+def _describe(params: dict[str, Any]) -> str:
+    """An attack's parameters in a few words; the JSON has them all."""
+    parts = [f"{params['norm']} {params['eps']:.4g}"] if "eps" in params else []
+    if "step_size" in params:
+        parts.append(f"{params['steps']} x {params['step_size']:.3g}")
+    if params.get("restarts", 1) > 1:
+        parts.append(f"{params['restarts']} starts")
+    if "c" in params:
+        parts.append(f"l2, c {params['c']:g}, {params['steps']} steps")
+    if "version" in params:
+        parts.append(params["version"])
+    return ", ".join(parts)

@@ -1,0 +1,176 @@
+"""Image folders, one folder per class (Caltech-256, ImageNet), decoded in worker processes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from amata.data.images import Draw
+from amata.errors import InputError, missing
+from amata.seeds import derive, generator
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".ppm", ".tif", ".tiff"}
+
+
+@dataclass(frozen=True)
+class Framing:
+    """How a photograph becomes a square: shorter side to `resize`, then a `crop` window, central or (when training) random.
+
+    `random_scale` draws ImageNet's random-resized crop instead: an area share of 0.08 to 1 at an aspect of 3/4 to 4/3.
+    """
+
+    resize: int = 256
+    crop: int = 224
+    random_scale: bool = False
+
+    def __post_init__(self) -> None:
+        if self.crop > self.resize:
+            raise InputError(f"data.crop = {self.crop} is larger than data.resize = {self.resize}")
+
+    def apply(self, image: Any, rng: np.random.Generator | None) -> np.ndarray:
+        if rng is not None and self.random_scale:
+            box = self._random_box(image.width, image.height, rng)
+            return np.asarray(image.resize((self.crop, self.crop), box=box))
+        scale = self.resize / min(image.width, image.height)
+        width, height = max(self.resize, round(image.width * scale)), max(self.resize, round(image.height * scale))
+        image = image.resize((width, height))
+        spare_x, spare_y = width - self.crop, height - self.crop
+        left, top = (spare_x // 2, spare_y // 2) if rng is None else (rng.integers(spare_x + 1), rng.integers(spare_y + 1))
+        return np.asarray(image.crop((left, top, left + self.crop, top + self.crop)))
+
+    @staticmethod
+    def _random_box(width: int, height: int, rng: np.random.Generator) -> tuple[float, float, float, float]:
+        for _ in range(10):
+            area = width * height * rng.uniform(0.08, 1)
+            aspect = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+            w, h = np.sqrt(area * aspect), np.sqrt(area / aspect)
+            if w <= width and h <= height:
+                left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)
+                return left, top, left + w, top + h
+        side = min(width, height)  # no such window fits: the central square
+        return (width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of class folders, read when needed. Classes are the sorted names of the folders."""
+
+    files: tuple[Path, ...]
+    labels: Tensor
+    ids: Tensor
+    names: tuple[str, ...]
+    framing: Framing
+    workers: int
+    channels: int = 3
+
+    @property
+    def classes(self) -> int:
+        return len(self.names)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def subset(self, positions: Tensor) -> "Folder":
+        files = tuple(self.files[i] for i in positions.tolist())
+        return replace(self, files=files, labels=self.labels[positions], ids=self.ids[positions])
+
+    def read(self, batches: Sequence[Tensor], device: torch.device, draw: Draw | None) -> Iterator[tuple[Tensor, Tensor]]:
+        loader = DataLoader(
+            _Decoded(self, draw),
+            batch_sampler=[batch.tolist() for batch in batches],
+            num_workers=self.workers,
+            collate_fn=_stack,
+            pin_memory=device.type == "cuda",
+            # The order and every draw are fixed above; the loader must not touch torch's global generator.
+            generator=torch.Generator(),
+        )
+        for positions, x in zip(batches, loader, strict=True):
+            if isinstance(x, InputError):
+                raise x
+            yield x.to(device, non_blocking=True).float() / 255, self.labels[positions].to(device)
+
+
+def _stack(items: list[Tensor | InputError]) -> Tensor | InputError:
+    # A bad file travels to the main process as a value: raised in a worker it would arrive wrapped in that worker's traceback.
+    tensors = [item for item in items if isinstance(item, Tensor)]
+    return torch.stack(tensors) if len(tensors) == len(items) else next(item for item in items if isinstance(item, InputError))
+
+
+class _Decoded(Dataset[Tensor | InputError]):
+    def __init__(self, folder: Folder, draw: Draw | None) -> None:
+        self.folder, self.draw = folder, draw
+
+    def __getitem__(self, position: int) -> Tensor | InputError:
+        try:
+            image = _open(self.folder.files[position])
+        except InputError as error:
+            return error
+        rng = None
+        if self.draw is not None:
+            rng = np.random.default_rng(derive(self.draw.seed, self.draw.epoch, int(self.folder.ids[position]), "frame"))
+        return torch.from_numpy(self.folder.framing.apply(image, rng).transpose(2, 0, 1).copy())
+
+
+def _open(path: Path) -> Any:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except (OSError, ValueError, SyntaxError):
+        raise InputError(f"{path} is no image that can be read; remove it or restore it from the archive") from None
+
+
+def scan(root: Path, framing: Framing, workers: int) -> Folder:
+    """The image files below `root/CLASS/`."""
+    try:
+        import PIL  # noqa: F401
+    except ImportError:
+        raise missing("pillow", "data folder", "images") from None
+    if not root.is_dir():
+        raise InputError(f"data folder: no folder {root}; set data.root to a folder with one folder per class")
+    names = tuple(sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")))
+    files, labels = [], []
+    for label, name in enumerate(names):
+        found = sorted(p for p in (root / name).rglob("*") if p.is_file() and not p.name.startswith("."))
+        for path in found:
+            if path.suffix.lower() not in SUFFIXES:
+                raise InputError(f"{path} is no image (its name ends in none of {' '.join(sorted(SUFFIXES))}); remove it from the folder")
+        files += found
+        labels += [label] * len(found)
+    if not files:
+        raise InputError(f"data folder: no image below {root}; it must hold one folder per class, with images in it")
+    return Folder(tuple(files), torch.tensor(labels), torch.arange(len(files)), names, framing, workers)
+
+
+def load_folder(root: Path, framing: Framing, workers: int, test_share: float, seed: int) -> tuple[Folder, Folder]:
+    """`root/train` and `root/val` (or `test`) where they exist; else `root` itself with a seeded share of each class held out as test."""
+    train_dir = root / "train"
+    test_dir = next((root / name for name in ("val", "valid", "test") if (root / name).is_dir()), None)
+    if train_dir.is_dir() and test_dir is not None:
+        train, test = scan(train_dir, framing, workers), scan(test_dir, framing, workers)
+        if train.names != test.names:
+            odd = sorted(set(train.names) ^ set(test.names))[0]
+            raise InputError(f"data folder: {train_dir} and {test_dir} hold different classes; {odd!r} is in one alone")
+        return train, _shuffled(test)
+    whole = scan(root, framing, workers)
+    rng = generator(seed, "test")
+    test_positions = []
+    for label in range(whole.classes):
+        members = (whole.labels == label).nonzero().squeeze(1)
+        count = round(len(members) * test_share)
+        test_positions.append(members[torch.randperm(len(members), generator=rng)[:count]])
+    held = torch.cat(test_positions).sort().values
+    mask = torch.ones(len(whole), dtype=torch.bool)
+    mask[held] = False
+    return whole.subset(mask.nonzero().squeeze(1)), _shuffled(whole.subset(held))
+
+
+def _shuffled(test: Folder) -> Folder:
+    """Files are found class by class; one fixed random order makes the first N a fair sample."""
+    return test.subset(torch.randperm(len(test), generator=generator("folder")))

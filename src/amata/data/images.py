@@ -1,0 +1,142 @@
+"""Sets of labelled images, and the loader that turns one into the batches of an epoch."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from amata.batch import Batch
+from amata.data.augment import crop_flip
+from amata.errors import InputError
+from amata.seeds import generator
+
+
+class Draw(NamedTuple):
+    """Where the randomness of a training epoch comes from."""
+
+    seed: int
+    epoch: int
+
+
+@runtime_checkable
+class ImageSet(Protocol):
+    """Labelled images that can be read in any order. `ids` names each sample in the whole set that a subset was taken from."""
+
+    @property
+    def classes(self) -> int: ...
+
+    @property
+    def channels(self) -> int: ...
+
+    @property
+    def ids(self) -> Tensor: ...
+
+    def __len__(self) -> int: ...
+
+    def subset(self, positions: Tensor) -> "ImageSet": ...
+
+    def read(self, batches: Sequence[Tensor], device: torch.device, draw: Draw | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each tensor of positions: the images in [0, 1] and their labels, on the device."""
+        ...
+
+
+def check_labels(y: Tensor, classes: int, where: str) -> None:
+    if len(y) and (int(y.min()) < 0 or int(y.max()) >= classes):
+        raise InputError(f"{where}: labels lie in [{int(y.min())}, {int(y.max())}], outside the {classes} classes 0..{classes - 1}")
+
+
+class Arrays:
+    """Images held in memory: uint8 in 0..255 or floats in [0, 1], NCHW, moved to the training device once."""
+
+    def __init__(self, x: Any, y: Any, *, classes: int | None = None, ids: Tensor | None = None, where: str = "arrays") -> None:
+        x, y = torch.as_tensor(x), torch.as_tensor(y).long()
+        if x.dim() != 4 or y.shape != (len(x),) or len(x) == 0:
+            raise InputError(f"{where}: images of shape (N, C, H, W) and N labels are needed, not {tuple(x.shape)} and {tuple(y.shape)}")
+        if x.dtype != torch.uint8:
+            x = x.float()
+            low, high = x.aminmax()
+            if not (low >= 0 and high <= 1):  # also false for NaN
+                raise InputError(f"{where}: images lie in [{low:.3g}, {high:.3g}]; give uint8 in 0..255 or finite floats in [0, 1]")
+        self.classes = int(y.max()) + 1 if classes is None else classes
+        check_labels(y, self.classes, where)
+        self.x, self.y = x, y
+        self.channels = x.shape[1]
+        self.ids = torch.arange(len(x)) if ids is None else ids
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def subset(self, positions: Tensor) -> "Arrays":
+        return Arrays(self.x[positions], self.y[positions], classes=self.classes, ids=self.ids[positions])
+
+    def read(self, batches: Sequence[Tensor], device: torch.device, draw: Draw | None) -> Iterator[tuple[Tensor, Tensor]]:
+        if self.x.device != device:
+            self.x, self.y = self.x.to(device), self.y.to(device)
+        for positions in batches:
+            positions = positions.to(device)
+            x = self.x[positions]
+            yield (x.float() / 255 if x.dtype == torch.uint8 else x), self.y[positions]
+
+
+@dataclass
+class Loader:
+    """The batches of each epoch of an image set.
+
+    With a seed the order is shuffled and images are augmented, both as functions of (seed, epoch, batch); without one the set is read
+    in order, as it is. An epoch may begin at any batch, which is how a run resumes.
+    """
+
+    images: ImageSet
+    batch_size: int
+    device: torch.device
+    seed: int | None = None
+    pad: int = 0
+    flip: bool = False
+    drop_last: bool = False
+
+    def __len__(self) -> int:
+        n = len(self.images) / self.batch_size
+        return math.floor(n) if self.drop_last else math.ceil(n)
+
+    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
+        n = len(self.images)
+        order = torch.arange(n) if self.seed is None else torch.randperm(n, generator=generator(self.seed, epoch, "shuffle"))
+        batches = list(order.split(self.batch_size))[start : len(self)]
+        draw = None if self.seed is None else Draw(self.seed, epoch)
+        for index, (positions, (x, y)) in enumerate(zip(batches, self.images.read(batches, self.device, draw), strict=True), start):
+            if self.seed is not None and (self.pad or self.flip):
+                x = crop_flip(x, generator(self.seed, epoch, index, "augment", device=self.device), pad=self.pad, flip=self.flip)
+            yield Batch(x, y, self.images.ids[positions])
+
+
+class Stream:
+    """Somebody's own iterable of (x, y) batches, such as a torch DataLoader; its order and randomness stay its own."""
+
+    def __init__(self, batches: Iterable[Any], device: torch.device) -> None:
+        if not hasattr(batches, "__len__"):
+            raise InputError("an iterable of batches needs a len(), so that rates and progress know the length of an epoch")
+        self.batches, self.device = batches, device
+
+    def __len__(self) -> int:
+        return len(self.batches)  # type: ignore[arg-type]
+
+    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
+        for index, item in enumerate(self.batches):
+            if index >= start:
+                x, y = item[0].to(self.device), item[1].to(self.device)
+                yield Batch(x, y, torch.full((len(x),), -1))
+
+
+def split_validation(images: ImageSet, count: int, seed: int) -> tuple[ImageSet, ImageSet | None, list[int]]:
+    """Hold out `count` samples, drawn from the seed: the rest, the held-out part, and the latter's ids for the record."""
+    if count == 0:
+        return images, None, []
+    if count >= len(images):
+        raise InputError(f"data.valid = {count} would hold out all of the {len(images)} training images")
+    order = torch.randperm(len(images), generator=generator(seed, "valid"))
+    held, rest = order[:count].sort().values, order[count:].sort().values
+    valid = images.subset(held)
+    return images.subset(rest), valid, valid.ids.tolist()

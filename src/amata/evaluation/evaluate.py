@@ -1,0 +1,158 @@
+"""Accuracy under attack, told honestly: with the number of images, an interval, the cost, and a warning when an attack looks masked."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amata.attacks.guard import check_images, check_logits, input_grad, untouched
+from amata.evaluation.spec import AttackSpec, parse_attack
+from amata.losses import ce
+from amata.seeds import derive
+from amata.threat import Ball
+
+Progress = Callable[[str, int, int], None]
+"""Called with the attack, the images done and the images in all."""
+
+
+@dataclass
+class Result:
+    """The accuracy of a model under one attack, with a 95% Wilson interval over the n images."""
+
+    accuracy: float
+    n: int
+    low: float
+    high: float
+    grad_evals: int
+    seconds: float
+    params: dict[str, Any]
+    warnings: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def wilson(correct: int, n: int) -> tuple[float, float]:
+    """The 95% Wilson score interval of a proportion; it stays in [0, 1] and is sound at 0 and 1 too."""
+    z2 = 1.959964**2
+    p = correct / n
+    centre = (p + z2 / (2 * n)) / (1 + z2 / n)
+    half = math.sqrt(z2 * (p * (1 - p) / n + z2 / (4 * n * n))) / (1 + z2 / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+class Metered(nn.Module):
+    """A model that counts the gradients taken through it, in images."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.grad_evals = 0
+        self.train(model.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad and torch.is_grad_enabled():
+            x = x.view_as(x)  # a hook here fires once for every gradient that flows back to the images
+            x.register_hook(self._count)
+        return self.model(x)
+
+    def _count(self, g: Tensor) -> None:
+        self.grad_evals += len(g)
+
+
+def evaluate(
+    model: nn.Module,
+    data: Any,
+    *,
+    ball: Ball,
+    attacks: Sequence[str] = ("clean", "pgd-20"),
+    step_size: float | None = None,
+    cw_c: float = 1.0,
+    batch_size: int = 256,
+    limit: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Result]:
+    """Evaluate a model under each attack.
+
+    `data` is a pair of tensors (x, y), or any iterable of (x, y, ...) batches. The model is left as it was found.
+    """
+    specs = [parse_attack(name, step_size=step_size, c=cw_c) for name in attacks]
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    metered = Metered(model)
+    correct = dict.fromkeys([s.name for s in specs], 0)
+    cost, seconds = dict(correct), dict.fromkeys(correct, 0.0)
+    n = zero_gradients = probed = 0
+    total = min(limit or 2**62, _count(data, batch_size))
+    for index, (x, y) in enumerate(_batches(data, batch_size, limit)):
+        x, y = x.to(device), y.to(device)
+        check_images(x, y)
+        with untouched(model), torch.no_grad():
+            z = model(x)
+            check_logits(z, y)
+        if index == 0 and any(s.kind != "clean" for s in specs):
+            zero_gradients, probed = _zero_gradients(model, x, y, z)
+        for spec in specs:
+            before, started = metered.grad_evals, time.perf_counter()
+            x_adv = spec.run(metered, x, y, ball, derive(seed, index, spec.name))
+            with untouched(model), torch.no_grad():
+                right = (z if spec.kind == "clean" else model(x_adv)).argmax(1) == y
+            correct[spec.name] += int(right.sum())
+            cost[spec.name] += metered.grad_evals - before
+            seconds[spec.name] += time.perf_counter() - started
+            if progress:
+                progress(spec.name, n + len(x), total)
+        n += len(x)
+    results = {}
+    for spec in specs:
+        low, high = wilson(correct[spec.name], n)
+        results[spec.name] = Result(correct[spec.name] / n, n, low, high, cost[spec.name], round(seconds[spec.name], 3), spec.params(ball))
+    _warn_if_masked(specs, results, zero_gradients, probed)
+    return results
+
+
+def _batches(data: Any, batch_size: int, limit: int | None) -> Iterable[tuple[Tensor, Tensor]]:
+    pair = isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(t, Tensor) for t in data)
+    left = limit if limit is not None else 2**62
+    for item in zip(*(t.split(batch_size) for t in data), strict=True) if pair else data:
+        if left <= 0:
+            return
+        yield item[0][:left], item[1][:left]
+        left -= len(item[0])
+
+
+def _count(data: Any, batch_size: int) -> int:
+    if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor):
+        return len(data[0])
+    return len(data) * batch_size if hasattr(data, "__len__") else 0
+
+
+def _zero_gradients(model: nn.Module, x: Tensor, y: Tensor, z: Tensor) -> tuple[int, int]:
+    """Of the rightly classified images, how many have an input gradient of exactly zero: attacks cannot move those."""
+    right = z.argmax(1) == y
+    if not right.any():
+        return 0, 0
+    with untouched(model):
+        g = input_grad(model, x[right], y[right], ce)
+    return int((g.flatten(1).abs().amax(1) == 0).sum()), int(right.sum())
+
+
+def _warn_if_masked(specs: list[AttackSpec], results: dict[str, Result], zero_gradients: int, probed: int) -> None:
+    for strong in specs:
+        result = results[strong.name]
+        if probed and zero_gradients > 0.05 * probed and strong.kind != "clean":
+            result.warnings.append(
+                f"{zero_gradients} of {probed} images have an input gradient of exactly zero: gradients look masked, "
+                "so this accuracy is an upper bound at best"
+            )
+        for weak in specs:
+            gap = result.accuracy - results[weak.name].accuracy
+            if weak.weaker_than(strong) and gap > max(0.01, 2 / result.n):
+                result.warnings.append(
+                    f"{strong.name} leaves {gap:.1%} more images standing than the weaker {weak.name}: gradients look masked, "
+                    "trust neither number"
+                )

@@ -1,0 +1,77 @@
+"""Attacks as people name them on a command line: clean, fgsm, pgd-20, pgd-50-10, cw-pgd-20, cw-l2-100, autoattack."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from amata.attacks import autoattack, cw_l2, cw_pgd, fgsm, pgd
+from amata.attacks.pgd import default_step_size
+from amata.errors import unknown
+from amata.threat import Ball
+
+NAMES = ("clean", "fgsm", "pgd-20", "pgd-50-10", "cw-pgd-20", "cw-l2", "autoattack")
+
+
+@dataclass(frozen=True)
+class AttackSpec:
+    """One attack with its strength; `name` is how it was asked for."""
+
+    name: str
+    kind: str
+    steps: int = 0
+    restarts: int = 1
+    step_size: float | None = None
+    c: float = 1.0
+
+    def params(self, ball: Ball) -> dict[str, Any]:
+        """The exact parameters, as they are printed beside a result."""
+        in_ball = {"norm": ball.norm, "eps": ball.eps}
+        if self.kind in ("pgd", "cw-pgd"):
+            alpha = self.step_size or default_step_size(ball, self.steps)
+            loss = "ce" if self.kind == "pgd" else "margin"
+            return {**in_ball, "steps": self.steps, "step_size": alpha, "restarts": self.restarts, "random_start": True, "loss": loss}
+        return {
+            "clean": {},
+            "fgsm": {**in_ball, "steps": 1, "step_size": ball.eps, "random_start": False, "loss": "ce"},
+            "cw-l2": {"norm": "l2", "c": self.c, "steps": self.steps, "lr": 0.01, "kappa": 0.0},
+            "autoattack": {**in_ball, "version": "standard", "iterations": 100, "queries": 5000},
+        }[self.kind]
+
+    def run(self, model: nn.Module, x: Tensor, y: Tensor, ball: Ball, seed: int) -> Tensor:
+        if self.kind == "clean":
+            return x
+        if self.kind == "fgsm":
+            return fgsm(model, x, y, ball=ball)
+        if self.kind == "cw-l2":
+            return cw_l2(model, x, y, c=self.c, steps=self.steps)
+        if self.kind == "autoattack":
+            return autoattack(model, x, y, ball=ball, seed=seed % 2**32)
+        attack = pgd if self.kind == "pgd" else cw_pgd
+        return attack(model, x, y, ball=ball, steps=self.steps, step_size=self.step_size, restarts=self.restarts, seed=seed)
+
+    def weaker_than(self, other: "AttackSpec") -> bool:
+        """Whether `other` searches the same ball harder, so that it should never leave more images standing."""
+        if self.kind == "clean":
+            return other.kind != "clean"
+        if self.kind == "cw-l2" or other.kind == "cw-l2":
+            return False
+        if other.kind == "autoattack":
+            return self.kind != "autoattack"
+        if self.kind == "fgsm":
+            return other.kind == "pgd" and other.steps > 1
+        harder = (other.steps, other.restarts) != (self.steps, self.restarts)
+        return other.kind == self.kind and other.steps >= self.steps and other.restarts >= self.restarts and harder
+
+
+def parse_attack(text: str, *, step_size: float | None = None, c: float = 1.0) -> AttackSpec:
+    """The attack that `text` names: pgd-K or pgd-K-R for K steps and R restarts, cw-l2 or cw-l2-N for N iterations."""
+    name = text.strip()
+    if name in ("clean", "fgsm", "autoattack"):
+        return AttackSpec(name, name)
+    if match := re.fullmatch(r"cw-l2(?:-([1-9]\d*))?", name):
+        return AttackSpec(name, "cw-l2", steps=int(match[1] or 100), c=c)
+    if match := re.fullmatch(r"(pgd|cw-pgd)-([1-9]\d*)(?:-([1-9]\d*))?", name):
+        return AttackSpec(name, match[1], steps=int(match[2]), restarts=int(match[3] or 1), step_size=step_size)
+    raise unknown("attack", name, NAMES)

@@ -1,0 +1,30 @@
+"""PGD adversarial training (Madry et al. 2018, arXiv 1706.06083), annealed by Amata (Ye et al. 2021, arXiv 2012.08112, Algorithm 1).
+
+The schedule hands in u_t = (K_t, alpha_t): a constant one makes this PGD-K training, `Linear` makes it Amata.
+The paper's box evaluates the gradient at x^k inside the update of x^k; it is the gradient at x^(k-1). It has no random start; Madry's
+training has one, and so do the reference runs the paper compares with: `random_start` is the choice.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from amata.batch import Batch
+from amata.methods.contract import Memory, Net
+from amata.schedules import Control
+from amata.threat import Ball
+
+
+@dataclass(frozen=True, kw_only=True)
+class PGD:
+    ball: Ball
+    random_start: bool = True
+
+    def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
+        x, y, region = batch.x, batch.y, self.ball.around(batch.x)
+        x_adv = region.start(rng) if self.random_start else x  # x^0
+        for _ in range(u.steps):  # k = 1 .. K_t
+            g = net.input_grad(x_adv, y)
+            x_adv = region.project(region.ascend(x_adv, g, u.step_size))  # x^k = P(x^(k-1) + alpha_t sign g)
+        net.backward(x_adv, y)
+        net.apply()  # theta <- theta - eta grad l(x^K, y)

@@ -1,0 +1,126 @@
+"""Networks by name, with normalisation inside: images in [0, 1] go in, logits come out.
+
+A name is one of MODELS, `timm/NAME` where timm is installed, or the import path `package.module:callable` of anything that returns an
+`nn.Module`.
+"""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from amata.errors import InputError, missing, unknown
+from amata.models.normalize import Normalize, Normalized
+from amata.models.preact_resnet import PreActResNet18
+from amata.models.resnet import resnet18, resnet50
+from amata.models.small import LeNet, SmallCNN, TinyCNN
+from amata.models.wide_resnet import WideResNet
+from amata.seeds import derive
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "lenet": LeNet,
+    "smallcnn": SmallCNN,
+    "tinycnn": TinyCNN,
+    "preactresnet18": PreActResNet18,
+    "wrn-34-10": WideResNet,
+    "resnet18": resnet18,
+    "resnet50": resnet50,
+}
+
+__all__ = ["MODELS", "Normalize", "Normalized", "build", "load_weights"]
+
+
+def build(
+    name: str,
+    *,
+    in_channels: int,
+    classes: int,
+    args: dict[str, Any] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    seed: int = 0,
+) -> nn.Module:
+    """The network `name` with weights drawn from `seed` alone; torch's global generator is left as it was."""
+    args = args or {}
+    normalize = Normalize(mean, std)
+    if mean is not None and len(mean) != in_channels:
+        raise InputError(f"model.mean has {len(mean)} values and the images have {in_channels} channels")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, "init"))
+        if name in MODELS:
+            # The names that every network takes are ours to fill; the rest are the recipe's.
+            _check_args(name, MODELS[name], args, filled={"in_channels", "classes", "normalize"})
+            return MODELS[name](in_channels=in_channels, classes=classes, normalize=normalize, **args)
+        if name.startswith("timm/"):
+            net = _timm_model(name.removeprefix("timm/"), in_channels, classes, args)
+        elif ":" in name:
+            net = _imported_model(name, args)
+        else:
+            raise unknown("model", name, [*MODELS, "timm/NAME", "package.module:callable"])
+    return net if mean is None else Normalized(net, normalize)
+
+
+def _check_args(name: str, builder: Callable[..., Any], args: dict[str, Any], filled: set[str]) -> None:
+    parameters = inspect.signature(builder).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for key in args:
+        if key in filled or key not in parameters:
+            raise unknown(f"model.args key of {name}:", key, set(parameters) - filled or {"(none)"})
+
+
+def _timm_model(name: str, in_channels: int, classes: int, args: dict[str, Any]) -> nn.Module:
+    try:
+        import timm
+    except ImportError:
+        raise missing("timm", f"the model timm/{name}", "timm") from None
+    if name not in timm.list_models():
+        raise unknown("timm model", name, timm.list_models())
+    return timm.create_model(name, in_chans=in_channels, num_classes=classes, **args)
+
+
+def _imported_model(path: str, args: dict[str, Any]) -> nn.Module:
+    module_name, _, attribute = path.partition(":")
+    # A model beside the recipe is found as it would be by `python -m`.
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        builder = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"model.name = {path!r} cannot be imported ({error}); write it as package.module:callable") from None
+    _check_args(path, builder, args, filled=set())
+    try:
+        net = builder(**args)
+    except TypeError as error:
+        raise InputError(f"model {path!r} cannot be built from model.args = {args}: {error}") from None
+    if not isinstance(net, nn.Module):
+        raise InputError(f"model.name = {path!r} gave {type(net).__name__}, not an nn.Module")
+    return net
+
+
+def load_weights(model: nn.Module, path: str | Path) -> None:
+    """Load a .safetensors file, or a .pt/.pth state dict (read without running its pickles), into the model."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"no weights at {path}")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise InputError(
+            f"weights {path} cannot be read ({str(error).splitlines()[0]}); it must be .safetensors or a plain state dict"
+        ) from None
+    try:
+        model.load_state_dict(state)
+    except (RuntimeError, AttributeError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"weights {path} do not fit the model {type(model).__name__}: {reason}") from None

@@ -1,0 +1,42 @@
+"""Input normalisation as the first layer of a network, so that attacks and users always speak of images in [0, 1]."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from amata.errors import InputError
+
+
+class Normalize(nn.Module):
+    """(x - mean) / std per channel; the identity when neither is given.
+
+    The constants are no part of the state dict: weights trained elsewhere load by their own names.
+    """
+
+    mean: Tensor | None
+    std: Tensor | None
+
+    def __init__(self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> None:
+        super().__init__()
+        if (mean is None) != (std is None):
+            raise InputError("mean and std go together; give both or neither")
+        if mean is not None and std is not None and (len(mean) != len(std) or min(std) <= 0):
+            raise InputError(f"mean = {list(mean)} and std = {list(std)} must be of one length, and every std above 0")
+        self.register_buffer("mean", None if mean is None else torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", None if std is None else torch.tensor(std).view(-1, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.mean is None or self.std is None else (x - self.mean) / self.std
+
+
+class Normalized(nn.Module):
+    """Any network behind a normalisation layer."""
+
+    def __init__(self, net: nn.Module, normalize: Normalize) -> None:
+        super().__init__()
+        self.normalize = normalize
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(self.normalize(x))

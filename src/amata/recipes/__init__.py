@@ -1,0 +1,190 @@
+"""Recipes: a training run as a TOML file, validated, with every default filled in and every error named by its place."""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+
+from amata.errors import InputError, nearest, unknown
+
+if TYPE_CHECKING:
+    from amata.methods import Method
+    from amata.recipes import schema
+    from amata.schedules import Schedule
+    from amata.threat import Ball
+
+__all__ = ["OPERATIONAL", "Recipe", "built_in", "load", "parse", "read_toml"]
+
+OPERATIONAL = frozenset({"data.root", "data.workers", "train.device", "train.save_minutes", "train.tensorboard"})
+"""Keys that say how a run is carried out, not what it computes: they may change when it is resumed."""
+
+_KEYED = {"threat": "norm", "method": "name", "schedule": "name"}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A validated recipe: its tables, and the objects that they describe."""
+
+    name: str
+    data: "schema.Data"
+    model: "schema.Model"
+    optim: "schema.Optim"
+    train: "schema.Train"
+    eval: "schema.Eval"
+    ball: "Ball"
+    method: "Method"
+    schedule: "Schedule"
+    tables: dict[str, dict[str, Any]]
+    """Every key with its value, defaults included."""
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps({section: {k: _spell(v) for k, v in table.items() if v is not None} for section, table in self.tables.items()})
+
+    def fingerprint(self) -> str:
+        """A hash of everything that decides what the run computes."""
+        deciding = {f"{s}.{k}": v for s, t in self.tables.items() for k, v in t.items() if f"{s}.{k}" not in OPERATIONAL}
+        return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _spell(value: Any) -> Any:
+    """Floats that are whole 255ths are written as people write them, "8/255"; the reader gives back the same float."""
+    if isinstance(value, float):
+        top = round(value * 255)
+        if top / 255 == value and len(repr(value)) > 8:
+            return f"{top}/255"
+    if isinstance(value, tuple | list):
+        return [_spell(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _spell(v) for k, v in value.items() if v is not None}
+    return value
+
+
+def built_in() -> dict[str, str]:
+    """The text of each recipe that comes with the package, by name."""
+    files = sorted(resources.files(__name__).iterdir(), key=lambda f: f.name)
+    return {f.name.removesuffix(".toml"): f.read_text() for f in files if f.name.endswith(".toml")}
+
+
+def load(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """A built-in recipe by name, or a TOML file by path, with `table.key=value` overrides."""
+    text = str(name_or_path)
+    if text.endswith(".toml") or "/" in text:
+        path = Path(text)
+        if not path.is_file():
+            raise InputError(f"no recipe file {path}; `amata recipes` lists the built-in ones")
+        source, name = path.read_text(), path.stem
+    else:
+        recipes = built_in()
+        if text not in recipes:
+            raise unknown("recipe", text, recipes)
+        source, name = recipes[text], text
+    return parse(read_toml(source, name), name, overrides)
+
+
+def read_toml(source: str, name: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(source)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"recipe {name}: not valid TOML: {error}") from None
+
+
+def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Validate the tables of a recipe and build what they describe."""
+    from pydantic import ValidationError, create_model
+
+    from amata.methods import METHODS
+    from amata.recipes import schema
+    from amata.schedules import SCHEDULES
+    from amata.threat import BALLS
+
+    raw = {section: dict(table) if isinstance(table, dict) else table for section, table in raw.items()}
+    for override in sorted(overrides, key=lambda text: not _renames(text)):
+        _override(raw, override)
+    registries: dict[str, dict[str, Any]] = {"threat": dict(BALLS), "method": METHODS, "schedule": SCHEDULES}
+    sections: dict[str, Any] = {}
+    for section, kind in schema.STATIC.items():
+        sections[section] = (kind, ... if section in ("data", "model") else kind())
+    for section, registry in registries.items():
+        table, key = raw.get(section), _KEYED[section]
+        if not isinstance(table, dict) or key not in table:
+            raise InputError(f"recipe {name}: [{section}] needs the key {key}; {nearest('', registry)}")
+        if table[key] not in registry:
+            raise InputError(f"recipe {name}: {section}.{key}: {unknown(section, str(table[key]), registry)}")
+        sections[section] = (schema.table_of(registry[table[key]], key, table[key]), ...)
+    order = ("data", "model", "threat", "method", "schedule", "optim", "train", "eval")
+    fields = {section: sections[section] for section in order}
+    model = create_model("Recipe", __base__=schema.Table, **fields)
+    try:
+        checked = model.model_validate(raw)
+    except ValidationError as error:
+        raise InputError(f"recipe {name}: {_first_line(error, model)}") from None
+    tables = checked.model_dump(mode="json")
+
+    def build(section: str, **more: Any) -> Any:
+        arguments = {k: v for k, v in tables[section].items() if k != _KEYED[section]}
+        try:
+            return registries[section][tables[section][_KEYED[section]]](**arguments, **more)
+        except InputError as error:
+            raise InputError(f"recipe {name}: [{section}] {error}") from None
+
+    ball = build("threat")
+    return Recipe(
+        name=name,
+        **{section: getattr(checked, section) for section in schema.STATIC},
+        ball=ball,
+        method=build("method", ball=ball),
+        schedule=build("schedule"),
+        tables=tables,
+    )
+
+
+def _renames(override: str) -> bool:
+    section, _, key = override.partition("=")[0].strip().partition(".")
+    return _KEYED.get(section) == key
+
+
+def _override(raw: dict[str, Any], text: str) -> None:
+    path, equals, value = text.partition("=")
+    section, _, key = path.strip().partition(".")
+    if not equals or not key:
+        raise InputError(f"--set {text!r} must read table.key=value, as in --set optim.lr=0.1")
+    try:
+        parsed = tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()  # a bare word or fraction: a string
+    table = raw.setdefault(section, {})
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        table = table.setdefault(parent, {})
+    if not isinstance(table, dict):
+        raise InputError(f"--set {text!r}: {path} is not a table")
+    # Naming another schedule or method starts its table afresh: the old one's keys mean nothing to it.
+    if _renames(text) and table.get(key) != parsed:
+        table.clear()
+    table[leaf] = parsed
+
+
+def _first_line(error: Any, model: Any) -> str:
+    """The first thing wrong, named by its place, with the nearest key if one was mistyped."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        known: Any = model
+        for part in first["loc"][:-1]:
+            known = known.model_fields[part].annotation
+        message = f"unknown key; {nearest(str(first['loc'][-1]), known.model_fields)}"
+    elif first["type"] == "missing":
+        message = "this key is needed"
+    elif first["type"] == "value_error":
+        message = str(first["ctx"]["error"])
+    else:
+        message = f"{first['msg'][0].lower()}{first['msg'][1:]}, not {first['input']!r}"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{place}: {message}{more}"

@@ -1,0 +1,129 @@
+"""Threat models: the sets of images an adversary may choose from.
+
+A ball is made once, `Linf(8 / 255)`, and laid around a batch with `around(x)`. What comes back knows the feasible set of that batch
+(its box is computed once) and has the three moves every inner maximisation is made of: `start`, `ascend`, `project`.
+Images are NCHW in [0, 1].
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from amata.quantity import positive
+
+
+class Region(Protocol):
+    """The feasible set around one batch of images."""
+
+    def start(self, rng: torch.Generator) -> Tensor:
+        """A random feasible point."""
+        ...
+
+    def ascend(self, x_adv: Tensor, g: Tensor, alpha: float | Tensor) -> Tensor:
+        """The point one step of length alpha (in the ball's norm) up the gradient g; it may be infeasible."""
+        ...
+
+    def project(self, x_adv: Tensor) -> Tensor:
+        """The feasible point nearest to x_adv: into the ball, then into [0, 1]."""
+        ...
+
+
+class Ball(Protocol):
+    """A threat model of radius eps."""
+
+    norm: ClassVar[str]
+
+    @property
+    def eps(self) -> float: ...
+
+    def around(self, x: Tensor) -> Region:
+        """The feasible set of the batch x."""
+        ...
+
+    def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """Each sample's distance in the ball's norm."""
+        ...
+
+
+@dataclass(frozen=True)
+class Linf:
+    """{x' in [0, 1] : max_i |x'_i - x_i| <= eps}. Steps follow the sign of the gradient."""
+
+    norm: ClassVar[str] = "linf"
+    eps: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "eps", positive(self.eps, "eps"))
+
+    def around(self, x: Tensor) -> "LinfRegion":
+        return LinfRegion(x, (x - self.eps).clamp(0, 1), (x + self.eps).clamp(0, 1), self.eps)
+
+    def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        return (x_adv - x).flatten(1).abs().amax(1)
+
+
+@dataclass(frozen=True)
+class LinfRegion:
+    x: Tensor
+    low: Tensor
+    high: Tensor
+    eps: float
+
+    def start(self, rng: torch.Generator) -> Tensor:
+        noise = torch.rand(self.x.shape, generator=rng, device=self.x.device, dtype=self.x.dtype)
+        return self.project(self.x + self.eps * (2 * noise - 1))
+
+    def ascend(self, x_adv: Tensor, g: Tensor, alpha: float | Tensor) -> Tensor:
+        return x_adv + alpha * g.sign()
+
+    def project(self, x_adv: Tensor) -> Tensor:
+        # The ball and [0, 1] are both boxes, so their intersection is one box and the projection one clamp.
+        return torch.clamp(x_adv, self.low, self.high)
+
+
+def _per_sample_norm(v: Tensor) -> Tensor:
+    """|v|_2 of each sample, shaped to broadcast over v; never zero, so that it may divide."""
+    return v.flatten(1).norm(dim=1).clamp_min(1e-12).view(-1, *[1] * (v.dim() - 1))
+
+
+@dataclass(frozen=True)
+class L2:
+    """{x' in [0, 1] : |x' - x|_2 <= eps}. Steps follow the normalised gradient."""
+
+    norm: ClassVar[str] = "l2"
+    eps: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "eps", positive(self.eps, "eps"))
+
+    def around(self, x: Tensor) -> "L2Region":
+        return L2Region(x, self.eps)
+
+    def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        return (x_adv - x).flatten(1).norm(dim=1)
+
+
+@dataclass(frozen=True)
+class L2Region:
+    x: Tensor
+    eps: float
+
+    def start(self, rng: torch.Generator) -> Tensor:
+        # Uniform in the ball: a uniform direction times a radius whose d-th power is uniform.
+        direction = torch.randn(self.x.shape, generator=rng, device=self.x.device, dtype=self.x.dtype)
+        u = torch.rand(len(self.x), generator=rng, device=self.x.device, dtype=self.x.dtype)
+        radius = self.eps * u ** (1 / self.x[0].numel())
+        return self.project(self.x + radius.view(-1, *[1] * (self.x.dim() - 1)) * direction / _per_sample_norm(direction))
+
+    def ascend(self, x_adv: Tensor, g: Tensor, alpha: float | Tensor) -> Tensor:
+        return x_adv + alpha * g / _per_sample_norm(g)
+
+    def project(self, x_adv: Tensor) -> Tensor:
+        # Clamping to [0, 1] afterwards keeps the point in the ball: x itself lies in the box, so no distance to it grows.
+        delta = x_adv - self.x
+        return (self.x + delta * (self.eps / _per_sample_norm(delta)).clamp_max(1)).clamp(0, 1)
+
+
+BALLS: dict[str, type[Linf] | type[L2]] = {ball.norm: ball for ball in (Linf, L2)}

@@ -1,0 +1,60 @@
+"""Checkpoints: tensors as safetensors, everything else as JSON, the last two kept.
+
+EPOCH-BATCH.safetensors is written first and EPOCH-BATCH.json, which holds its hash, second: a checkpoint exists from the instant its JSON
+does, so a kill at any moment leaves whole ones only, and a damaged file is noticed before it is used.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from torch import Tensor
+
+from amata.errors import AmataError, InputError
+from amata.training.files import load_tensors, save_tensors, write_json
+
+KEEP = 2
+
+
+def save_checkpoint(folder: Path, epoch: int, batch: int, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+    """Save the state before batch `batch` of `epoch` and drop all but the newest two."""
+    stem = f"{epoch:05d}-{batch:07d}"
+    (folder / f"{stem}.json").unlink(missing_ok=True)  # a damaged checkpoint of this very place, trained again
+    content = save_tensors(folder / f"{stem}.safetensors", tensors)
+    write_json(folder / f"{stem}.json", {**record, "sha256": hashlib.sha256(content).hexdigest()})
+    for old in _records(folder)[:-KEEP]:
+        old.unlink()  # the record first: without it the tensors are no checkpoint
+    kept = {path.stem for path in _records(folder)}
+    for path in folder.glob("[0-9]*.safetensors"):
+        if path.stem not in kept:
+            path.unlink()
+
+
+def load_checkpoint(folder: Path, fingerprint: str, note: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The newest checkpoint that is whole, or None if there is none; a damaged one is named and passed over."""
+    records = _records(folder)
+    for path in reversed(records):
+        try:
+            record: dict[str, Any] = json.loads(path.read_text())
+            tensors_path = path.with_suffix(".safetensors")
+            if hashlib.sha256(tensors_path.read_bytes()).hexdigest() != record["sha256"]:
+                raise ValueError("its hash is wrong")
+            tensors = load_tensors(tensors_path)
+        except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
+            note(f"checkpoint {path.stem} is damaged ({error}); falling back to the one before it")
+            continue
+        if record["fingerprint"] != fingerprint:
+            raise InputError(
+                f"checkpoint {path} belongs to another recipe than {folder.parent / 'recipe.toml'}; restore that file or start a new run"
+            )
+        return tensors, record
+    if records:
+        raise AmataError(f"no checkpoint in {folder} can be read; start a new run")
+    return None
+
+
+def _records(folder: Path) -> list[Path]:
+    return sorted(folder.glob("[0-9]*.json"))

@@ -1,0 +1,142 @@
+"""A whole experiment from a recipe: data, model, training, and the final evaluation on the test set."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from amata import data, models, recipes
+from amata.errors import InputError
+from amata.evaluation import Result, evaluate, parse_attack
+from amata.recipes import Recipe
+from amata.training.files import describe_weights, write_json
+from amata.training.fit import fit, resolve_device
+from amata.training.reporter import Reporter
+from amata.training.run import RunFolder
+
+
+def load_data(recipe: Recipe) -> data.Splits:
+    c = recipe.data
+    framing = data.Framing(c.resize, c.crop, c.random_scale) if c.name == "folder" else None
+    return data.load(
+        c.name, root=c.root, valid=c.valid, seed=recipe.train.seed, framing=framing, workers=c.workers, test_share=c.test_share
+    )
+
+
+def build_model(recipe: Recipe, images: data.ImageSet) -> nn.Module:
+    """The recipe's network for these images, checked on one of them before any time is spent."""
+    c = recipe.model
+    model = models.build(
+        c.name, in_channels=images.channels, classes=images.classes, args=c.args, mean=c.mean, std=c.std, seed=recipe.train.seed
+    )
+    if c.weights:
+        models.load_weights(model, c.weights)
+    x, _ = next(iter(images.read([torch.arange(min(2, len(images)))], torch.device("cpu"), None)))
+    try:
+        with torch.no_grad():
+            out = model.eval()(x)
+    except RuntimeError as error:
+        raise InputError(f"model {c.name} does not take images of shape {tuple(x.shape[1:])}: {str(error).splitlines()[0]}") from None
+    if not isinstance(out, torch.Tensor) or out.dim() != 2 or len(out) != len(x):
+        kind = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
+        raise InputError(f"model {c.name} must give logits of shape (N, classes); for {len(x)} images it gave {kind}")
+    if out.shape[1] != images.classes:
+        raise InputError(f"model {c.name} has {out.shape[1]} outputs and the data {images.classes} classes; set model.args to match")
+    return model.train()
+
+
+def train(recipe: Recipe, out: Path, reporter: Reporter | None = None) -> RunFolder:
+    """Run a recipe into a new folder. All that can be wrong with the input is found before the folder is made."""
+    device = resolve_device(recipe.train.device)
+    for attack in [recipe.train.valid_attack, *recipe.eval.attacks]:
+        parse_attack(attack)
+    splits = load_data(recipe)
+    model = build_model(recipe, splits.train)
+    run = RunFolder.create(out, recipe)
+    run.write_environment(device)
+    run.write_split(recipe.train.seed, splits.held_out)
+    _finish(run, recipe, model, splits, reporter or Reporter())
+    return run
+
+
+def resume(path: Path, overrides: tuple[str, ...] = (), reporter: Reporter | None = None) -> RunFolder:
+    """Go on with an interrupted run from its newest whole checkpoint; a finished run is left as it is."""
+    run, recipe = RunFolder.open(path, overrides)
+    reporter = reporter or Reporter()
+    if run.finished:
+        reporter.note(f"{path} is finished already")
+        return run
+    device = resolve_device(recipe.train.device)
+    splits = load_data(recipe)
+    model = build_model(recipe, splits.train)
+    run.write_environment(device)
+    run.write_split(recipe.train.seed, splits.held_out)
+    _finish(run, recipe, model, splits, reporter)
+    return run
+
+
+def _finish(run: RunFolder, recipe: Recipe, model: nn.Module, splits: data.Splits, reporter: Reporter) -> None:
+    fitted = fit(model, splits.train, splits.valid, recipe, run=run, reporter=reporter)
+    results = evaluate_recipe(fitted.model, recipe, splits.test, reporter)
+    for name, result in results.items():
+        for warning in result.warnings:
+            reporter.note(f"{name}: {warning}")
+    summary = {
+        "recipe": recipe.name,
+        "epochs": recipe.train.epochs,
+        "train_seconds": round(fitted.train_seconds, 3),
+        "grad_evals": fitted.grad_evals,
+        "grad_evals_per_image": fitted.grad_evals / fitted.images,
+        "best_epoch": fitted.best_epoch,
+        "evaluation": {name: result.to_dict() for name, result in results.items()},
+    }
+    write_json(run.path / "summary.json", summary)
+
+
+def evaluate_recipe(
+    model: nn.Module, recipe: Recipe, images: data.ImageSet, reporter: Reporter, attacks: list[str] | None = None, limit: int | None = None
+) -> dict[str, Result]:
+    """The recipe's evaluation on these images, on the device the model is on."""
+    c = recipe.eval
+    limit = limit or c.limit
+    n = min(len(images), limit or len(images))
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    loader = data.Loader(images.subset(torch.arange(n)), c.batch_size, device)
+    return evaluate(
+        model,
+        loader.epoch(),
+        ball=recipe.ball,
+        attacks=attacks or c.attacks,
+        step_size=c.step_size,
+        cw_c=c.cw_c,
+        seed=recipe.train.seed,
+        progress=lambda attack, done, _: reporter.evaluating(attack, done, n),
+    )
+
+
+def load_trained(path: Path, overrides: tuple[str, ...] = (), recipe_name: str | None = None) -> tuple[nn.Module, Recipe, data.Splits]:
+    """The model of a run folder (its best weights) or of a weights file, with its recipe and data."""
+    if path.is_dir():
+        weights, (run, _) = path / "model.safetensors", RunFolder.open(path)
+        recipe = recipes.parse(recipes.read_toml((run.path / "recipe.toml").read_text(), str(path)), path.name, overrides)
+        if not weights.is_file():
+            raise InputError(f"{path} has no model.safetensors yet; `amata train --resume {path}` goes on until there is one")
+    elif path.is_file():
+        weights = path
+        about: dict[str, Any] = describe_weights(path) if path.suffix == ".safetensors" else {}
+        if recipe_name:
+            recipe = recipes.load(recipe_name, overrides)
+        elif "tables" in about:
+            tables = {s: {k: v for k, v in t.items() if v is not None} for s, t in about["tables"].items()}
+            recipe = recipes.parse(tables, about["recipe"], overrides)
+        else:
+            raise InputError(f"{path} does not say which model and data it belongs to; add --recipe NAME_OR_FILE")
+    else:
+        raise InputError(f"no run folder or weights file at {path}")
+    recipe = replace(recipe, model=recipe.model.model_copy(update={"weights": None}))
+    splits = load_data(recipe)
+    model = build_model(recipe, splits.train)
+    models.load_weights(model, weights)
+    return model.to(resolve_device(recipe.train.device)).eval(), recipe, splits

@@ -1,0 +1,62 @@
+"""Files that are either the old one or the new one, never half of either."""
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from amata.errors import AmataError, InputError
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write beside the target, force it to the disk, then rename over the target. The old file stays if anything fails."""
+    partial = path.with_name(f".{path.name}.part")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise AmataError(
+            f"cannot write {path} ({error.strerror}); what was saved before is still there: free some space and resume"
+        ) from None
+    with contextlib.suppress(OSError):  # some file systems cannot sync a folder; the rename is atomic all the same
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomic(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any] | None = None) -> bytes:
+    """Write a safetensors file, with a JSON description in its header; returns its content."""
+    flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    content = save(flat, metadata={"format": "pt", "amata": json.dumps(about or {})})
+    write_atomic(path, content)
+    return content
+
+
+def describe_weights(path: Path) -> dict[str, Any]:
+    """The JSON description in a safetensors file's header; empty for a file that is not ours."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            about: dict[str, Any] = json.loads((file.metadata() or {}).get("amata", "{}"))
+            return about
+    except (OSError, safetensors.SafetensorError, ValueError) as error:
+        raise InputError(f"{path} is no safetensors file ({error})") from None
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    return load_file(path)

@@ -1,0 +1,242 @@
+"""fit(): train a model by a recipe, choose the best by held-out robust accuracy, and leave a run folder that can be resumed."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amata.data import Arrays, ImageSet, Loader, Stream
+from amata.errors import InputError
+from amata.evaluation import Result, evaluate, parse_attack
+from amata.recipes import Recipe, load
+from amata.schedules import Control
+from amata.training.board import Board
+from amata.training.checkpoint import load_checkpoint, save_checkpoint
+from amata.training.files import load_tensors, save_tensors
+from amata.training.interrupt import Interrupt, Interrupted
+from amata.training.reporter import Moment, Reporter
+from amata.training.run import RunFolder
+from amata.training.trainer import Batches, Trainer
+
+
+@dataclass
+class Fitted:
+    """What training gives back: the best model, and the history that a run folder would hold."""
+
+    model: nn.Module
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    best_epoch: int | None = None
+    train_seconds: float = 0.0
+    grad_evals: int = 0
+    images: int = 0
+    """Images trained on, epochs times data set."""
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that a recipe asks for; "auto" is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"train.device = {name!r} is no device; use auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise InputError(f"train.device = {name!r}, but {torch.cuda.device_count()} GPUs are visible; use --set train.device=cpu")
+    return device
+
+
+def fit(
+    model: nn.Module,
+    train: Any,
+    valid: Any = None,
+    recipe: Recipe | str | Path = "mnist5k-amata",
+    *,
+    run: RunFolder | str | Path | None = None,
+    reporter: Reporter | None = None,
+) -> Fitted:
+    """Train `model` by the recipe's [threat] [method] [schedule] [optim] and [train].
+
+    `train` and `valid` are image sets, pairs of tensors (x, y), or iterables of (x, y) batches with a length. With `run`, a new folder
+    or one opened for resuming, everything is recorded there and an interrupt saves a checkpoint; without it, nothing is written.
+    The model is trained in place; `Fitted.model` holds the weights that did best on `valid`, or the last ones without it.
+    """
+    recipe = recipe if isinstance(recipe, Recipe) else load(recipe)
+    device = resolve_device(recipe.train.device)
+    if isinstance(run, str | Path):
+        run = RunFolder.create(Path(run), recipe)
+        run.write_environment(device)
+    batches = _training_batches(train, recipe, device)
+    if len(batches) == 0:
+        raise InputError("the training data make no batch; lower data.batch_size or set data.drop_last to false")
+    trainer = Trainer(model, batches, recipe, device)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), Interrupt() as interrupt:
+        return _Fit(trainer, _as_batches(valid, recipe, device), run, reporter or Reporter(), interrupt).run_all()
+
+
+def _training_batches(data: Any, recipe: Recipe, device: torch.device) -> Batches:
+    images = Arrays(*data) if _is_pair(data) else data
+    if not isinstance(images, ImageSet):
+        return Stream(images, device)
+    c = recipe.data
+    pad, flip = (c.pad if c.augment == "crop-flip" else 0), c.augment != "none"
+    return Loader(images, c.batch_size, device, seed=recipe.train.seed, pad=pad, flip=flip, drop_last=c.drop_last)
+
+
+def _as_batches(data: Any, recipe: Recipe, device: torch.device) -> Batches | None:
+    if data is None:
+        return None
+    images = Arrays(*data) if _is_pair(data) else data
+    return Loader(images, recipe.eval.batch_size, device) if isinstance(images, ImageSet) else Stream(images, device)
+
+
+def _is_pair(data: Any) -> bool:
+    return isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor)
+
+
+class _Fit:
+    """The epochs of one call of fit(), with what is recorded around them."""
+
+    def __init__(self, trainer: Trainer, valid: Batches | None, run: RunFolder | None, reporter: Reporter, interrupt: Interrupt) -> None:
+        self.trainer, self.valid, self.run, self.reporter, self.interrupt = trainer, valid, run, reporter, interrupt
+        self.recipe = trainer.recipe
+        self.rows: list[dict[str, Any]] = []
+        self.best_weights: dict[str, Tensor] | None = None
+        self.saved_at: tuple[int, int] | None = None
+        self.saved_time = time.monotonic()
+        parse_attack(self.recipe.train.valid_attack)  # a misspelt one should not be found out after an epoch
+
+    def run_all(self) -> Fitted:
+        trainer, at = self.trainer, self.trainer.at
+        if self.run:
+            self._resume()
+            at = trainer.at
+        with Board(self.run.path if self.run and self.recipe.train.tensorboard else None, at.epoch, self.reporter.note) as board:
+            while at.epoch < self.recipe.train.epochs:
+                if trainer.train_epoch(self._after_batch):
+                    self._stop()
+                board.add(self._finish_epoch())
+        if self.run:
+            self.run.promote(at.best_epoch)
+            self._save_weights(self.run.path / "last.safetensors", self.recipe.train.epochs - 1)
+            if at.best_epoch is None:  # nothing was held out to choose by
+                self._save_weights(self.run.path / "model.safetensors", self.recipe.train.epochs - 1)
+            else:
+                self.best_weights = load_tensors(self.run.path / "model.safetensors")
+        if self.best_weights is not None:
+            trainer.result.load_state_dict(self.best_weights)
+        return Fitted(trainer.result.eval(), self.rows, at.best_epoch, at.train_seconds, at.grad_evals, at.images)
+
+    def _resume(self) -> None:
+        assert self.run is not None
+        loaded = load_checkpoint(self.run.checkpoints, self.recipe.fingerprint(), self.reporter.note)
+        if loaded is None:
+            self.run.promote(None)
+            self.run.truncate_rows(0)
+            return
+        self.trainer.restore(*loaded)
+        at = self.trainer.at
+        self.saved_at = (at.epoch, at.batch)
+        self.run.truncate_rows(at.rows)
+        self.rows = self.run.read_rows()
+        self.run.promote(at.best_epoch)
+        self.reporter.note(f"resumed at epoch {at.epoch}, batch {at.batch}")
+
+    def _after_batch(self, u: Control) -> bool:
+        at = self.trainer.at
+        self.reporter.batch(self._moment(u))
+        if self.interrupt.number is not None:
+            return True
+        if self.run and at.batch < len(self.trainer.batches) and time.monotonic() - self.saved_time > 60 * self.recipe.train.save_minutes:
+            self._checkpoint()
+        return False
+
+    def _moment(self, u: Control) -> Moment:
+        at, epochs = self.trainer.at, self.recipe.train.epochs
+        n = len(self.trainer.batches)
+        # An epoch costs K + 1 gradient evaluations an image, so time left follows the schedule, not the epoch count.
+        costs = [self.recipe.schedule(epoch, epochs).steps + 1 for epoch in range(epochs)]
+        done = sum(costs[: at.epoch]) + costs[at.epoch] * at.batch / n
+        left = at.train_seconds * (sum(costs) - done) / done if done else None
+        return Moment(at.epoch, epochs, at.batch, n, u.steps, u.step_size, self.trainer.net.last_loss, done / sum(costs), left)
+
+    def _finish_epoch(self) -> dict[str, Any]:
+        trainer, at = self.trainer, self.trainer.at
+        u = trainer.control()
+        row: dict[str, Any] = {
+            "epoch": at.epoch,
+            "steps": u.steps,
+            "step_size": u.step_size,
+            "loss": trainer.mean_loss(),
+            "train_seconds": round(at.train_seconds, 3),
+            "grad_evals": at.grad_evals,
+            "grad_evals_per_image": at.grad_evals / at.images,
+            "lr": trainer.lr(at.batch - 1),
+        }
+        last = at.epoch == self.recipe.train.epochs - 1
+        if self.valid is not None and (last or (at.epoch + 1) % self.recipe.train.valid_every == 0):
+            results = self._validate()
+            row["valid"] = {name: result.accuracy for name, result in results.items()}
+            row["valid_n"] = results["clean"].n
+            self._keep_if_best(results[self.recipe.train.valid_attack].accuracy)
+        self.rows.append(row)
+        if self.run:
+            self.run.append_row(row)
+        trainer.next_epoch()
+        at.rows = len(self.rows)
+        if self.run:
+            self._checkpoint()
+            self.run.promote(at.best_epoch)
+        self.reporter.epoch(row)
+        return row
+
+    def _validate(self) -> dict[str, Result]:
+        assert self.valid is not None
+
+        def watch(attack: str, done: int, total: int) -> None:
+            self.reporter.evaluating(attack, done, total)
+            if self.interrupt.number is not None:
+                self._stop()
+
+        return evaluate(
+            self.trainer.result,
+            self.valid.epoch(),
+            ball=self.recipe.ball,
+            attacks=list(dict.fromkeys(["clean", self.recipe.train.valid_attack])),
+            step_size=self.recipe.eval.step_size,
+            seed=self.recipe.train.seed,
+            progress=watch,
+        )
+
+    def _keep_if_best(self, accuracy: float) -> None:
+        at = self.trainer.at
+        if at.best_accuracy is not None and accuracy <= at.best_accuracy:
+            return
+        at.best_epoch, at.best_accuracy = at.epoch, accuracy
+        if self.run:
+            self._save_weights(self.run.best_file(at.epoch), at.epoch)
+        else:
+            self.best_weights = {k: v.clone() for k, v in self.trainer.result.state_dict().items()}
+
+    def _save_weights(self, path: Path, epoch: int) -> None:
+        about = {"recipe": self.recipe.name, "tables": self.recipe.tables, "epoch": epoch}
+        save_tensors(path, self.trainer.result.state_dict(), about)
+
+    def _checkpoint(self) -> None:
+        assert self.run is not None
+        at = self.trainer.at
+        if (at.epoch, at.batch) != self.saved_at:
+            save_checkpoint(self.run.checkpoints, at.epoch, at.batch, *self.trainer.state())
+            self.saved_at = (at.epoch, at.batch)
+        self.saved_time = time.monotonic()
+
+    def _stop(self) -> None:
+        number = self.interrupt.number
+        assert number is not None
+        if self.run is None:
+            raise Interrupted("interrupted; nothing was saved, because fit() was given no run folder", number)
+        self._checkpoint()
+        at = self.trainer.at
+        raise Interrupted(f"interrupted in epoch {at.epoch}, batch {at.batch}; go on with `amata train --resume {self.run.path}`", number)

@@ -1,0 +1,124 @@
+"""The run folder: everything a run leaves behind, and what it needs to go on."""
+
+import contextlib
+import json
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from amata import recipes
+from amata.errors import InputError
+from amata.recipes import Recipe
+from amata.training.files import write_atomic, write_json
+
+
+class RunFolder:
+    """recipe.toml, env.json, split.json, metrics.jsonl, checkpoints/, model.safetensors, last.safetensors, summary.json."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+
+    @classmethod
+    def create(cls, path: Path, recipe: Recipe) -> "RunFolder":
+        """A new run folder; an existing one is never written into."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            hint = f"`amata train --resume {path}` goes on with it, or" if (path / "recipe.toml").is_file() else "it holds other files;"
+            raise InputError(f"output folder {path} exists already; {hint} choose another --out")
+        try:
+            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"output folder {path} cannot be made ({error.strerror}); choose another --out") from None
+        write_atomic(path / "recipe.toml", f"# {recipe.name}, with every default filled in\n{recipe.to_toml()}".encode())
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path, overrides: tuple[str, ...] = ()) -> tuple["RunFolder", Recipe]:
+        """An existing run folder and its recipe; only keys that do not change the experiment may be overridden."""
+        file = path / "recipe.toml"
+        if not file.is_file() or not (path / "checkpoints").is_dir():
+            raise InputError(
+                f"{path} is no run folder: it has no recipe.toml with checkpoints/; give the folder that `amata train` printed"
+            )
+        for override in overrides:
+            key = override.partition("=")[0].strip()
+            if key not in recipes.OPERATIONAL:
+                allowed = ", ".join(sorted(recipes.OPERATIONAL))
+                raise InputError(f"--set {key} would change the experiment being resumed; only {allowed} may change")
+        text = file.read_text()
+        name = text.split("\n", 1)[0].lstrip("# ").partition(",")[0] if text.startswith("#") else path.name
+        return cls(path), recipes.parse(recipes.read_toml(text, str(file)), name or path.name, overrides)
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "summary.json").is_file()
+
+    def write_environment(self, device: torch.device) -> None:
+        write_json(self.path / "env.json", environment(device))
+
+    def write_split(self, seed: int, held_out: list[int]) -> None:
+        write_json(self.path / "split.json", {"seed": seed, "valid": len(held_out), "valid_ids": held_out})
+
+    def read_rows(self) -> list[dict[str, Any]]:
+        file = self.path / "metrics.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+    def truncate_rows(self, count: int) -> None:
+        """Forget rows of epochs that a resumed run will train again."""
+        file = self.path / "metrics.jsonl"
+        lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
+        write_atomic(file, "".join(lines[:count]).encode())
+
+    def append_row(self, row: dict[str, Any]) -> None:
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def best_file(self, epoch: int) -> Path:
+        return self.checkpoints / f"best-{epoch:05d}.safetensors"
+
+    def promote(self, epoch: int | None) -> None:
+        """Make model.safetensors the weights of `epoch`, which the newest checkpoint calls the best, and drop earlier candidates."""
+        model = self.path / "model.safetensors"
+        if epoch is not None and self.best_file(epoch).is_file():
+            best = self.best_file(epoch)
+            if not model.is_file() or model.read_bytes() != best.read_bytes():
+                write_atomic(model, best.read_bytes())
+        for path in self.checkpoints.glob("best-*.safetensors"):
+            if epoch is None or path != self.best_file(epoch):
+                path.unlink()
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What a number depends on beside the recipe."""
+    packages = {}
+    for package in ("amata", "torch", "numpy", "safetensors", "pydantic", "pyautoattack"):
+        with contextlib.suppress(PackageNotFoundError):
+            packages[package] = version(package)
+    packages["torch"] = torch.__version__
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "packages": packages,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        "threads": torch.get_num_threads(),
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of this package's source, with + if it has been changed; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        run = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"], cwd=here, capture_output=True, text=True, timeout=10
+        )
+        tracked = subprocess.run(["git", "ls-files", "--error-unmatch", __file__], cwd=here, capture_output=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return run.stdout.strip() or None if run.returncode == 0 and tracked.returncode == 0 else None

@@ -1,0 +1,158 @@
+"""One model in training: its state, one epoch of it, and the state as tensors and JSON."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from amata.batch import Batch
+from amata.engine import PlainNet, WeightAverage
+from amata.errors import AmataError
+from amata.losses import smooth_ce
+from amata.methods import Memory
+from amata.recipes import Recipe
+from amata.schedules import Control
+from amata.seeds import derive, generator
+from amata.training.optim import learning_rate, make_optimizer
+
+CHECK_EVERY = 50
+"""Batches between looks at the loss; each look waits for the device."""
+
+
+class Batches(Protocol):
+    def __len__(self) -> int: ...
+
+    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]: ...
+
+
+@dataclass
+class Position:
+    """Where a run stands: `batch` batches of `epoch` are done."""
+
+    epoch: int = 0
+    batch: int = 0
+    train_seconds: float = 0.0
+    grad_evals: int = 0
+    images: int = 0
+    best_epoch: int | None = None
+    best_accuracy: float | None = None
+    rows: int = 0
+    average_steps: int = 0
+
+
+class Trainer:
+    def __init__(self, model: nn.Module, batches: Batches, recipe: Recipe, device: torch.device) -> None:
+        self.recipe, self.batches, self.device = recipe, batches, device
+        self.model = model.to(device)
+        self.average = WeightAverage(self.model, recipe.optim.ema) if recipe.optim.ema else None
+        self.optimizer = make_optimizer(self.model, recipe.optim)
+        self.net = PlainNet(
+            self.model,
+            self.optimizer,
+            loss=smooth_ce(recipe.optim.label_smoothing),
+            attack_mode=recipe.train.attack_mode,
+            average=self.average,
+        )
+        self.memory: Memory = {}
+        self.at = Position()
+        self.loss_sum = torch.zeros((), device=device, dtype=torch.float64)
+
+    @property
+    def result(self) -> nn.Module:
+        """The model that is validated and kept: the weight average where there is one."""
+        return self.average.model if self.average else self.model
+
+    def control(self) -> Control:
+        return self.recipe.schedule(self.at.epoch, self.recipe.train.epochs)
+
+    def lr(self, batch: int) -> float:
+        """The learning rate of a batch of the current epoch."""
+        # Mid-batch, so that a one-cycle rate is zero neither in the first batch nor in the last.
+        progress = self.at.epoch + (batch + 0.5) / len(self.batches)
+        return learning_rate(self.recipe.optim, progress, self.recipe.train.epochs)
+
+    def train_epoch(self, after_batch: Callable[[Control], bool]) -> bool:
+        """Train the rest of the current epoch. `after_batch` may end it early by returning True; then so does this."""
+        seed, u = self.recipe.train.seed, self.control()
+        started = self._clock()
+        for batch in self.batches.epoch(self.at.epoch, self.at.batch):
+            lr = self.lr(self.at.batch)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            torch.manual_seed(derive(seed, self.at.epoch, self.at.batch, "layers"))  # dropout draws from the global generator
+            rng = generator(seed, self.at.epoch, self.at.batch, "method", device=self.device)
+            self.recipe.method.step(self.net, batch, u, rng, self.memory)
+            assert self.net.last_loss is not None, "a method's step must call backward"
+            self.loss_sum += self.net.last_loss
+            self.at.batch += 1
+            self.at.images += len(batch.x)
+            self.at.grad_evals = self.net.grad_evals
+            if self.device.type == "cpu" or self.at.batch % CHECK_EVERY == 0:
+                self.check_finite()
+            paused = self._clock()
+            self.at.train_seconds += paused - started
+            if after_batch(u):
+                return True
+            started = time.perf_counter()
+        self.check_finite()
+        return False
+
+    def _clock(self) -> float:
+        # The device is waited for where its time is read off for good: at the ends of an epoch, not between its batches.
+        if self.device.type == "cuda" and self.at.batch in (0, len(self.batches)):
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def check_finite(self) -> None:
+        if not math.isfinite(self.loss_sum.item()):
+            lr = self.lr(self.at.batch - 1)
+            raise AmataError(
+                f"the loss is not finite in epoch {self.at.epoch}, at or before batch {self.at.batch} (lr {lr:.3g}); "
+                "the last good checkpoint is kept: lower optim.lr, lengthen optim.warmup, or check the data"
+            )
+
+    def mean_loss(self) -> float:
+        return self.loss_sum.item() / max(self.at.batch, 1)
+
+    def next_epoch(self) -> None:
+        self.at.epoch, self.at.batch = self.at.epoch + 1, 0
+        self.loss_sum.zero_()
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything a resumed run needs, as tensors and JSON."""
+        self.check_finite()
+        tensors = {f"model/{k}": v for k, v in self.model.state_dict().items()}
+        if not all(bool(v.isfinite().all()) for v in tensors.values() if v.is_floating_point()):
+            raise AmataError(f"weights are not finite in epoch {self.at.epoch}, batch {self.at.batch}; the last good checkpoint is kept")
+        if self.average:
+            tensors |= {f"average/{k}": v for k, v in self.average.model.state_dict().items()}
+            self.at.average_steps = self.average.steps
+        for index, entries in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optim/{index}/{k}": v for k, v in entries.items() if isinstance(v, Tensor)}
+        tensors |= {f"memory/{k}": v for k, v in self.memory.items()}
+        tensors["loss_sum"] = self.loss_sum
+        return tensors, {"fingerprint": self.recipe.fingerprint(), **asdict(self.at)}
+
+    def restore(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+        """Become what `state` described."""
+        self.model.load_state_dict(_under(tensors, "model/"))
+        if self.average:
+            self.average.model.load_state_dict(_under(tensors, "average/"))
+            self.average.steps = record["average_steps"]
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in _under(tensors, "optim/").items():
+            index, _, key = name.partition("/")
+            state.setdefault(int(index), {})[key] = value
+        self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
+        self.memory = {k: v.to(self.device) for k, v in _under(tensors, "memory/").items()}
+        self.loss_sum = tensors["loss_sum"].to(self.device)
+        self.at = Position(**{k: record[k] for k in asdict(self.at)})
+        self.net.grad_evals = self.at.grad_evals
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
