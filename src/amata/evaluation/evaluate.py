@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from amata.attacks.guard import check_images, check_logits, input_grad, untouched
+from amata.errors import InputError
 from amata.evaluation.spec import AttackSpec, parse_attack
 from amata.losses import ce
 from amata.seeds import derive
@@ -107,6 +108,8 @@ def evaluate(
             if progress:
                 progress(spec.name, n + len(x), total)
         n += len(x)
+    if n == 0:
+        raise InputError("there is no image to evaluate on")
     results = {}
     for spec in specs:
         low, high = wilson(correct[spec.name], n)

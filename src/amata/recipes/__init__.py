@@ -46,10 +46,13 @@ class Recipe:
     def to_toml(self) -> str:
         return tomli_w.dumps({section: {k: _spell(v) for k, v in table.items() if v is not None} for section, table in self.tables.items()})
 
+    def deciding(self) -> dict[str, dict[str, Any]]:
+        """The keys that decide what the run computes, without those that say where and how it is carried out."""
+        return {s: {k: v for k, v in t.items() if f"{s}.{k}" not in OPERATIONAL} for s, t in self.tables.items()}
+
     def fingerprint(self) -> str:
         """A hash of everything that decides what the run computes."""
-        deciding = {f"{s}.{k}": v for s, t in self.tables.items() for k, v in t.items() if f"{s}.{k}" not in OPERATIONAL}
-        return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(self.deciding(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _spell(value: Any) -> Any:

@@ -10,7 +10,7 @@ import safetensors
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from amata.errors import AmataError, InputError
+from amata.errors import InputError
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -43,9 +43,19 @@ def write_json(path: Path, value: Any) -> None:
 def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any] | None = None) -> bytes:
     """Write a safetensors file, with a JSON description in its header; returns its content."""
     flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    content = save(flat, metadata={"format": "pt", "amata": json.dumps(about or {})})
+    content = _sorted_header(save(flat, metadata={"format": "pt", "amata": json.dumps(about or {})}))
     write_atomic(path, content)
     return content
+
+
+def _sorted_header(content: bytes) -> bytes:
+    """The same safetensors file with its metadata in order: the library writes it in random order, and equal runs should be equal bytes."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
+    return len(text).to_bytes(8, "little") + text + content[8 + length :]
 
 
 def describe_weights(path: Path) -> dict[str, Any]:

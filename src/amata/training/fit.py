@@ -221,7 +221,7 @@ class _Fit:
             self.best_weights = {k: v.clone() for k, v in self.trainer.result.state_dict().items()}
 
     def _save_weights(self, path: Path, epoch: int) -> None:
-        about = {"recipe": self.recipe.name, "tables": self.recipe.tables, "epoch": epoch}
+        about = {"recipe": self.recipe.name, "tables": self.recipe.deciding(), "epoch": epoch}
         save_tensors(path, self.trainer.result.state_dict(), about)
 
     def _checkpoint(self) -> None:

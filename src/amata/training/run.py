@@ -27,7 +27,7 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, recipe: Recipe) -> "RunFolder":
         """A new run folder; an existing one is never written into."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and not (path.is_dir() and _is_stillborn(path)):
             hint = f"`amata train --resume {path}` goes on with it, or" if (path / "recipe.toml").is_file() else "it holds other files;"
             raise InputError(f"output folder {path} exists already; {hint} choose another --out")
         try:
@@ -91,6 +91,12 @@ class RunFolder:
         for path in self.checkpoints.glob("best-*.safetensors"):
             if epoch is None or path != self.best_file(epoch):
                 path.unlink()
+
+
+def _is_stillborn(path: Path) -> bool:
+    """Whether a folder is empty, or holds no more than a run that was killed before it had its recipe."""
+    entries = {p.name for p in path.iterdir()}
+    return entries <= {"checkpoints", ".recipe.toml.part"} and not any((path / "checkpoints").glob("*"))
 
 
 def environment(device: torch.device) -> dict[str, Any]:

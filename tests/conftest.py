@@ -1,0 +1,75 @@
+"""Small networks, data and a way to call the command that the tests share."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from amata.cli import main
+
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
+
+
+class Linear(nn.Module):
+    """z = W x + b: every worst case is known in closed form."""
+
+    def __init__(self, classes: int, pixels: int = 36, seed: int = 0) -> None:
+        super().__init__()
+        self.fc = nn.Linear(pixels, classes)
+        rng = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            self.fc.weight.copy_(torch.randn(self.fc.weight.shape, generator=rng))
+            self.fc.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.flatten(1))
+
+
+def small_net(seed: int = 0, *, smooth: bool = False) -> nn.Module:
+    """A network with everything an attack could disturb: BatchNorm, dropout, biases."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        act = nn.Softplus if smooth else nn.ReLU
+        return nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), act(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(8 * 36, 12), act(),
+            nn.Linear(12, 4),
+        )  # fmt: skip
+
+
+def dropout_net() -> nn.Module:
+    """A quick network for 28x28 digits with BatchNorm and dropout."""
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, stride=4), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.1), nn.Flatten(), nn.Linear(6 * 36, 10)
+    )  # fmt: skip
+
+
+def images(n: int = 6, seed: int = 0, side: int = 6, low: float = 0.0, high: float = 1.0) -> Tensor:
+    return low + (high - low) * torch.rand(n, 1, side, side, generator=torch.Generator().manual_seed(seed))
+
+
+def labels(n: int = 6, classes: int = 4, seed: int = 0) -> Tensor:
+    return torch.randint(classes, (n,), generator=torch.Generator().manual_seed(seed + 100))
+
+
+class Called(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def amata(capfd: pytest.CaptureFixture[str]) -> Callable[..., Called]:
+    """Run the command in this process: its exit status and what it printed."""
+
+    def call(*arguments: str | Path) -> Called:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            main([str(a) for a in arguments])
+        out, err = capfd.readouterr()
+        return Called(int(exit_.value.code or 0), out, err)
+
+    return call

@@ -1,0 +1,292 @@
+"""The command: what it prints, its exit status, and one line for everything that can be wrong with its input."""
+
+import gzip
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from amata.cli import main
+from tests.conftest import Called
+from tests.test_data import idx, write_folder, write_mnist
+from tests.test_training import QUICK
+
+Amata = Callable[..., Called]
+FAST = [f"--set={o}" for o in QUICK]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of a few seconds."""
+    path = tmp_path_factory.mktemp("cli") / "run"
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", "mnist5k-amata", *FAST, "--out", str(path)])
+    assert not exit_.value.code
+    return path
+
+
+def test_train_prints_a_table_and_where_the_run_is(amata: Amata, tmp_path: Path) -> None:
+    called = amata("train", "mnist5k-amata", *FAST, "--set", "train.epochs=1", "--out", tmp_path / "run")
+    assert called.code == 0
+    assert re.search(r"clean +\d+\.\d%", called.out)
+    assert f"run folder {tmp_path / 'run'}" in called.out
+    assert re.search(r"epoch +1 +K +2 +alpha 0\.25 +loss .* held-out clean", called.err)
+
+
+def test_a_default_folder_is_never_an_old_one(amata: Amata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for expected in ("runs/mnist5k-amata", "runs/mnist5k-amata-2"):
+        called = amata("train", "mnist5k-amata", *FAST, "--set=train.epochs=1")
+        assert f"run folder {expected}\n" in called.out
+
+
+def test_eval_prints_one_json_object(amata: Amata, run: Path) -> None:
+    called = amata("eval", run, "--attacks", "clean,pgd-3,cw-pgd-3", "--limit", "40", "--json")
+    assert called.code == 0
+    result = json.loads(called.out)
+    assert list(result) == ["clean", "pgd-3", "cw-pgd-3"]
+    for entry in result.values():
+        assert {"accuracy", "n", "low", "high", "grad_evals", "params"} <= entry.keys()
+        assert entry["n"] == 40
+        assert entry["low"] <= entry["accuracy"] <= entry["high"]
+    assert result["pgd-3"]["grad_evals"] == 120
+    assert result["pgd-3"]["params"]["eps"] == 0.2
+
+
+def test_eval_takes_weights_that_know_their_recipe(amata: Amata, run: Path, tmp_path: Path) -> None:
+    shutil.copy(run / "model.safetensors", tmp_path / "shared.safetensors")
+    by_run = json.loads(amata("eval", run, "--attacks", "clean", "--json").out)
+    by_file = json.loads(amata("eval", tmp_path / "shared.safetensors", "--attacks", "clean", "--json").out)
+    assert by_run["clean"]["accuracy"] == by_file["clean"]["accuracy"]
+    from safetensors.torch import load_file, save_file
+
+    save_file(load_file(run / "model.safetensors"), tmp_path / "anonymous.safetensors")
+    called = amata("eval", tmp_path / "anonymous.safetensors")
+    assert called.code == 2
+    assert "add --recipe" in called.err
+    recipe = ["--recipe", "mnist5k-amata", *FAST]
+    assert amata("eval", tmp_path / "anonymous.safetensors", *recipe, "--attacks", "clean").code == 0
+
+
+def test_eval_runs_autoattack(amata: Amata, run: Path) -> None:
+    called = amata("eval", run, "--attacks", "clean,autoattack", "--limit", "10", "--json")
+    result = json.loads(called.out)
+    assert result["autoattack"]["params"] == {"norm": "linf", "eps": 0.2, "version": "standard", "iterations": 100, "queries": 5000}
+    assert result["autoattack"]["accuracy"] <= result["clean"]["accuracy"]
+
+
+def test_recipes_and_data_are_listed(amata: Amata) -> None:
+    listed = amata("recipes")
+    assert re.search(r"^cifar10-amata +Amata \(K 2 to 10", listed.out, re.M)
+    shown = amata("recipes", "show", "mnist5k-amata")
+    assert '[schedule]\nname = "linear"' in shown.out
+    assert "mnist5k" in amata("data").out
+    assert "mnist5k test: 1,000 images of (1, 28, 28), 10 classes, 100 to 100 each" in amata("data", "check", "mnist5k").out
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "recipes", "data", "recipes show", "data fetch", "data check"])
+def test_every_command_has_help_with_an_example(amata: Amata, command: str) -> None:
+    called = amata(*command.split(), "--help")
+    assert called.code == 0
+    assert "Example: amata" in called.out
+
+
+def test_no_command_shows_help_and_version_is_printed(amata: Amata) -> None:
+    assert "Commands" in amata().out
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", amata("--version").out)
+
+
+# --- bad input: one line on stderr, exit status 2, nothing lost -----------------------------------------------------------------------
+
+Setup = Callable[[Path], list[str]]
+
+
+def set_(*overrides: str) -> Setup:
+    return lambda tmp: ["train", "mnist5k-amata", *[f"--set={o}" for o in overrides], "--out", str(tmp / "new")]
+
+
+def mnist_with(spoil: Callable[[Path], object]) -> Setup:
+    def setup(tmp: Path) -> list[str]:
+        write_mnist(tmp)
+        spoil(tmp)
+        return ["train", "mnist-amata", f"--set=data.root={tmp}", "--set=data.valid=2", "--out", str(tmp / "new")]
+
+    return setup
+
+
+def truncate(tmp: Path) -> None:
+    file = tmp / "train-images-idx3-ubyte.gz"
+    file.write_bytes(file.read_bytes()[:-50])
+
+
+def high_labels(tmp: Path) -> None:
+    (tmp / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(np.full(12, 10, np.uint8))))
+
+
+def folder_with_text(tmp: Path) -> list[str]:
+    write_folder(tmp)
+    (tmp / "train" / "cat" / "notes.txt").write_text("hello")
+    return ["train", "caltech256-amata", f"--set=data.root={tmp}", "--out", str(tmp / "new")]
+
+
+def folder_with_broken_image(tmp: Path) -> list[str]:
+    write_folder(tmp)
+    (tmp / "train" / "cat" / "0.png").write_bytes(b"no image")
+    small = ["data.valid=0", "data.resize=64", "data.crop=64", "data.workers=0", "data.batch_size=4", "train.epochs=1"]
+    return ["train", "caltech256-amata", f"--set=data.root={tmp}", *[f"--set={s}" for s in small], "--out", str(tmp / "new")]
+
+
+def model_without_logits(tmp: Path) -> list[str]:
+    args = ["--set=model.name=torch.nn:Conv2d", "--set=model.args={in_channels=1,out_channels=3,kernel_size=3}"]
+    return ["train", "mnist5k-amata", *args, "--out", str(tmp / "new")]
+
+
+def model_with_other_classes(tmp: Path) -> list[str]:
+    (tmp / "other_classes_net.py").write_text("from torch import nn\ndef make(): return nn.Sequential(nn.Flatten(), nn.Linear(784, 7))\n")
+    sys.path.insert(0, str(tmp))
+    return ["train", "mnist5k-amata", "--set=model.name=other_classes_net:make", "--out", str(tmp / "new")]
+
+
+def existing_folder(tmp: Path) -> list[str]:
+    (tmp / "old").mkdir()
+    (tmp / "old" / "thesis.txt").write_text("precious")
+    return ["train", "mnist5k-amata", "--out", str(tmp / "old")]
+
+
+BAD: dict[str, tuple[Setup, str]] = {
+    "unknown key": (set_("optim.lrr=1"), r"recipe mnist5k-amata: optim\.lrr: unknown key; did you mean 'lr'\?"),
+    "wrong type": (set_("train.epochs=many"), r"train\.epochs: input should be a valid integer.*, not 'many'"),
+    "k_min above k_max": (set_("schedule.k_min=11"), r"\[schedule\] k_min = 11 is above k_max = 10"),
+    "tau not positive": (set_("schedule.tau=0"), r"\[schedule\] tau = 0\.0 must be above 0"),
+    "eps not positive": (set_("threat.eps=-8/255"), r"\[threat\] eps = -0\.03\d+ must be above 0"),
+    "unknown recipe": (lambda tmp: ["train", "mnist5k-amat"], r"unknown recipe 'mnist5k-amat'; did you mean 'mnist5k-amata'\?"),
+    "unknown model": (set_("model.name=lennet"), r"unknown model 'lennet'; did you mean 'lenet'\?"),
+    "unknown method": (set_("method.name=pg"), r"method\.name: unknown method 'pg'; did you mean 'pgd'\?"),
+    "unknown schedule": (set_("schedule.name=linaer"), r"schedule\.name: unknown schedule 'linaer'; did you mean 'linear'\?"),
+    "unknown data": (set_("data.name=mnist5"), r"unknown data set 'mnist5'; did you mean 'mnist5k'\?"),
+    "unknown attack": (set_('eval.attacks=["pdg-20"]'), r"unknown attack 'pdg-20'; did you mean 'pgd-20'\?"),
+    "missing data": (lambda tmp: ["train", "mnist-amata", f"--set=data.root={tmp}"], r"no train-images-idx3-ubyte\.gz in .*amata data fetch mnist"),
+    "truncated data": (mnist_with(truncate), r"train-images-idx3-ubyte\.gz is truncated or damaged .*fetch it again"),
+    "labels outside the classes": (mnist_with(high_labels), r"labels lie in \[10, 10\], outside the 10 classes 0\.\.9"),
+    "no image in a folder": (folder_with_text, r"notes\.txt is no image .*remove it from the folder"),
+    "broken image in a folder": (folder_with_broken_image, r"0\.png is no image that can be read; remove it"),
+    "output is not (N, C)": (model_without_logits, r"must give logits of shape \(N, classes\); for 2 images it gave \(2, 3, 26, 26\)"),
+    "other classes": (model_with_other_classes, r"has 7 outputs and the data 10 classes"),
+    "existing output folder": (existing_folder, r"output folder .*old exists already; .*choose another --out"),
+    "resume of no run": (lambda tmp: ["train", "--resume", str(tmp)], r"is no run folder: it has no recipe\.toml"),
+    "eval of no run": (lambda tmp: ["eval", str(tmp)], r"is no run folder"),
+    "eval of nothing": (lambda tmp: ["eval", str(tmp / "absent")], r"no run folder or weights file at"),
+    "no recipe at all": (lambda tmp: ["train"], r"give a recipe or --resume RUN"),
+    "unknown option": (lambda tmp: ["train", "--fast"], r"No such option.*--fast.*See `amata --help`"),
+    "unknown command": (lambda tmp: ["trian"], r"No such command 'trian'"),
+    "bad --set": (lambda tmp: ["train", "mnist5k-amata", "--set", "lr"], r"must read table\.key=value"),
+}  # fmt: skip
+if not torch.cuda.is_available():
+    BAD["no GPU"] = (set_("train.device=cuda"), r"train\.device = 'cuda', but 0 GPUs are visible; use --set train\.device=cpu")
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_and_exit_2(amata: Amata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    setup, message = BAD[name]
+    called = amata(*setup(tmp_path))
+    assert called.code == 2, called.err
+    lines = [line for line in called.err.splitlines() if not line.startswith("note: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert re.search(message, lines[0]), lines[0]
+    assert called.out == ""
+    if name == "existing output folder":
+        assert [p.name for p in (tmp_path / "old").iterdir()] == ["thesis.txt"]
+    elif "broken" not in name:
+        assert not (tmp_path / "new").exists(), "a folder was left behind"
+
+
+def test_resume_guards_the_experiment(amata: Amata, run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    (copy / "summary.json").unlink()
+    called = amata("train", "--resume", copy, "--set", "optim.lr=9")
+    assert (called.code, called.err.count("\n")) == (2, 1)
+    assert "optim.lr would change the experiment being resumed" in called.err
+    toml = (copy / "recipe.toml").read_text()
+    (copy / "recipe.toml").write_text(toml.replace("lr = 0.1", "lr = 0.2"))
+    called = amata("train", "--resume", copy)
+    assert (called.code, called.err.count("\n")) == (2, 1)
+    assert "belongs to another recipe" in called.err
+    (copy / "recipe.toml").write_text(toml)
+    assert amata("train", "--resume", copy, "--set", "train.save_minutes=1").code == 0
+    assert (copy / "summary.json").is_file()
+
+
+def test_a_full_disk_is_one_line_and_the_run_can_go_on(amata: Amata, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "full"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "amata", "train", "mnist5k-amata", *FAST, "--out", str(out)],
+        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )  # fmt: skip
+    while not (out / "recipe.toml").is_file():
+        assert process.poll() is None
+        time.sleep(0.01)
+    # The second epoch's checkpoint goes to a device that is always full.
+    (out / "checkpoints" / ".00002-0000000.safetensors.part").symlink_to("/dev/full")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert re.search(
+        r"^error: cannot write .*00002-0000000\.safetensors \(No space left on device\); .*free some space and resume$", err, re.M
+    )
+    assert "Traceback" not in err
+    assert amata("train", "--resume", out).code == 0
+    assert (out / "last.safetensors").read_bytes() == (run / "last.safetensors").read_bytes()
+
+
+def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "amata", "train", "mnist5k-amata", *FAST, "--set=train.epochs=500", "--out", str(out)],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )  # fmt: skip
+    while not (out / "metrics.jsonl").is_file() or not (out / "metrics.jsonl").read_text():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert re.search(rf"^error: interrupted in epoch \d+, batch \d+; go on with `amata train --resume {re.escape(str(out))}`$", err, re.M)
+    assert "Traceback" not in err
+
+
+def read_terminal(arguments: list[str], env: dict[str, str]) -> Iterator[str]:
+    """What a command draws on a terminal of its own."""
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [sys.executable, "-m", "amata", *arguments], env)
+    while True:
+        try:
+            block = os.read(fd, 4096)
+        except OSError:
+            break
+        if not block:
+            break
+        yield block.decode(errors="replace")
+    os.waitpid(pid, 0)
+
+
+def test_a_terminal_shows_progress_with_time_left(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "COLUMNS": "120", "TERM": "xterm"}
+    arguments = ["train", "mnist5k-amata", *FAST, "--set=train.epochs=6", "--out", str(tmp_path / "run")]
+    drawn = "".join(read_terminal(arguments, env))
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn)
+    assert re.search(r"epoch \d/6  batch \d+/40  K [23]  alpha [\d.]+  loss [\d.]+", plain)
+    assert re.search(r"\d:\d\d left", plain)

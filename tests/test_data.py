@@ -1,0 +1,250 @@
+"""Data: what is read is what was written, draws are functions of their keys, and broken files are named."""
+
+import gzip
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from amata.data import Arrays, Framing, Loader, Stream, load
+from amata.data.augment import crop_flip
+from amata.data.cifar import load_cifar10
+from amata.data.images import split_validation
+from amata.data.mnist import FILES
+from amata.errors import InputError
+from amata.seeds import generator
+from tests.conftest import images, labels
+
+CPU = torch.device("cpu")
+
+
+def idx(array: np.ndarray) -> bytes:
+    return b"\0\0\x08" + bytes([array.ndim]) + b"".join(int(n).to_bytes(4, "big") for n in array.shape) + array.tobytes()
+
+
+def write_mnist(folder: Path, *, zipped: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (12, 28, 28), np.uint8), rng.integers(0, 10, 12).astype(np.uint8)
+    for name in FILES:
+        content = idx(x if "images" in name else y)
+        (folder / (name + (".gz" if zipped else ""))).write_bytes(gzip.compress(content) if zipped else content)
+    return x, y
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_mnist_files_are_read(tmp_path: Path, zipped: bool) -> None:
+    x, y = write_mnist(tmp_path, zipped=zipped)
+    splits = load("mnist", root=tmp_path)
+    batch = next(Loader(splits.train, 12, CPU).epoch())
+    torch.testing.assert_close(batch.x, torch.from_numpy(x[:, None]).float() / 255)
+    assert batch.y.tolist() == y.tolist()
+
+
+def test_broken_mnist_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no train-images-idx3-ubyte\.gz in .*amata data fetch mnist"):
+        load("mnist", root=tmp_path)
+    write_mnist(tmp_path)
+    file = tmp_path / (FILES[0] + ".gz")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-30])
+    with pytest.raises(InputError, match="train-images.*truncated or damaged"):
+        load("mnist", root=tmp_path)
+    file.write_bytes(gzip.compress(gzip.decompress(whole)[:-30]))
+    with pytest.raises(InputError, match="header promises 9424 bytes, it holds 9394"):
+        load("mnist", root=tmp_path)
+    file.write_bytes(gzip.compress(b"GIF89a"))
+    with pytest.raises(InputError, match="no IDX file"):
+        load("mnist", root=tmp_path)
+    file.write_bytes(whole)
+    labels_file = tmp_path / (FILES[1] + ".gz")
+    labels_file.write_bytes(gzip.compress(idx(np.full(12, 11, np.uint8))))
+    with pytest.raises(InputError, match=r"labels lie in \[11, 11\], outside the 10 classes"):
+        load("mnist", root=tmp_path)
+
+
+def test_mnist5k_is_fixed_and_balanced() -> None:
+    splits = load("mnist5k", valid=200, seed=0)
+    again = load("mnist5k", valid=200, seed=0)
+    assert (len(splits.train), len(splits.test), len(splits.held_out)) == (3800, 1000, 200)
+    assert splits.held_out == again.held_out
+    assert splits.held_out != load("mnist5k", valid=200, seed=1).held_out
+    assert isinstance(splits.test, Arrays)
+    assert torch.bincount(splits.test.y).tolist() == [100] * 10
+    assert int(torch.bincount(splits.test.y[:100]).min()) >= 3, "the first hundred should be a fair sample"
+    assert torch.equal(splits.test.x, again.test.x)  # type: ignore[attr-defined]
+    assert not set(splits.held_out) & set(splits.train.ids.tolist())
+
+
+def write_cifar_batches(folder: Path) -> np.ndarray:
+    folder.mkdir()
+    x = np.random.default_rng(0).integers(0, 256, (4, 3072), np.uint8)
+    for name in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
+        (folder / name).write_bytes(pickle.dumps({b"data": x, b"labels": [0, 1, 2, 9]}, protocol=2))
+    return x
+
+
+def test_cifar10_batches_are_read_without_running_pickles(tmp_path: Path) -> None:
+    x = write_cifar_batches(tmp_path / "cifar-10-batches-py")
+    train, test = load_cifar10(tmp_path)
+    assert len(train) == 20
+    assert torch.equal(test.x, torch.from_numpy(x.reshape(4, 3, 32, 32)))
+    evil = tmp_path / "cifar-10-batches-py" / "test_batch"
+    evil.write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "owned").encode() + b"'\ntR.")
+    with pytest.raises(InputError, match=r"test_batch is truncated or no CIFAR-10 batch \(it asks for os\.system\)"):
+        load_cifar10(tmp_path)
+    assert not (tmp_path / "owned").exists()
+    evil.write_bytes(b"\x80\x02}")
+    with pytest.raises(InputError, match="test_batch is truncated"):
+        load_cifar10(tmp_path)
+    evil.unlink()
+    with pytest.raises(InputError, match="amata data fetch cifar10"):
+        load_cifar10(tmp_path)
+
+
+def test_cifar10_parquet_is_read(tmp_path: Path) -> None:
+    import io
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    x = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8)
+
+    def png(pixels: np.ndarray) -> bytes:
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG")
+        return file.getvalue()
+
+    table = pa.table({"img": [{"bytes": png(p), "path": "x"} for p in x], "label": [3, 1, 2]})
+    for part in ("train", "test"):
+        pq.write_table(table, tmp_path / f"{part}-00000-of-00001.parquet")
+    train, _ = load_cifar10(tmp_path)
+    assert torch.equal(train.x, torch.from_numpy(x.transpose(0, 3, 1, 2).copy()))
+    assert train.y.tolist() == [3, 1, 2]
+    (tmp_path / "test-00000-of-00001.parquet").write_bytes(b"PAR1 nonsense")
+    with pytest.raises(InputError, match="no parquet file of images"):
+        load_cifar10(tmp_path)
+
+
+def write_folder(root: Path, parts: tuple[str, ...] = ("train", "val"), per_class: int = 3) -> None:
+    rng = np.random.default_rng(0)
+    for part in parts:
+        for name in ("cat", "dog"):
+            folder = root / part / name
+            folder.mkdir(parents=True)
+            for i in range(per_class):
+                Image.fromarray(rng.integers(0, 256, (20, 30, 3), np.uint8)).save(folder / f"{i}.png")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_folders_are_decoded_the_same_in_any_number_of_workers(tmp_path: Path, workers: int) -> None:
+    write_folder(tmp_path)
+    splits = load("folder", root=tmp_path, framing=Framing(16, 12), workers=workers)
+    assert (splits.train.classes, len(splits.train), len(splits.test)) == (2, 6, 6)
+    first = list(Loader(splits.train, 4, CPU, seed=1, flip=True).epoch(0))
+    assert [tuple(b.x.shape) for b in first] == [(4, 3, 12, 12), (2, 3, 12, 12)]
+    plain = load("folder", root=tmp_path, framing=Framing(16, 12), workers=0)
+    for a, b in zip(first, Loader(plain.train, 4, CPU, seed=1, flip=True).epoch(0), strict=True):
+        assert torch.equal(a.x, b.x)
+        assert torch.equal(a.y, b.y)
+    resumed = list(Loader(splits.train, 4, CPU, seed=1, flip=True).epoch(0, start=1))
+    assert torch.equal(resumed[0].x, first[1].x)
+    other = next(Loader(splits.train, 6, CPU, seed=1).epoch(1))
+    assert not torch.equal(other.x[other.ids.argsort()], torch.cat([b.x for b in first])[torch.cat([b.ids for b in first]).argsort()])
+
+
+def test_a_central_crop_is_what_pillow_gives(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    test = load("folder", root=tmp_path, framing=Framing(16, 12), workers=0).test
+    batch = next(Loader(test, 6, CPU).epoch())
+    position = int((batch.ids == 0).nonzero())
+    image = Image.open(tmp_path / "val" / "cat" / "0.png").resize((24, 16)).crop((6, 2, 18, 14))
+    torch.testing.assert_close(batch.x[position], torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy()).float() / 255)
+
+
+def test_a_folder_without_parts_gets_a_seeded_test_split(tmp_path: Path) -> None:
+    write_folder(tmp_path, parts=("",), per_class=10)
+    a = load("folder", root=tmp_path, framing=Framing(16, 12), test_share=0.2, seed=0)
+    assert (len(a.train), len(a.test)) == (16, 4)
+    assert not set(a.train.ids.tolist()) & set(a.test.ids.tolist())
+    assert sorted(a.test.labels.tolist()) == [0, 0, 1, 1]  # type: ignore[attr-defined]
+    b = load("folder", root=tmp_path, framing=Framing(16, 12), test_share=0.2, seed=0)
+    assert a.test.ids.tolist() == b.test.ids.tolist()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_file_that_is_no_image_is_named(tmp_path: Path, workers: int) -> None:
+    write_folder(tmp_path)
+    bad = tmp_path / "train" / "cat" / "9.png"
+    bad.write_bytes(b"not a picture")
+    splits = load("folder", root=tmp_path, framing=Framing(16, 12), workers=workers)
+    with pytest.raises(InputError, match=r"^\S*9\.png is no image that can be read[^\n]*$"):
+        list(Loader(splits.train, 4, CPU).epoch())
+    bad.rename(bad.with_suffix(".txt"))
+    with pytest.raises(InputError, match=r"9\.txt is no image"):
+        load("folder", root=tmp_path)
+
+
+def test_missing_and_mismatched_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no folder"):
+        load("folder", root=tmp_path / "absent")
+    with pytest.raises(InputError, match="no image below"):
+        load("folder", root=tmp_path)
+    write_folder(tmp_path)
+    (tmp_path / "train" / "cat").rename(tmp_path / "train" / "bird")
+    with pytest.raises(InputError, match="different classes; 'bird'"):
+        load("folder", root=tmp_path)
+
+
+def test_unknown_data_sets_get_a_hint() -> None:
+    with pytest.raises(InputError, match="did you mean 'cifar10'"):
+        load("cifar")
+
+
+def test_an_epoch_is_a_function_of_seed_and_epoch_and_may_begin_anywhere() -> None:
+    data = Arrays(images(23), labels(23))
+    loader = Loader(data, 5, CPU, seed=3, pad=1, flip=True)
+    whole = list(loader.epoch(2))
+    assert sorted(torch.cat([b.ids for b in whole]).tolist()) == list(range(23))
+    for start in range(5):
+        for a, b in zip(loader.epoch(2, start), whole[start:], strict=True):
+            assert torch.equal(a.x, b.x)
+            assert torch.equal(a.ids, b.ids)
+    assert not torch.equal(next(loader.epoch(3)).ids, whole[0].ids)
+    assert not torch.equal(next(Loader(data, 5, CPU, seed=4).epoch(2)).ids, whole[0].ids)
+    assert len(list(Loader(data, 5, CPU, seed=3, drop_last=True).epoch())) == 4
+
+
+def test_crop_and_flip_are_what_a_loop_would_do() -> None:
+    x = torch.rand(40, 2, 6, 5)
+    out = crop_flip(x, generator(1), pad=2)
+    padded = torch.nn.functional.pad(x, [2] * 4)
+    seen = set()
+    for i in range(40):
+        windows = {(dy, dx): padded[i, :, dy : dy + 6, dx : dx + 5] for dy in range(5) for dx in range(5)}
+        found = [(*at, False) for at, window in windows.items() if torch.equal(out[i], window)]
+        found += [(*at, True) for at, window in windows.items() if torch.equal(out[i], window.flip(2))]
+        assert len(found) == 1, "not a crop of its own image"
+        seen.add(found[0])
+    assert {f for _, _, f in seen} == {False, True}
+    assert len({(dy, dx) for dy, dx, _ in seen}) > 10
+    assert torch.equal(crop_flip(x, generator(1), pad=2), out)
+
+
+def test_arrays_and_streams_check_what_they_are_given() -> None:
+    for x, y, message in (
+        (images() * 2, labels(), "give uint8"),
+        (images() * torch.nan, labels(), "give uint8"),
+        (images()[0], labels(), "shape"),
+        (images(), labels(5), "shape"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Arrays(x, y)
+    with pytest.raises(InputError, match="outside the 2 classes"):
+        Arrays(images(), torch.arange(6), classes=2)
+    with pytest.raises(InputError, match=r"len\(\)"):
+        Stream(iter([]), CPU)
+    with pytest.raises(InputError, match=r"data\.valid = 6 would hold out all"):
+        split_validation(Arrays(images(), labels()), 6, 0)

@@ -1,0 +1,125 @@
+"""Evaluation: counts, intervals, costs, and the warnings that an honest number needs."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from amata.attacks import pgd
+from amata.errors import InputError
+from amata.evaluation import Metered, evaluate, parse_attack, wilson
+from amata.threat import Linf
+from tests.conftest import Linear, images, labels, small_net
+
+BALL = Linf(0.05)
+
+
+def test_accuracy_is_what_the_attack_leaves() -> None:
+    from amata.seeds import derive
+
+    model, x, y = Linear(4), images(50), labels(50)
+    results = evaluate(model, (x, y), ball=BALL, attacks=["clean", "pgd-7"], batch_size=50, seed=3)
+    assert results["clean"].accuracy == pytest.approx(float((model(x).argmax(1) == y).float().mean()))
+    x_adv = pgd(model, x, y, ball=BALL, steps=7, seed=derive(3, 0, "pgd-7"))
+    assert results["pgd-7"].accuracy == pytest.approx(float((model(x_adv).argmax(1) == y).float().mean()))
+    assert results["pgd-7"].params == {
+        "norm": "linf", "eps": 0.05, "steps": 7, "step_size": pytest.approx(2.5 * 0.05 / 7), "restarts": 1, "random_start": True, "loss": "ce",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("attack", "per_image"), [("clean", 0), ("fgsm", 1), ("pgd-5", 5), ("pgd-5-3", 15), ("cw-pgd-4", 4), ("cw-l2-6", 6 + 3 + 5)]
+)
+def test_gradient_evaluations_are_counted(attack: str, per_image: int) -> None:
+    model, x, y = Linear(4), images(10), labels(10)
+    assert evaluate(model, (x, y), ball=BALL, attacks=[attack], batch_size=4)[attack].grad_evals == 10 * per_image
+
+
+def test_a_metered_model_counts_every_gradient_once() -> None:
+    metered = Metered(small_net())
+    x = images().requires_grad_()
+    z = metered(x)
+    torch.autograd.grad(z.sum(), x, retain_graph=True)
+    torch.autograd.grad(z[:, 0].sum(), x)
+    with torch.no_grad():
+        metered(x)
+    assert metered.grad_evals == 12
+
+
+def test_limit_batches_and_iterables_agree() -> None:
+    model, x, y = Linear(4), images(30), labels(30)
+    pair = evaluate(model, (x, y), ball=BALL, attacks=["clean"], limit=17, batch_size=5)["clean"]
+    stream = evaluate(model, [(x[i : i + 5], y[i : i + 5]) for i in range(0, 30, 5)], ball=BALL, attacks=["clean"], limit=17)["clean"]
+    assert (pair.accuracy, pair.n) == (stream.accuracy, stream.n)
+    assert pair.n == 17
+
+
+def test_wilson_intervals() -> None:
+    assert wilson(0, 100) == pytest.approx((0.0, 0.03699), abs=1e-4)
+    assert wilson(50, 100) == pytest.approx((0.40383, 0.59617), abs=1e-4)
+    assert wilson(100, 100)[1] == 1.0
+    assert wilson(9000, 10000) == pytest.approx((0.89397, 0.90573), abs=1e-4)
+
+
+class Masked(nn.Module):
+    """A net that hides its gradients: hugely scaled logits saturate the softmax to exactly 0 and 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Linear(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1e5 * self.net(x)
+
+
+def test_zero_gradients_are_named() -> None:
+    model, x = Masked(), images(40)
+    y = model(x).argmax(1)
+    results = evaluate(model, (x, y), ball=BALL, attacks=["clean", "pgd-10"])
+    assert not results["clean"].warnings
+    assert any("gradient of exactly zero" in w for w in results["pgd-10"].warnings)
+
+
+class Rippled(nn.Module):
+    """A fine ripple fools many small steps, while one large step follows the trend and wins."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        v = x.flatten(1).mean(1) - 0.5
+        lead = 0.05 - v - 0.02 * torch.sin(300 * v)
+        return torch.stack([lead, torch.zeros_like(lead)], 1)
+
+
+def test_a_stronger_attack_that_does_worse_is_named() -> None:
+    x = torch.full((20, 1, 4, 4), 0.5)
+    results = evaluate(Rippled(), (x, torch.zeros(20, dtype=torch.long)), ball=Linf(0.1), attacks=["fgsm", "pgd-40"], step_size=0.001)
+    assert results["fgsm"].accuracy < results["pgd-40"].accuracy
+    assert any("more images standing than the weaker fgsm" in w for w in results["pgd-40"].warnings)
+    assert not results["fgsm"].warnings
+
+
+def test_an_honest_model_gets_no_warning() -> None:
+    model, x = Linear(10), images(50)
+    y = model(x).argmax(1)
+    results = evaluate(model, (x, y), ball=BALL, attacks=["clean", "fgsm", "pgd-5", "pgd-20", "pgd-20-2", "cw-pgd-20", "autoattack"])
+    assert [w for r in results.values() for w in r.warnings] == []
+    assert results["autoattack"].accuracy <= results["pgd-20-2"].accuracy <= results["clean"].accuracy
+    assert results["autoattack"].grad_evals > 50 * 100
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("pgd-20", ("pgd", 20, 1)), ("pgd-50-10", ("pgd", 50, 10)), ("cw-pgd-20", ("cw-pgd", 20, 1)), ("cw-l2", ("cw-l2", 100, 1))],
+)
+def test_attack_names(text: str, expected: tuple[str, int, int]) -> None:
+    spec = parse_attack(text)
+    assert (spec.kind, spec.steps, spec.restarts) == expected
+
+
+@pytest.mark.parametrize("text", ["pgd", "pgd-0", "pgd-x", "auto-attack", "cw", ""])
+def test_misspelt_attacks_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="unknown attack"):
+        parse_attack(text)
+
+
+def test_nothing_to_evaluate_is_an_error() -> None:
+    with pytest.raises(InputError, match="no image"):
+        evaluate(Linear(4), [], ball=BALL)

@@ -1,0 +1,146 @@
+"""Networks: sizes, names, normalisation, seeds, and every way to name one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from amata.errors import InputError
+from amata.models import MODELS, Normalized, build, load_weights
+
+SIZES = {
+    # name -> (channels, side, classes, parameters)
+    "lenet": (1, 28, 10, 431_080),
+    "smallcnn": (1, 28, 10, 312_202),
+    "tinycnn": (1, 28, 10, 166_406),
+    "preactresnet18": (3, 32, 10, 11_172_170),
+    "wrn-34-10": (3, 32, 10, 46_160_474),
+    "resnet18": (3, 64, 1000, 11_689_512),
+    "resnet50": (3, 64, 1000, 25_557_032),
+}
+
+
+def test_every_model_is_listed() -> None:
+    assert set(SIZES) == set(MODELS)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_size_and_output(name: str) -> None:
+    channels, side, classes, parameters = SIZES[name]
+    model = build(name, in_channels=channels, classes=classes).eval()
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    with torch.no_grad():
+        assert model(torch.rand(2, channels, side, side)).shape == (2, classes)
+
+
+def test_the_other_variants_have_their_sizes() -> None:
+    def size(name: str, channels: int, **args: object) -> int:
+        return sum(p.numel() for p in build(name, in_channels=channels, classes=10, args=dict(args)).parameters())
+
+    assert size("preactresnet18", 3, final_bn=False) == 11_171_146  # YOPO's and FAT's
+    assert size("lenet", 1, variant="2020") == 1_199_882
+
+
+def test_resnets_carry_torchvisions_names() -> None:
+    # torchvision's state dict of resnet18 and resnet50: 122 and 320 entries, of which these are typical.
+    for name, entries, deep in (("resnet18", 122, "layer4.1.bn2.running_var"), ("resnet50", 320, "layer4.2.bn3.running_var")):
+        keys = build(name, in_channels=3, classes=1000, mean=[0.5] * 3, std=[0.5] * 3).state_dict().keys()
+        assert len(keys) == entries
+        assert {
+            "conv1.weight",
+            "bn1.bias",
+            "layer2.0.downsample.0.weight",
+            "layer2.0.downsample.1.num_batches_tracked",
+            deep,
+            "fc.bias",
+        } <= keys
+        assert not any("normalize" in key for key in keys)
+
+
+def test_torchvision_agrees_where_it_is_installed() -> None:
+    torchvision = pytest.importorskip("torchvision")
+    for name in ("resnet18", "resnet50"):
+        theirs = getattr(torchvision.models, name)(weights=None).eval()
+        ours = build(name, in_channels=3, classes=1000).eval()
+        ours.load_state_dict(theirs.state_dict())
+        x = torch.rand(2, 3, 64, 64)
+        with torch.no_grad():
+            torch.testing.assert_close(ours(x), theirs(x))
+
+
+def test_normalisation_lives_inside() -> None:
+    mean, std = [0.2, 0.3, 0.4], [0.5, 0.6, 0.7]
+    plain = build("preactresnet18", in_channels=3, classes=10).eval()
+    inside = build("preactresnet18", in_channels=3, classes=10, mean=mean, std=std).eval()
+    x = torch.rand(2, 3, 32, 32)
+    scaled = (x - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(inside(x), plain(scaled))
+    foreign = build("torch.nn:Flatten", in_channels=3, classes=10, mean=mean, std=std)
+    assert isinstance(foreign, Normalized)
+    torch.testing.assert_close(foreign(x), scaled.flatten(1))
+
+
+def test_weights_come_from_the_seed_alone() -> None:
+    state = torch.get_rng_state()
+    a, b, c = (build("tinycnn", in_channels=1, classes=10, seed=s) for s in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(a.state_dict()["fc1.weight"], b.state_dict()["fc1.weight"])
+    assert not torch.equal(a.state_dict()["fc1.weight"], c.state_dict()["fc1.weight"])
+
+
+def test_any_module_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_nets_for_test.py").write_text("from torch import nn\ndef make(width): return nn.Linear(width, 3)\nnumber = 3\n")
+    monkeypatch.chdir(tmp_path)
+    model = build("my_nets_for_test:make", in_channels=1, classes=3, args={"width": 4})
+    assert isinstance(model, nn.Linear)
+    with pytest.raises(InputError, match="did you mean 'width'"):
+        build("my_nets_for_test:make", in_channels=1, classes=3, args={"widht": 4})
+    with pytest.raises(InputError, match=r"cannot be built from model\.args"):
+        build("my_nets_for_test:make", in_channels=1, classes=3)
+    with pytest.raises(InputError, match="cannot be imported"):
+        build("my_nets_for_test:absent", in_channels=1, classes=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("lenett", {}, "did you mean 'lenet'"),
+        ("lenet", {"args": {"varaint": "1.0"}}, "did you mean 'variant'"),
+        ("lenet", {"args": {"variant": "9"}}, "variant = '9'"),
+        ("lenet", {"mean": [0.1]}, "mean and std go together"),
+        ("lenet", {"mean": [0.1] * 3, "std": [1.0] * 3}, "3 values and the images have 1 channels"),
+        ("wrn-34-10", {"args": {"depth": 33}}, "6 n \\+ 4"),
+    ],
+)
+def test_bad_models_are_refused(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build(name, in_channels=1, classes=10, **options)  # type: ignore[arg-type]
+
+
+def test_a_missing_timm_is_named() -> None:
+    try:
+        import timm  # noqa: F401
+    except ImportError:
+        with pytest.raises(InputError, match="needs the package timm"):
+            build("timm/resnet18", in_channels=3, classes=10)
+    else:
+        assert build("timm/resnet18", in_channels=3, classes=10)(torch.rand(1, 3, 64, 64)).shape == (1, 10)
+
+
+def test_weights_load_from_both_formats_and_errors_name_the_file(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    source, target = (build("tinycnn", in_channels=1, classes=10, seed=s) for s in (0, 1))
+    torch.save(source.state_dict(), tmp_path / "w.pt")
+    save_file(source.state_dict(), tmp_path / "w.safetensors")
+    for file in ("w.pt", "w.safetensors"):
+        load_weights(target, tmp_path / file)
+        assert torch.equal(target.state_dict()["fc1.weight"], source.state_dict()["fc1.weight"])
+    (tmp_path / "bad.safetensors").write_bytes(b"nonsense")
+    for file, message in (("absent.pt", "no weights at"), ("bad.safetensors", "cannot be read")):
+        with pytest.raises(InputError, match=message):
+            load_weights(target, tmp_path / file)
+    with pytest.raises(InputError, match="do not fit"):
+        load_weights(build("lenet", in_channels=1, classes=10), tmp_path / "w.pt")

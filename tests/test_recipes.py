@@ -1,0 +1,104 @@
+"""Recipes: every built-in one is valid, what is written can be read back, and errors name their place."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amata import recipes
+from amata.errors import InputError
+from amata.methods import ERM
+from amata.quantity import number
+from amata.recipes import built_in, load, parse, read_toml
+from amata.schedules import Constant, Linear
+from amata.threat import Linf
+
+PAPER = {"mnist-pgd40", "mnist-amata", "cifar10-erm", "cifar10-pgd10", "cifar10-pgd2", "cifar10-amata", "mnist5k-amata", "mnist5k-pgd"}
+
+
+@pytest.mark.parametrize("name", built_in())
+def test_built_in_recipes_are_valid_and_survive_being_written(name: str) -> None:
+    recipe = load(name)
+    again = parse(read_toml(recipe.to_toml(), name), name)
+    assert again.tables == recipe.tables
+    assert again.fingerprint() == recipe.fingerprint()
+    assert (again.schedule, again.method, again.ball) == (recipe.schedule, recipe.method, recipe.ball)
+    assert built_in()[name].startswith("# ")
+
+
+def test_the_papers_recipes_are_there_with_its_settings() -> None:
+    assert set(built_in()) >= PAPER
+    r = load("cifar10-amata")
+    assert (r.ball, r.schedule) == (Linf(8 / 255), Linear(k_min=2, k_max=10, tau=20 / 255))
+    assert (r.optim.lr, r.optim.momentum, r.optim.weight_decay, r.optim.milestones, r.train.epochs) == (0.05, 0.9, 5e-4, [75, 90], 100)
+    assert load("cifar10-pgd10").schedule == Constant(steps=10, step_size=2 / 255)
+    assert isinstance(load("cifar10-erm").method, ERM)
+    assert load("mnist-amata").schedule == Linear(k_min=5, k_max=40, tau=0.4)
+
+
+def test_the_demo_recipe_is_the_promised_one() -> None:
+    r = load("mnist5k-amata")
+    assert (r.ball, r.schedule, r.train.epochs) == (Linf(0.2), Linear(k_min=2, k_max=10, tau=0.5), 10)
+
+
+def test_overrides_take_numbers_fractions_words_and_lists() -> None:
+    r = load("mnist5k-amata", ["threat.eps=8/255", "optim.lr=1e-2", "train.device=cpu", 'eval.attacks=["clean"]', "model.args.width=8"])
+    assert (r.ball.eps, r.optim.lr, r.train.device, r.eval.attacks, r.model.args) == (8 / 255, 0.01, "cpu", ["clean"], {"width": 8})
+    assert 'eps = "8/255"' in r.to_toml()
+
+
+def test_naming_another_schedule_starts_its_table_afresh() -> None:
+    r = load("mnist5k-amata", ["schedule.steps=3", "schedule.step_size=0.1", "schedule.name=constant"])
+    assert r.schedule == Constant(steps=3, step_size=0.1)
+
+
+def test_the_fingerprint_sees_what_is_computed_and_nothing_else() -> None:
+    base = load("mnist5k-amata").fingerprint()
+    assert load("mnist5k-amata", ["train.save_minutes=1", "train.device=cpu", "data.root=/x"]).fingerprint() == base
+    assert load("mnist5k-amata", ["train.seed=1"]).fingerprint() != base
+    assert recipes.OPERATIONAL <= {f"{s}.{k}" for s, t in load("mnist5k-amata").tables.items() for k in t}
+
+
+@given(st.integers(-(10**6), 10**6), st.integers(1, 10**6))
+def test_fractions_are_exact_quotients(top: int, bottom: int) -> None:
+    assert number(f"{top}/{bottom}") == top / bottom
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optim.lrr=1", "recipe mnist5k-amata: optim.lrr: unknown key; did you mean 'lr'?"),
+        ("optm.lr=1", "recipe mnist5k-amata: optm: unknown key; did you mean 'optim'?"),
+        ("schedule.kmin=1", "schedule.kmin: unknown key; did you mean 'k_min'?"),
+        ("optim.lr=fast", "optim.lr: value = 'fast' is not a number"),
+        ("train.epochs=ten", "train.epochs: input should be a valid integer"),
+        ("train.epochs=0", "train.epochs: input should be greater than or equal to 1, not 0"),
+        ("data.augment=crop", "data.augment: input should be 'none', 'flip' or 'crop-flip', not 'crop'"),
+        ("schedule.k_min=20", "[schedule] k_min = 20 is above k_max = 10"),
+        ("schedule.tau=0", "[schedule] tau = 0.0 must be above 0"),
+        ("schedule.tau=-1/255", "[schedule] tau = -0.00392156862745098 must be above 0"),
+        ("threat.eps=0", "[threat] eps = 0.0 must be above 0"),
+        ("threat.norm=l1", "threat.norm: unknown threat 'l1'; did you mean 'l2'?"),
+        ("method.name=pdg", "method.name: unknown method 'pdg'; did you mean 'pgd'?"),
+        ("schedule.name=lin", "schedule.name: unknown schedule 'lin'; did you mean 'linear'?"),
+        ("schedule.name=constant", "schedule.steps: this key is needed (and 1 more)"),
+        ("lr=1", "must read table.key=value"),
+    ],
+)
+def test_bad_recipes_are_refused_with_their_place(override: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        load("mnist5k-amata", [override])
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_unreadable_recipes_are_named(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(InputError, match="did you mean 'mnist5k-amata'"):
+        load("mnist5k-amta")
+    with pytest.raises(InputError, match="no recipe file"):
+        load(tmp_path / "absent.toml")
+    (tmp_path / "bad.toml").write_text("[data\n")
+    with pytest.raises(InputError, match="recipe bad: not valid TOML"):
+        load(tmp_path / "bad.toml")
+    (tmp_path / "bare.toml").write_text('[threat]\nnorm = "linf"\neps = 0.1\n')
+    with pytest.raises(InputError, match=r"\[method\] needs the key name"):
+        load(tmp_path / "bare.toml")

@@ -1,0 +1,107 @@
+"""The shape of the house: which room may know which, and what importing it costs."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "amata"
+
+# Room -> the rooms it may import. A new arrow is a decision: write it here on purpose.
+LEAVES = {"errors", "quantity"}
+ARROWS: dict[str, set[str]] = {
+    "errors": set(),
+    "quantity": {"errors"},
+    "batch": set(),
+    "seeds": set(),
+    "threat": LEAVES,
+    "schedules": LEAVES,
+    "losses": set(),
+    "attacks": {"errors", "losses", "seeds", "threat"},
+    "methods": {"batch", "schedules", "threat"},
+    "engine": {"losses"},
+    "models": {"errors", "seeds"},
+    "data": {"batch", "errors", "seeds"},
+    "evaluation": {"attacks", "errors", "losses", "seeds", "threat"},
+    "recipes": {"errors", "methods", "quantity", "schedules", "threat"},
+    "training": {"batch", "data", "engine", "errors", "evaluation", "losses", "methods", "models", "recipes", "schedules", "seeds"},
+    "console": {"training"},
+    "cli": {"console", "data", "errors", "evaluation", "recipes", "training"},
+    "__main__": {"cli"},
+}
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path}: relative import"
+                names = [f"amata.{alias.name}" for alias in node.names] if node.module == "amata" else [node.module or ""]
+            rooms = {room_of(name) for name in names if name.split(".")[0] == "amata"} - {room, "", "__version__"}
+            found.setdefault(room, set()).update(rooms)
+    return found
+
+
+def test_arrows_point_one_way() -> None:
+    found = imports()
+    del found["__init__"]  # the front door shows every room
+    assert set(found) == set(ARROWS), "a room without a row, or a row without a room"
+    wrong = {room: sorted(known - ARROWS[room]) for room, known in found.items() if known - ARROWS[room]}
+    assert not wrong
+
+
+def test_the_arrows_have_no_cycle() -> None:
+    left = {room: set(known) for room, known in ARROWS.items()}
+    while left:
+        free = {room for room, known in left.items() if not known & set(left)}
+        assert free, f"a cycle among {sorted(left)}"
+        left = {room: known for room, known in left.items() if room not in free}
+
+
+def run_python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def test_help_does_not_import_torch() -> None:
+    code = """
+import sys
+from amata.cli import main
+try:
+    main(["--help"])
+except SystemExit as e:
+    assert e.code == 0
+assert "torch" not in sys.modules, "torch was imported"
+"""
+    assert "train" in run_python(code)
+
+
+def test_importing_everything_costs_little_more_than_torch() -> None:
+    code = """
+import json, time
+import torch
+t = time.perf_counter()
+import amata
+amata.fit, amata.evaluate, amata.Linear, amata.attacks.pgd
+print(json.dumps(time.perf_counter() - t))
+"""
+    assert json.loads(run_python(code)) < 1.5
+
+
+@pytest.mark.parametrize("name", ["fit", "evaluate", "Linear", "Linf", "attacks", "InputError"])
+def test_public_names_resolve(name: str) -> None:
+    import amata
+
+    assert getattr(amata, name) is not None
+    assert name in dir(amata)

@@ -1,0 +1,86 @@
+"""Balls: what every start, step and projection must respect."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amata.errors import InputError
+from amata.seeds import derive, generator
+from amata.threat import BALLS, L2, Linf
+from tests.conftest import images
+
+radii = st.floats(1e-3, 3.0)
+seeds = st.integers(0, 2**31)
+kinds = st.sampled_from([Linf, L2])
+
+
+@given(kinds, radii, seeds)
+def test_starts_and_projections_stay_in_the_ball_and_the_box(kind: type[Linf] | type[L2], eps: float, seed: int) -> None:
+    ball, x = kind(eps), images(seed=seed)
+    region = ball.around(x)
+    far = x + 10 * torch.randn(x.shape, generator=generator(seed))
+    for point in (region.start(generator(seed)), region.project(far), region.project(region.ascend(x, far, 2.0))):
+        assert float(ball.distance(point, x).max()) <= eps * (1 + 1e-5) + 1e-6
+        assert float(point.min()) >= 0
+        assert float(point.max()) <= 1
+
+
+@given(kinds, radii, seeds)
+def test_a_projection_leaves_feasible_points_alone(kind: type[Linf] | type[L2], eps: float, seed: int) -> None:
+    region = kind(eps).around(images(seed=seed))
+    point = region.start(generator(seed))
+    torch.testing.assert_close(region.project(point), point, atol=1e-6, rtol=0)
+
+
+def test_linf_projection_is_the_nearest_point() -> None:
+    x = torch.full((1, 1, 1, 3), 0.5)
+    moved = torch.tensor([0.2, 0.55, 2.0]).view(1, 1, 1, 3)
+    torch.testing.assert_close(Linf(0.1).around(x).project(moved).flatten(), torch.tensor([0.4, 0.55, 0.6]))
+
+
+def test_l2_projection_shrinks_the_difference_only_when_too_long() -> None:
+    x = torch.full((2, 1, 1, 2), 0.5)
+    moved = x + torch.tensor([[0.3, 0.4], [0.03, 0.04]]).view(2, 1, 1, 2)
+    expected = x + torch.tensor([[0.06, 0.08], [0.03, 0.04]]).view(2, 1, 1, 2)
+    torch.testing.assert_close(L2(0.1).around(x).project(moved), expected)
+
+
+def test_an_ascent_step_has_the_length_it_says() -> None:
+    x, g = images(), torch.randn(6, 1, 6, 6, generator=generator(1))
+    for ball in (Linf(1), L2(1)):
+        torch.testing.assert_close(ball.distance(ball.around(x).ascend(x, g, 0.25), x), torch.full((6,), 0.25))
+
+
+def test_a_zero_gradient_moves_nothing() -> None:
+    x = images()
+    for kind in BALLS.values():
+        torch.testing.assert_close(kind(1.0).around(x).ascend(x, torch.zeros_like(x), 0.25), x)
+
+
+def test_starts_fill_the_ball() -> None:
+    x = torch.full((4000, 1, 1, 2), 0.5)
+    linf = Linf(0.2).around(x).start(generator(0)) - x
+    assert float(linf.abs().max()) == pytest.approx(0.2, abs=1e-3)
+    assert float(linf.std()) == pytest.approx(0.2 / 3**0.5, rel=0.05)
+    l2 = L2(0.2).distance(L2(0.2).around(x).start(generator(0)), x)
+    assert float((l2 / 0.2).square().mean()) == pytest.approx(0.5, rel=0.05)  # r^2 is uniform in two dimensions
+
+
+def test_draws_depend_on_every_key_and_on_nothing_else() -> None:
+    keys = [(0, 0, 0, "a"), (1, 0, 0, "a"), (0, 1, 0, "a"), (0, 0, 1, "a"), (0, 0, 0, "b")]
+    assert len({derive(*k) for k in keys}) == len(keys)
+    torch.manual_seed(1)
+    first = torch.rand(3, generator=generator(0, 1, "x"))
+    torch.manual_seed(2)
+    assert torch.equal(first, torch.rand(3, generator=generator(0, 1, "x")))
+
+
+def test_a_radius_may_be_written_as_a_fraction() -> None:
+    assert Linf("8/255").eps == 8 / 255  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("eps", [0, -1, "x", float("nan")])
+def test_bad_radii_are_refused(eps: float) -> None:
+    with pytest.raises(InputError, match="eps"):
+        Linf(eps)

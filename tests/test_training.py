@@ -1,0 +1,351 @@
+"""Training: rates, the best model, guards, and runs that survive anything."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from amata import recipes
+from amata.errors import AmataError, InputError
+from amata.recipes import Recipe
+from amata.recipes.schema import Optim
+from amata.seeds import generator
+from amata.training import Interrupted, Moment, Reporter, RunFolder, fit, resolve_device
+from amata.training.checkpoint import load_checkpoint, save_checkpoint
+from amata.training.experiment import resume, train
+from amata.training.files import load_tensors
+from amata.training.optim import learning_rate, make_optimizer
+from tests.conftest import small_net
+
+# A run of a few seconds that exercises everything that could break a resume: momentum, average, BatchNorm, dropout, augmentation.
+QUICK = [
+    "train.epochs=3", "model.name=tests.conftest:dropout_net", "data.valid=40", "data.batch_size=100", "data.augment=crop-flip",
+    "data.pad=2", "schedule.k_max=3", "optim.ema=0.9", "train.valid_attack=pgd-2", 'eval.attacks=["clean"]', "eval.limit=50",
+    "train.tensorboard=false",
+]  # fmt: skip
+
+
+def toy_data(n: int = 96) -> tuple[Tensor, Tensor]:
+    """Two classes told apart by brightness."""
+    y = torch.arange(n) % 2
+    noise = 0.2 * torch.rand(n, 1, 6, 6, generator=generator(n))
+    return (0.2 + 0.4 * y.view(-1, 1, 1, 1) + noise), y
+
+
+def toy_recipe(*more: str) -> Recipe:
+    return recipes.load(
+        "mnist5k-amata",
+        ["threat.eps=0.05", "schedule.tau=0.1", "schedule.k_max=3", "train.epochs=4", "data.batch_size=16", "optim.lr=0.02", *more],
+    )
+
+
+def test_fit_trains_any_module_on_tensors_and_on_batches() -> None:
+    data, held = toy_data(), toy_data(40)
+    fitted = fit(small_net(), data, held, toy_recipe())
+    assert [row["steps"] for row in fitted.rows] == [2, 2, 3, 3]
+    assert fitted.grad_evals == 96 * (3 + 3 + 4 + 4)
+    assert fitted.rows[-1]["grad_evals_per_image"] == 3.5
+    assert fitted.rows[fitted.best_epoch or 0]["valid"]["pgd-20"] == max(row["valid"]["pgd-20"] for row in fitted.rows) > 0.9
+    assert fitted.rows[-1]["loss"] < fitted.rows[0]["loss"]
+    batches = [(data[0][i : i + 16], data[1][i : i + 16]) for i in range(0, 96, 16)]
+    assert fit(small_net(), batches, [held], toy_recipe()).rows[-1]["valid"]["clean"] > 0.9
+
+
+def test_fit_leaves_the_global_generator_alone_and_does_not_depend_on_it() -> None:
+    finals = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        finals.append(fit(small_net(), toy_data(), None, toy_recipe()).model.state_dict())
+        assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(finals[0].values(), finals[1].values(), strict=True))
+
+
+def test_the_best_model_is_chosen_by_held_out_robust_accuracy(tmp_path: Path) -> None:
+    class Ruin(Reporter):
+        """Spoils the weights after the second epoch, so that a later epoch cannot be the best."""
+
+        def batch(self, moment: Moment) -> None:
+            if moment.epoch >= 2:
+                with torch.no_grad():
+                    for p in net.parameters():
+                        p.zero_()
+
+    net = small_net()
+    recipe = toy_recipe("train.tensorboard=false")
+    fitted = fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=Ruin())
+    assert fitted.best_epoch is not None
+    assert fitted.best_epoch < 2
+    assert any(p.any() for p in fitted.model.parameters())
+    best = load_tensors(tmp_path / "run" / "model.safetensors")
+    last = load_tensors(tmp_path / "run" / "last.safetensors")
+    assert all(torch.equal(v, best[k]) for k, v in fitted.model.state_dict().items())
+    assert not any(last[k].any() for k, _ in fitted.model.named_parameters())
+
+
+def test_learning_rates() -> None:
+    step = Optim(lr=1.0, rate="piecewise", milestones=[2, 4], factor=0.1)
+    assert [learning_rate(step, t, 6) for t in (0, 1.99, 2, 3.9, 4, 5)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+    cycle = Optim(lr=1.0, rate="one-cycle", peak=0.25)
+    assert [learning_rate(cycle, t, 8) for t in (0, 1, 2, 5, 8)] == pytest.approx([0, 0.5, 1, 0.5, 0])
+    cosine = Optim(lr=1.0, rate="cosine", warmup=2)
+    assert [learning_rate(cosine, t, 10) for t in (0, 1, 2, 6, 10)] == pytest.approx([0, 0.5, 1, 0.5, 0], abs=1e-9)
+    assert learning_rate(Optim(lr=0.3), 5, 10) == 0.3
+
+
+@pytest.mark.parametrize("decay_all", [True, False])
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_weight_decay_can_spare_biases_and_norms(name: Any, decay_all: bool) -> None:
+    model = small_net()
+    groups = make_optimizer(model, Optim(name=name, weight_decay=0.1, decay_all=decay_all)).param_groups
+    decayed = {id(p) for g in groups if g["weight_decay"] == 0.1 for p in g["params"]}
+    expected = {id(p) for p in model.parameters() if decay_all or p.dim() > 1}
+    assert decayed == expected
+    assert sum(len(g["params"]) for g in groups) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("options", [("optim.name=adamw", "optim.lr=0.003"), ("optim.ema=0.9",), ("optim.label_smoothing=0.1",)])
+def test_options_train(options: tuple[str, ...]) -> None:
+    fitted = fit(small_net(), toy_data(), toy_data(40), toy_recipe("train.epochs=8", *options))
+    assert fitted.rows[-1]["valid"]["clean"] > 0.9
+
+
+def test_the_average_is_what_is_kept() -> None:
+    net = small_net()
+    fitted = fit(net, toy_data(), None, toy_recipe("optim.ema=0.99"))
+    assert fitted.model is not net
+    assert any(not torch.equal(a, b) for a, b in zip(fitted.model.parameters(), net.parameters(), strict=True))
+
+
+def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    class Poison(Reporter):
+        def batch(self, moment: Moment) -> None:
+            if (moment.epoch, moment.batch) == (1, 2):
+                with torch.no_grad():
+                    next(net.parameters()).fill_(torch.nan)
+
+    net, recipe = small_net(), toy_recipe("train.tensorboard=false")
+    with pytest.raises(AmataError, match=r"loss is not finite in epoch 1, at or before batch 3 .*optim\.lr"):
+        fit(net, toy_data(), None, recipe, run=tmp_path / "run", reporter=Poison())
+    loaded = load_checkpoint(tmp_path / "run" / "checkpoints", recipe.fingerprint(), print)
+    assert loaded is not None
+    tensors, record = loaded
+    assert (record["epoch"], record["batch"]) == (1, 0)
+    assert all(t.isfinite().all() for t in tensors.values())
+
+
+def test_nonfinite_weights_are_never_saved(tmp_path: Path) -> None:
+    class Poison(Reporter):
+        def batch(self, moment: Moment) -> None:
+            if (moment.epoch, moment.batch) == (1, moment.batches):  # after the last loss of the epoch was seen
+                with torch.no_grad():
+                    next(net.parameters()).fill_(torch.nan)
+
+    net, recipe = small_net(), toy_recipe("train.tensorboard=false")
+    with pytest.raises(AmataError, match="weights are not finite"):
+        fit(net, toy_data(), None, recipe, run=tmp_path / "run", reporter=Poison())
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").glob("*.json")) == ["00001-0000000.json"]
+
+
+class StopAt(Reporter):
+    """Sends this process a signal at one moment of training."""
+
+    def __init__(self, epoch: int, batch: int, number: int = signal.SIGTERM) -> None:
+        self.at, self.number = (epoch, batch), number
+
+    def batch(self, moment: Moment) -> None:
+        if (moment.epoch, moment.batch) == self.at:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("batch", [2, 6])
+def test_an_interrupt_saves_and_a_resume_ends_with_the_same_bytes(tmp_path: Path, number: int, code: int, batch: int) -> None:
+    recipe = toy_recipe("train.tensorboard=false", "optim.ema=0.9")
+    whole = fit(small_net(), toy_data(), toy_data(40), recipe, run=tmp_path / "whole")
+    with pytest.raises(Interrupted, match="amata train --resume") as stopped:
+        fit(small_net(), toy_data(), toy_data(40), recipe, run=tmp_path / "cut", reporter=StopAt(1, batch, number))
+    assert stopped.value.exit_code == code
+    run, again = RunFolder.open(tmp_path / "cut")
+    assert again.fingerprint() == recipe.fingerprint()
+    resumed = fit(small_net(seed=9), toy_data(), toy_data(40), again, run=run)
+    for name in ("last.safetensors", "model.safetensors"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert resumed.grad_evals == whole.grad_evals
+    assert [without_times(r) for r in resumed.rows] == [without_times(r) for r in whole.rows]
+    assert run.read_rows() == resumed.rows
+
+
+def without_times(row: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in row.items() if k != "train_seconds"}
+
+
+def test_an_interrupt_without_a_run_folder_says_that_nothing_was_saved() -> None:
+    with pytest.raises(Interrupted, match="nothing was saved"):
+        fit(small_net(), toy_data(), None, toy_recipe(), reporter=StopAt(0, 2))
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path: Path) -> None:
+    recipe = toy_recipe("train.tensorboard=false")
+    fit(small_net(), toy_data(), toy_data(40), recipe, run=tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        fit(small_net(), toy_data(), toy_data(40), recipe, run=tmp_path / "cut", reporter=StopAt(2, 3))
+    newest = tmp_path / "cut" / "checkpoints" / "00002-0000003.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[-5] ^= 1  # one flipped bit, which the format itself would not notice
+    newest.write_bytes(content)
+    notes: list[str] = []
+
+    class Listen(Reporter):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    run, _ = RunFolder.open(tmp_path / "cut")
+    fit(small_net(), toy_data(), toy_data(40), recipe, run=run, reporter=Listen())
+    assert any("00002-0000003 is damaged" in n and "falling back" in n for n in notes)
+    assert any("resumed at epoch 2, batch 0" in n for n in notes)
+    assert (tmp_path / "cut" / "last.safetensors").read_bytes() == (tmp_path / "whole" / "last.safetensors").read_bytes()
+
+
+def test_two_checkpoints_are_kept_and_all_damaged_is_an_error(tmp_path: Path) -> None:
+    for batch in range(4):
+        save_checkpoint(tmp_path, 0, batch, {"t": torch.ones(3) * batch}, {"fingerprint": "f"})
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"00000-000000{b}.{s}" for b in (2, 3) for s in ("json", "safetensors")]
+    for path in tmp_path.glob("*.json"):
+        path.write_text("{")
+    with pytest.raises(AmataError, match="no checkpoint in .* can be read"):
+        load_checkpoint(tmp_path, "f", lambda _: None)
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 0, 1, {"t": torch.ones(3)}, {"fingerprint": "f"})
+    with pytest.raises(InputError, match="belongs to another recipe"):
+        load_checkpoint(tmp_path, "g", print)
+
+
+def test_a_full_disk_keeps_the_old_checkpoint(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 0, 1, {"t": torch.ones(3)}, {"fingerprint": "f"})
+    (tmp_path / ".00000-0000002.safetensors.part").symlink_to("/dev/full")  # the next save writes into a device that is always full
+    with pytest.raises(AmataError, match=r"cannot write .*00000-0000002\.safetensors \(No space left on device\).*resume"):
+        save_checkpoint(tmp_path, 0, 2, {"t": torch.ones(3)}, {"fingerprint": "f"})
+    loaded = load_checkpoint(tmp_path, "f", print)
+    assert loaded is not None
+    assert loaded[0]["t"].tolist() == [1, 1, 1]
+    save_checkpoint(tmp_path, 0, 2, {"t": torch.ones(3) * 2}, {"fingerprint": "f"})  # and the next try works
+
+
+@pytest.mark.parametrize("name", ["nonsense", "cuda:99"])
+def test_devices_that_are_not_there_are_named(name: str) -> None:
+    with pytest.raises(InputError, match=r"train\.device"):
+        resolve_device(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_no_gpu_where_one_was_asked_for() -> None:
+    with pytest.raises(InputError, match=r"train\.device = 'cuda', but 0 GPUs are visible; use --set train\.device=cpu"):
+        resolve_device("cuda")
+
+
+def test_equal_bounds_end_with_the_same_bytes_as_a_constant(tmp_path: Path) -> None:
+    common = ["train.epochs=3", "data.batch_size=16", "optim.lr=0.02", "train.tensorboard=false"]
+    linear = recipes.load("mnist5k-amata", [*common, "schedule.k_min=3", "schedule.k_max=3", "schedule.tau=0.15"])
+    constant = recipes.load("mnist5k-pgd", [*common, "schedule.steps=3", f"schedule.step_size={0.15 / 3!r}"])
+    for recipe, name in ((linear, "linear"), (constant, "constant")):
+        fit(small_net(), toy_data(), None, recipe, run=tmp_path / name)
+    a, b = (load_tensors(tmp_path / name / "last.safetensors") for name in ("linear", "constant"))
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_a_whole_run_leaves_what_it_promises(tmp_path: Path) -> None:
+    recipe = recipes.load("mnist5k-amata", [*QUICK, "train.tensorboard=true", "train.epochs=2"])
+    run = train(recipe, tmp_path / "run")
+    files = {p.name for p in run.path.iterdir()}
+    assert files == {
+        "recipe.toml", "env.json", "split.json", "metrics.jsonl", "model.safetensors", "last.safetensors", "checkpoints", "summary.json",
+        "tensorboard",
+    }  # fmt: skip
+    rows = run.read_rows()
+    assert [r["epoch"] for r in rows] == [0, 1]
+    assert {"steps", "step_size", "loss", "train_seconds", "grad_evals", "lr", "valid", "valid_n"} <= rows[0].keys()
+    summary = json.loads((run.path / "summary.json").read_text())
+    assert {"train_seconds", "grad_evals", "best_epoch", "evaluation"} <= summary.keys()
+    assert {"accuracy", "n", "low", "high", "grad_evals", "params"} <= summary["evaluation"]["clean"].keys()
+    assert summary["grad_evals"] == rows[-1]["grad_evals"] == 3960 * (3 + 4)
+    split = json.loads((run.path / "split.json").read_text())
+    assert len(set(split["valid_ids"])) == split["valid"] == 40
+    env = json.loads((run.path / "env.json").read_text())
+    assert env["packages"]["torch"] == torch.__version__
+    assert list((run.path / "tensorboard").glob("events.*"))
+    before = {p: p.stat().st_mtime_ns for p in run.path.rglob("*")}
+    resume(run.path)
+    assert {p: p.stat().st_mtime_ns for p in run.path.rglob("*")} == before, "a finished run was touched"
+    with pytest.raises(InputError, match="exists already"):
+        train(recipe, run.path)
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    """SIGKILL leaves no chance to tidy up: seven times, at random moments."""
+    options = [f"--set={o}" for o in [*QUICK, "train.epochs=8", "train.save_minutes=0.003"]]
+    base = [sys.executable, "-m", "amata", "train"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    # One thread everywhere: a sum's order, and so its last bit, may depend on the number of threads.
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    subprocess.run([*base, "mnist5k-amata", *options, "--out", str(whole)], check=True, env=env, capture_output=True)
+    chance = random.Random(0)
+    kills = 0
+    for _ in range(40):
+        saved = newest(cut)
+        start = ["--resume", str(cut)] if (cut / "recipe.toml").is_file() else ["mnist5k-amata", *options, "--out", str(cut)]
+        process = subprocess.Popen([*base, *start], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if kills < 3:  # anywhere from the first import on
+            time.sleep(chance.uniform(0.5, 4))
+        elif kills < 7:  # in the thick of it: soon after a save
+            deadline = time.monotonic() + 120
+            while process.poll() is None and newest(cut) == saved and time.monotonic() < deadline:
+                time.sleep(0.002)
+            time.sleep(chance.uniform(0, 0.2))
+        else:
+            process.wait(timeout=300)
+        finished = process.poll() is not None
+        process.kill()
+        _, err = process.communicate()
+        if finished:
+            assert process.returncode == 0, err
+            break
+        kills += 1
+    assert kills >= 5, "the run ended before it could be killed often enough"
+    for name in ("last.safetensors", "model.safetensors"):
+        assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
+    cut_rows, whole_rows = (RunFolder(p).read_rows() for p in (cut, whole))
+    assert [without_times(r) for r in cut_rows] == [without_times(r) for r in whole_rows]
+
+
+def newest(run: Path) -> str:
+    return max((p.name for p in (run / "checkpoints").glob("[0-9]*.json")), default="")
+
+
+def test_time_left_follows_the_cost_of_the_epochs_to_come() -> None:
+    moments: list[Moment] = []
+
+    class Watch(Reporter):
+        def batch(self, moment: Moment) -> None:
+            moments.append(moment)
+
+    fit(small_net(), toy_data(), None, toy_recipe(), reporter=Watch())
+    assert moments[-1].share == pytest.approx(1)
+    first_epoch = [m for m in moments if m.epoch == 0][-1]
+    assert first_epoch.share == pytest.approx(3 / 14)
+    assert first_epoch.seconds_left is not None
+    assert math.isclose(moments[-1].seconds_left or 0, 0, abs_tol=1e-9)
