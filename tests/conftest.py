@@ -29,7 +29,7 @@ class Linear(nn.Module):
         return self.fc(x.flatten(1))
 
 
-def small_net(seed: int = 0, *, smooth: bool = False) -> nn.Module:
+def small_net(seed: int = 0, *, smooth: bool = False) -> nn.Sequential:
     """A network with everything an attack could disturb: BatchNorm, dropout, biases."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -77,6 +77,7 @@ class Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.calls: Tensor
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:

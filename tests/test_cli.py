@@ -176,7 +176,7 @@ BAD: dict[str, tuple[Setup, str]] = {
     "unknown schedule": (set_("schedule.name=linaer"), r"schedule\.name: unknown schedule 'linaer'; did you mean 'linear'\?"),
     "unknown data": (set_("data.name=mnist5"), r"unknown data set 'mnist5'; did you mean 'mnist5k'\?"),
     "unknown attack": (set_('eval.attacks=["pdg-20"]'), r"unknown attack 'pdg-20'; did you mean 'pgd-20'\?"),
-    "missing data": (lambda tmp: ["train", "mnist-amata", f"--set=data.root={tmp}"], r"no train-images-idx3-ubyte\.gz in .*amata data fetch mnist"),
+    "missing data": (lambda tmp: ["train", "mnist-amata", f"--set=data.root={tmp}"], r"no train-images-idx3-ubyte\.gz in .*data fetch"),
     "truncated data": (mnist_with(truncate), r"train-images-idx3-ubyte\.gz is truncated or damaged .*fetch it again"),
     "labels outside the classes": (mnist_with(high_labels), r"labels lie in \[10, 10\], outside the 10 classes 0\.\.9"),
     "no image in a folder": (folder_with_text, r"notes\.txt is no image .*remove it from the folder"),

@@ -50,7 +50,7 @@ def test_broken_mnist_files_are_named(tmp_path: Path) -> None:
     file = tmp_path / (FILES[0] + ".gz")
     whole = file.read_bytes()
     file.write_bytes(whole[:-30])
-    with pytest.raises(InputError, match="train-images.*truncated or damaged"):
+    with pytest.raises(InputError, match=r"train-images.*truncated or damaged"):
         load("mnist", root=tmp_path)
     file.write_bytes(gzip.compress(gzip.decompress(whole)[:-30]))
     with pytest.raises(InputError, match="header promises 9424 bytes, it holds 9394"):

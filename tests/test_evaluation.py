@@ -21,9 +21,9 @@ def test_accuracy_is_what_the_attack_leaves() -> None:
     assert results["clean"].accuracy == pytest.approx(float((model(x).argmax(1) == y).float().mean()))
     x_adv = pgd(model, x, y, ball=BALL, steps=7, seed=derive(3, 0, "pgd-7"))
     assert results["pgd-7"].accuracy == pytest.approx(float((model(x_adv).argmax(1) == y).float().mean()))
-    assert results["pgd-7"].params == {
-        "norm": "linf", "eps": 0.05, "steps": 7, "step_size": pytest.approx(2.5 * 0.05 / 7), "restarts": 1, "random_start": True, "loss": "ce",
-    }  # fmt: skip
+    alpha = pytest.approx(2.5 * 0.05 / 7)
+    expected = {"norm": "linf", "eps": 0.05, "steps": 7, "step_size": alpha, "restarts": 1, "random_start": True, "loss": "ce"}
+    assert results["pgd-7"].params == expected
 
 
 @pytest.mark.parametrize(

@@ -134,20 +134,17 @@ def test_archives_are_unpacked_beside_themselves(server: Server, tmp_path: Path)
 
 @pytest.mark.parametrize(
     "member",
-    [("../evil.txt", b"x", ""), ("/tmp/amata-evil.txt", b"x", ""), ("set/link", None, "../../outside")],
-    ids=["up", "root", "link"],
+    [("../evil.txt", b"x", ""), ("set/../../evil.txt", b"x", ""), ("set/link", None, "../../outside")],
+    ids=["up", "far up", "link"],
 )
 def test_archives_cannot_leave_their_folder(tmp_path: Path, member: tuple[str, bytes | None, str]) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
     (inside / "bad.tar.gz").write_bytes(archive(("set/a.txt", b"one", ""), member))
-    try:
+    with pytest.raises(InputError, match="unpacked safely"):
         unpack(inside / "bad.tar.gz", inside)
-    except InputError as error:
-        assert "unpacked safely" in str(error)
-        assert [p.name for p in inside.iterdir()] == ["bad.tar.gz"]
+    assert [p.name for p in inside.iterdir()] == ["bad.tar.gz"]
     assert [p.name for p in tmp_path.iterdir()] == ["inside"]
-    assert not Path("/tmp/amata-evil.txt").exists()
 
 
 def test_the_command_fetches(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, amata) -> None:  # type: ignore[no-untyped-def]

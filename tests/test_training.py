@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from amata import recipes
 from amata.errors import AmataError, InputError
@@ -224,7 +224,7 @@ def test_two_checkpoints_are_kept_and_all_damaged_is_an_error(tmp_path: Path) ->
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"00000-000000{b}.{s}" for b in (2, 3) for s in ("json", "safetensors")]
     for path in tmp_path.glob("*.json"):
         path.write_text("{")
-    with pytest.raises(AmataError, match="no checkpoint in .* can be read"):
+    with pytest.raises(AmataError, match=r"no checkpoint in .* can be read"):
         load_checkpoint(tmp_path, "f", lambda _: None)
 
 

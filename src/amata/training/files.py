@@ -25,7 +25,7 @@ def write_atomic(path: Path, content: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink()
-        raise AmataError(
+        raise InputError(
             f"cannot write {path} ({error.strerror}); what was saved before is still there: free some space and resume"
         ) from None
     with contextlib.suppress(OSError):  # some file systems cannot sync a folder; the rename is atomic all the same
