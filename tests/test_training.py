@@ -43,10 +43,8 @@ def toy_data(n: int = 96) -> tuple[Tensor, Tensor]:
 
 
 def toy_recipe(*more: str) -> Recipe:
-    return recipes.load(
-        "mnist5k-amata",
-        ["threat.eps=0.05", "schedule.tau=0.1", "schedule.k_max=3", "train.epochs=4", "data.batch_size=16", "optim.lr=0.02", *more],
-    )
+    base = ["train.device=cpu", "threat.eps=0.05", "schedule.tau=0.1", "schedule.k_max=3", "train.epochs=4", "data.batch_size=16", "optim.lr=0.02"]
+    return recipes.load("mnist5k-amata", [*base, *more])
 
 
 def test_fit_trains_any_module_on_tensors_and_on_batches() -> None:

@@ -1,0 +1,78 @@
+"""Rewrites the README's table and picture from the files under results/: python tools/readme.py (--check only compares the table)."""
+
+import json
+import re
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results" / "mnist5k"
+RECIPES = {"mnist5k-pgd": "PGD-10", "mnist5k-amata": "Amata 2→10"}
+ATTACKS = ("clean", "pgd-40", "cw-pgd-40")
+
+
+def summaries(recipe: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{recipe}-seed*/summary.json"))]
+
+
+def spread(values: list[float], scale: float, digits: int) -> str:
+    values = [scale * v for v in values]
+    return f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
+
+
+def table() -> str:
+    lines = ["| training | " + " | ".join(f"{a} %" for a in ATTACKS) + " | seconds | gradient evaluations |", "|---" * 6 + "|"]
+    for recipe, title in RECIPES.items():
+        runs = summaries(recipe)
+        accuracies = [spread([r["evaluation"][a]["accuracy"] for r in runs], 100, 1) for a in ATTACKS]
+        seconds = spread([r["train_seconds"] for r in runs], 1, 0)
+        (cost,) = {r["grad_evals"] for r in runs}
+        lines.append(f"| {title} (`{recipe}`) | {' | '.join(accuracies)} | {seconds} | {cost:,} |")
+    n = summaries("mnist5k-amata")[0]["evaluation"]["clean"]["n"]
+    count = len(summaries("mnist5k-amata"))
+    lines.append(f"\nMean ± standard deviation over {count} seeds, {n:,} test digits, L∞ 0.2, two CPU cores; from `results/mnist5k/`.")
+    return "\n".join(lines)
+
+
+def updated(readme: str) -> str:
+    return re.sub(r"(<!-- results -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}{table()}\n{m[2]}", readme, flags=re.S)
+
+
+def draw(path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "amata"
+    figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.1), layout="constrained")
+    figure.patch.set_facecolor("white")
+    for (recipe, title), colour in zip(RECIPES.items(), ("#7a7a7a", "#c2410c"), strict=True):
+        for seed, file in enumerate(sorted(RESULTS.glob(f"{recipe}-seed*/metrics.jsonl"))):
+            rows = [json.loads(line) for line in file.read_text().splitlines()]
+            robust = [100 * (1 - r["valid"]["pgd-20"]) for r in rows]
+            axes[0].plot([r["train_seconds"] for r in rows], robust, color=colour, marker="o", ms=3, lw=1.3, label=title if seed == 0 else None)
+            if seed == 0:
+                axes[1].step([r["epoch"] for r in rows], [r["steps"] for r in rows], where="mid", color=colour, lw=1.8, label=title)
+    axes[0].set(xlabel="training seconds", ylabel="robust error, held-out digits (%)", ylim=(0, 100), xlim=(0, None))
+    axes[1].set(xlabel="epoch", ylabel="inner steps K", ylim=(0, 11))
+    for ax in axes:
+        ax.grid(alpha=0.25)
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].legend(frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    readme = ROOT / "README.md"
+    new = updated(readme.read_text())
+    if "--check" in sys.argv:
+        sys.exit(new != readme.read_text() and "error: README.md is not what results/ say; run python tools/readme.py")
+    readme.write_text(new)
+    draw(ROOT / "docs" / "mnist5k.svg")
+
+
+if __name__ == "__main__":
+    main()
