@@ -21,13 +21,13 @@ test: setup
 	$(VENV)/bin/python -m pytest
 
 lint: setup
-	$(VENV)/bin/ruff check src tests
-	$(VENV)/bin/ruff format --check src tests
+	$(VENV)/bin/ruff check src tests tools
+	$(VENV)/bin/ruff format --check src tests tools
 	$(VENV)/bin/mypy
 
 format: setup
-	$(VENV)/bin/ruff format src tests
-	$(VENV)/bin/ruff check --fix src tests
+	$(VENV)/bin/ruff format src tests tools
+	$(VENV)/bin/ruff check --fix src tests tools
 
 # Pins what is installed now, without the local build tag of torch, which differs from machine to machine.
 lock:

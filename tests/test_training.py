@@ -43,7 +43,15 @@ def toy_data(n: int = 96) -> tuple[Tensor, Tensor]:
 
 
 def toy_recipe(*more: str) -> Recipe:
-    base = ["train.device=cpu", "threat.eps=0.05", "schedule.tau=0.1", "schedule.k_max=3", "train.epochs=4", "data.batch_size=16", "optim.lr=0.02"]
+    base = [
+        "train.device=cpu",
+        "threat.eps=0.05",
+        "schedule.tau=0.1",
+        "schedule.k_max=3",
+        "train.epochs=4",
+        "data.batch_size=16",
+        "optim.lr=0.02",
+    ]
     return recipes.load("mnist5k-amata", [*base, *more])
 
 

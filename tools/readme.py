@@ -2,7 +2,6 @@
 
 import json
 import re
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,22 +16,20 @@ def summaries(recipe: str) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{recipe}-seed*/summary.json"))]
 
 
-def spread(values: list[float], scale: float, digits: int) -> str:
-    values = [scale * v for v in values]
-    return f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
+def per_seed(values: list[float], scale: float, digits: int) -> str:
+    return " · ".join(f"{scale * v:.{digits}f}" for v in values)
 
 
 def table() -> str:
     lines = ["| training | " + " | ".join(f"{a} %" for a in ATTACKS) + " | seconds | gradient evaluations |", "|---" * 6 + "|"]
     for recipe, title in RECIPES.items():
         runs = summaries(recipe)
-        accuracies = [spread([r["evaluation"][a]["accuracy"] for r in runs], 100, 1) for a in ATTACKS]
-        seconds = spread([r["train_seconds"] for r in runs], 1, 0)
+        accuracies = [per_seed([r["evaluation"][a]["accuracy"] for r in runs], 100, 1) for a in ATTACKS]
+        seconds = per_seed([r["train_seconds"] for r in runs], 1, 0)
         (cost,) = {r["grad_evals"] for r in runs}
         lines.append(f"| {title} (`{recipe}`) | {' | '.join(accuracies)} | {seconds} | {cost:,} |")
     n = summaries("mnist5k-amata")[0]["evaluation"]["clean"]["n"]
-    count = len(summaries("mnist5k-amata"))
-    lines.append(f"\nMean ± standard deviation over {count} seeds, {n:,} test digits, L∞ 0.2, two CPU cores; from `results/mnist5k/`.")
+    lines.append(f"\nOne value per seed (0, 1, 2); {n:,} test digits, L∞ 0.2, two CPU cores; from `results/mnist5k/`.")
     return "\n".join(lines)
 
 
@@ -53,7 +50,9 @@ def draw(path: Path) -> None:
         for seed, file in enumerate(sorted(RESULTS.glob(f"{recipe}-seed*/metrics.jsonl"))):
             rows = [json.loads(line) for line in file.read_text().splitlines()]
             robust = [100 * (1 - r["valid"]["pgd-20"]) for r in rows]
-            axes[0].plot([r["train_seconds"] for r in rows], robust, color=colour, marker="o", ms=3, lw=1.3, label=title if seed == 0 else None)
+            axes[0].plot(
+                [r["train_seconds"] for r in rows], robust, color=colour, marker="o", ms=3, lw=1.3, label=title if seed == 0 else None
+            )
             if seed == 0:
                 axes[1].step([r["epoch"] for r in rows], [r["steps"] for r in rows], where="mid", color=colour, lw=1.8, label=title)
     axes[0].set(xlabel="training seconds", ylabel="robust error, held-out digits (%)", ylim=(0, 100), xlim=(0, None))

@@ -1,0 +1,24 @@
+"""The README keeps its promises: its numbers come from files, its Python runs, its length is kept."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "README.md").read_text()
+
+
+def test_the_table_is_what_the_results_say() -> None:
+    subprocess.run([sys.executable, "tools/readme.py", "--check"], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", TEXT, re.S))
+def test_its_python_runs(code: str) -> None:
+    subprocess.run([sys.executable, "-c", f"import amata\n{code}"], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_it_is_short() -> None:
+    assert len(TEXT.splitlines()) < 150
