@@ -29,8 +29,9 @@ from tests.conftest import small_net
 
 # A run of a few seconds that exercises everything that could break a resume: momentum, average, BatchNorm, dropout, augmentation.
 QUICK = [
-    "train.device=cpu", "train.epochs=3", "model.name=tests.conftest:dropout_net", "data.valid=40", "data.batch_size=100", "data.augment=crop-flip",
-    "data.pad=2", "schedule.k_max=3", "optim.ema=0.9", "train.valid_attack=pgd-2", 'eval.attacks=["clean"]', "eval.limit=50",
+    "train.device=cpu", "train.epochs=3", "model.name=tests.conftest:dropout_net", "data.valid=40", "data.batch_size=100",
+    "data.augment=crop-flip", "data.pad=2", "schedule.k_max=3", "optim.ema=0.9", "train.valid_attack=pgd-2",
+    'eval.attacks=["clean"]', "eval.limit=50",
     "train.tensorboard=false",
 ]  # fmt: skip
 
