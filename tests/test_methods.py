@@ -9,43 +9,236 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from amata.batch import Batch
+from amata.batch import Batch, Frame
+from amata.data.augment import crop_flip
 from amata.engine import PlainNet, WeightAverage
 from amata.losses import smooth_ce
-from amata.methods import ERM, METHODS, PGD, Memory, Method
+from amata.methods import ATTA, DAT, ERM, FAT, METHODS, NFGSM, PGD, TRADES, YOPO, Fast, Free, Memory, Method
 from amata.schedules import Constant, Control, Linear
 from amata.seeds import generator
-from amata.threat import Linf
+from amata.threat import L2, Linf
 from tests.conftest import images, labels, small_net
 
 EPS = 0.1
+BALL = Linf(EPS)
 U = Control(3, 0.05)
+N, TOTAL, BATCHES = 6, 12, 6
 
 
-def oracle_erm(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, rng: torch.Generator) -> None:
-    model.train()
-    optimizer.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    optimizer.step()
+class Scene:
+    """What an oracle works with: the model in plain torch, one batch, and what it kept from the batches before."""
+
+    def __init__(self, model: nn.Sequential) -> None:
+        self.model = model
+        self.sgd = sgd(model)
+        self.kept: dict[str, Any] = {}
+        self.cost = 0
+
+    def grad_x(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        self.model.eval()
+        leaf = x.clone().requires_grad_()
+        z = self.model(leaf)
+        F.cross_entropy(z, y, reduction="sum").backward()
+        self.model.zero_grad()
+        self.cost += len(x)
+        assert leaf.grad is not None
+        return leaf.grad, z.detach()
+
+    def descend(self, x: Tensor, y: Tensor) -> None:
+        self.model.train()
+        self.sgd.zero_grad()
+        F.cross_entropy(self.model(x), y).backward()
+        self.sgd.step()
+        self.cost += len(x)
 
 
-def oracle_pgd(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, rng: torch.Generator) -> None:
-    x_adv = (x + EPS * (2 * torch.rand(x.shape, generator=rng) - 1)).clamp(x - EPS, x + EPS).clamp(0, 1)
-    model.eval()
+def clip(x_adv: Tensor, x: Tensor) -> Tensor:
+    return torch.clamp(torch.min(torch.max(x_adv, x - EPS), x + EPS), 0, 1).detach()
+
+
+def uniform(x: Tensor, rng: torch.Generator, radius: float = EPS) -> Tensor:
+    return torch.clamp(x + radius * (2 * torch.rand(x.shape, generator=rng) - 1), 0, 1)
+
+
+def oracle_erm(s: Scene, b: Batch, rng: torch.Generator) -> None:
+    s.descend(b.x, b.y)
+
+
+def oracle_pgd(s: Scene, b: Batch, rng: torch.Generator) -> None:
+    x_adv = uniform(b.x, rng)
+    for _ in range(U.steps):
+        x_adv = clip(x_adv + U.step_size * s.grad_x(x_adv, b.y)[0].sign(), b.x)
+    s.descend(x_adv, b.y)
+
+
+def oracle_pgd_clean(s: Scene, b: Batch, rng: torch.Generator) -> None:
+    x_adv = uniform(b.x, rng)
+    for _ in range(U.steps):
+        x_adv = clip(x_adv + U.step_size * s.grad_x(x_adv, b.y)[0].sign(), b.x)
+    s.model.train()
+    s.sgd.zero_grad()
+    F.cross_entropy(s.model(x_adv), b.y).backward()
+    F.cross_entropy(s.model(b.x), b.y).backward()
+    s.sgd.step()
+    s.cost += 2 * N
+
+
+def oracle_free(s: Scene, b: Batch, rng: torch.Generator) -> None:
+    noise = s.kept.setdefault("noise", torch.zeros_like(b.x))
+    for _ in range(U.steps):
+        d = noise.clone().requires_grad_()
+        s.model.train()
+        s.sgd.zero_grad()
+        F.cross_entropy(s.model(torch.clamp(b.x + d, 0, 1)), b.y).backward()
+        assert d.grad is not None
+        noise.copy_(torch.clamp(noise + U.step_size * d.grad.sign(), -EPS, EPS))
+        s.sgd.step()
+        s.cost += N
+
+
+def oracle_fast(s: Scene, b: Batch, rng: torch.Generator) -> None:
+    x_adv = uniform(b.x, rng)
+    for _ in range(U.steps):
+        x_adv = clip(x_adv + U.step_size * s.grad_x(x_adv, b.y)[0].sign(), b.x)
+    s.descend(x_adv, b.y)
+
+
+def oracle_nfgsm(s: Scene, b: Batch, rng: torch.Generator) -> None:
+    x_adv = uniform(b.x, rng, 2 * EPS)
+    for _ in range(U.steps):
+        x_adv = torch.clamp(x_adv + U.step_size * s.grad_x(x_adv, b.y)[0].sign(), 0, 1)
+    s.descend(x_adv, b.y)
+
+
+def oracle_trades(s: Scene, b: Batch, rng: torch.Generator) -> None:
+    s.model.eval()
+    p = F.softmax(s.model(b.x), 1).detach()
+    x_adv = clip(b.x + 0.001 * torch.randn(b.x.shape, generator=rng), b.x)
     for _ in range(U.steps):
         leaf = x_adv.clone().requires_grad_()
-        F.cross_entropy(model(leaf), y).backward()
-        assert leaf.grad is not None
-        x_adv = torch.clamp(torch.clamp(x_adv + U.step_size * leaf.grad.sign(), x - EPS, x + EPS), 0, 1).detach()
-    oracle_erm(model, optimizer, x_adv, y, rng)
+        (g,) = torch.autograd.grad(F.kl_div(F.log_softmax(s.model(leaf), 1), p, reduction="sum"), leaf)
+        x_adv = clip(x_adv + U.step_size * g.sign(), b.x)
+        s.cost += N
+    s.model.train()
+    s.sgd.zero_grad()
+    z, z_adv = s.model(b.x), s.model(x_adv)
+    kl = F.kl_div(F.log_softmax(z_adv, 1), F.softmax(z, 1), reduction="batchmean")
+    (F.cross_entropy(z, b.y) + 6.0 * kl).backward()
+    s.sgd.step()
+    s.cost += 2 * N
 
 
-# name -> (method, oracle, gradient evaluations per image under U). A new method is one row.
-TABLE: dict[str, tuple[Method, Callable[..., None], int]] = {
-    "erm": (ERM(ball=Linf(EPS)), oracle_erm, 1),
-    "pgd": (PGD(ball=Linf(EPS)), oracle_pgd, U.steps + 1),
+def oracle_fat(s: Scene, b: Batch, rng: torch.Generator) -> None:
+    x_adv = uniform(b.x, rng)
+    counter, alive = [1] * N, list(range(N))  # tau = 1
+    for _ in range(U.steps):
+        g, z = s.grad_x(x_adv[alive], b.y[alive])
+        still = []
+        for row, i in enumerate(alive):
+            if z[row].argmax() != b.y[i]:
+                if counter[i] == 0:
+                    continue
+                counter[i] -= 1
+            still.append((row, i))
+        if not still:
+            break
+        rows, alive = [r for r, _ in still], [i for _, i in still]
+        noise = 0.001 * torch.randn(len(alive), *b.x.shape[1:], generator=rng)
+        x_adv[alive] = clip(x_adv[alive] + U.step_size * g[rows].sign() + noise, b.x[alive])
+    s.descend(x_adv, b.y)
+
+
+def oracle_dat(s: Scene, b: Batch, rng: torch.Generator) -> None:
+    c = 0.02 * (1 - b.epoch / 4)
+    x_adv = uniform(b.x, rng)
+    alive = list(range(N))
+    for k in range(U.steps):
+        g, _ = s.grad_x(x_adv[alive], b.y[alive])
+        if k:
+            fosc = [EPS * float(g[r].abs().sum()) - float(((x_adv[i] - b.x[i]) * g[r]).sum()) for r, i in enumerate(alive)]
+            rows = [r for r in range(len(alive)) if fosc[r] > c]
+            s.kept["stopped"] = s.kept.get("stopped", 0) + len(alive) - len(rows)
+            g, alive = g[rows], [alive[r] for r in rows]
+            if not alive:
+                break
+        x_adv[alive] = clip(x_adv[alive] + U.step_size * g.sign(), b.x[alive])
+    s.descend(x_adv, b.y)
+
+
+def oracle_yopo(reference: bool) -> Callable[..., None]:
+    def oracle(s: Scene, b: Batch, rng: torch.Generator) -> None:
+        f0, rest = s.model[0], s.model[1:]
+        s.model.train()
+        s.sgd.zero_grad()
+        x_adv = uniform(b.x, rng)
+        for _ in range(U.steps):
+            z = f0(x_adv)
+            cut = z.detach().requires_grad_()
+            F.cross_entropy(rest(cut), b.y).backward()
+            p = cut.grad
+            assert p is not None
+            if reference:
+                z.backward(p)
+            s.cost += N
+            for _ in range(2):
+                leaf = x_adv.clone().requires_grad_()
+                (g,) = torch.autograd.grad((f0(leaf) * p).sum(), leaf)
+                x_adv = clip(x_adv + U.step_size * g.sign(), b.x)
+            (f0(x_adv) * p).sum().backward()
+        s.sgd.step()
+
+    return oracle
+
+
+def oracle_atta(s: Scene, b: Batch, rng: torch.Generator) -> None:
+    assert b.frame is not None
+    side, pad = b.x.shape[-1], b.frame.pad
+    store = s.kept.setdefault("store", {})
+    if s.kept.get("epoch") != b.epoch:
+        s.kept["epoch"] = b.epoch
+        if (b.epoch + 1) % 2 == 0:  # reset = 2
+            store.clear()
+    fresh = 0.001 * torch.randn(b.x.shape, generator=rng)
+    x_adv = torch.empty_like(b.x)
+    for i in range(N):
+        key = int(b.ids[i])
+        delta = fresh[i]
+        if key in store:
+            delta = torch.stack([torch.stack([store[key][:, r, c] for c in b.frame.columns[i]], 1) for r in b.frame.rows[i]], 1)
+        x_adv[i] = clip(b.x[i] + delta, b.x[i])
+    for _ in range(U.steps):
+        x_adv = clip(x_adv + U.step_size * s.grad_x(x_adv, b.y)[0].sign(), b.x)
+    s.descend(x_adv, b.y)
+    for i in range(N):
+        canvas = store.get(int(b.ids[i]), torch.zeros(1, side + 2 * pad, side + 2 * pad)).clone()
+        for a, r in enumerate(b.frame.rows[i]):
+            for d, c in enumerate(b.frame.columns[i]):
+                canvas[:, r, c] = (x_adv - b.x)[i, :, a, d]
+        store[int(b.ids[i])] = canvas
+
+
+# name -> (method, oracle, gradient evaluations per image under U, or None where samples stop by themselves). A new method is one row.
+Row = tuple[Method, Callable[..., None], int | None]
+K = U.steps
+TABLE: dict[str, Row] = {
+    "erm": (ERM(ball=BALL), oracle_erm, 1),
+    "pgd": (PGD(ball=BALL), oracle_pgd, K + 1),
+    "free": (Free(ball=BALL), oracle_free, K),
+    "fast": (Fast(ball=BALL), oracle_fast, K + 1),
+    "nfgsm": (NFGSM(ball=BALL), oracle_nfgsm, K + 1),
+    "trades": (TRADES(ball=BALL), oracle_trades, K + 2),
+    "fat": (FAT(ball=BALL, tau=((0, 1),)), oracle_fat, None),
+    "dat": (DAT(ball=BALL, c_max=0.02, dynamic_epochs=4), oracle_dat, None),
+    "yopo": (YOPO(ball=BALL, inner=2), oracle_yopo(reference=False), K),
+    "atta": (ATTA(ball=BALL, reset=2), oracle_atta, K + 1),
 }
-rows = pytest.mark.parametrize("name", TABLE)
+VARIANTS: dict[str, Row] = {
+    "pgd with the clean term": (PGD(ball=BALL, clean_term=True), oracle_pgd_clean, K + 2),
+    "yopo, layer one as in the reference": (YOPO(ball=BALL, inner=2, layer_one="reference"), oracle_yopo(reference=True), K),
+    "atta, store on the CPU": (ATTA(ball=BALL, reset=2, store="cpu"), oracle_atta, K + 1),
+}
+ALL = {**TABLE, **VARIANTS}
+rows = pytest.mark.parametrize("name", ALL)
 
 
 def test_every_method_has_a_row() -> None:
@@ -56,50 +249,234 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
 
 
-def train(method: Method, model: nn.Module, u: Control = U, batches: int = 4, **options: Any) -> PlainNet:
-    net = PlainNet(model, sgd(model), **options)
+def batch_of(index: int) -> Batch:
+    """Two batches an epoch over twelve samples, cropped and flipped anew each time."""
+    ids = torch.arange(N) + N * (index % 2)
+    whole = images(TOTAL, seed=1)[ids]
+    x, frame = crop_flip(whole, generator(index, "augment"), pad=1)
+    return Batch(x, labels(TOTAL)[ids], ids, TOTAL, index // 2, frame)
+
+
+def train(method: Method, model: nn.Module, u: Control = U, batches: int = BATCHES, **options: Any) -> tuple[PlainNet, Memory]:
+    net = PlainNet(model, sgd(model), first_layer="0", **options)
     memory: Memory = {}
     for index in range(batches):
         torch.manual_seed(index)
-        batch = Batch(images(seed=index), labels(seed=index), torch.arange(6))
-        method.step(net, batch, u, generator(0, index, "method"), memory)
-    return net
+        method.step(net, batch_of(index), u, generator(0, index, "method"), memory)
+    return net, memory
+
+
+def run_oracle(oracle: Callable[..., None], model: nn.Sequential) -> Scene:
+    scene = Scene(model)
+    for index in range(BATCHES):
+        torch.manual_seed(index)
+        oracle(scene, batch_of(index), generator(0, index, "method"))
+    return scene
 
 
 @rows
 def test_a_method_equals_its_oracle_over_several_batches(name: str) -> None:
-    method, oracle, _ = TABLE[name]
+    method, oracle, _ = ALL[name]
     ours, theirs = small_net(), small_net()
-    train(method, ours)
-    optimizer = sgd(theirs)
-    for index in range(4):
-        torch.manual_seed(index)
-        oracle(theirs, optimizer, images(seed=index), labels(seed=index), generator(0, index, "method"))
+    net, memory = train(method, ours)
+    scene = run_oracle(oracle, theirs)
     for (key, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
         assert torch.allclose(a, b, atol=1e-6, rtol=1e-6), key
+    assert net.grad_evals == scene.cost, "the meter counts what was really computed"
     assert any(not torch.equal(a, b) for a, b in zip(ours.parameters(), small_net().parameters(), strict=True)), "nothing was learned"
+    if "noise" in scene.kept:
+        torch.testing.assert_close(memory["noise"], scene.kept["noise"])
+    if "store" in scene.kept:
+        for key, canvas in scene.kept["store"].items():
+            torch.testing.assert_close(memory["store"][key], canvas)
+    if name == "dat":
+        assert 0 < scene.kept["stopped"] < BATCHES * N, "the criterion should stop some samples and not all"
 
 
 @rows
-def test_the_cost_meter_counts_gradient_evaluations(name: str) -> None:
-    method, _, cost = TABLE[name]
-    assert train(method, small_net(), batches=2).grad_evals == 2 * 6 * cost
+def test_the_cost_meter_follows_the_formula(name: str) -> None:
+    method, _, cost = ALL[name]
+    net, _ = train(method, small_net())
+    if cost is None:
+        assert BATCHES * N < net.grad_evals < BATCHES * N * (K + 1), "stopped samples should have left the batch"
+    else:
+        assert net.grad_evals == BATCHES * N * cost
+    assert net.first_layer_evals == (BATCHES * N * K * 3 if "yopo" in name else 0)  # n steps and one weight gradient a pass
 
 
 @rows
 def test_a_method_draws_only_from_its_generator_and_leaves_no_gradient(name: str) -> None:
-    method, _, _ = TABLE[name]
+    method, _, _ = ALL[name]
     nets = [small_net(), small_net()]
     for seed, model in enumerate(nets):
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
+        still(model)
         torch.manual_seed(seed)
-        net = PlainNet(model, sgd(model))
-        method.step(net, Batch(images(), labels(), torch.arange(6)), U, generator(7), {})
+        net = PlainNet(model, sgd(model), first_layer="0")
+        method.step(net, batch_of(0), U, generator(7), {})
         assert all(p.grad is None or not p.grad.any() for p in model.parameters())
     for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def still(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def equal(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+# --- what a method must reduce to ------------------------------------------------------------------------------------------------------
+
+
+def both(first: Method, second: Method, u: Control = U, v: Control | None = None, net: Callable[[], nn.Module] = small_net) -> bool:
+    a, b = still(net()), still(net())
+    train(first, a, u)
+    train(second, b, v or u)
+    return equal(a, b)
+
+
+def test_trades_with_beta_0_is_erm() -> None:
+    assert both(TRADES(ball=BALL, beta=0.0), ERM(ball=BALL))
+
+
+def test_fat_with_patience_is_pgd() -> None:
+    assert both(FAT(ball=BALL, tau=((0, K),), omega=0.0), PGD(ball=BALL))
+
+
+def test_dat_without_a_stop_is_pgd() -> None:
+    assert both(DAT(ball=BALL, c_max=0.0), PGD(ball=BALL))
+
+
+def test_fast_is_one_step_pgd() -> None:
+    assert both(Fast(ball=BALL), PGD(ball=BALL), Control(1, 0.125))
+
+
+def test_atta_that_resets_every_epoch_is_pgd_from_its_own_start() -> None:
+    class FromNoise(PGD):
+        def step(self, net: Any, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
+            region = self.ball.around(batch.x)
+            x_adv = region.project(batch.x + 0.001 * torch.randn(batch.x.shape, generator=rng))
+            for _ in range(u.steps):
+                x_adv = region.project(region.ascend(x_adv, net.input_grad(x_adv, batch.y), u.step_size))
+            net.backward(x_adv, batch.y)
+            net.apply()
+
+    assert both(ATTA(ball=BALL, reset=1), FromNoise(ball=BALL))
+
+
+def test_free_with_one_replay_and_no_step_is_erm_on_the_carried_noise() -> None:
+    model, twin = still(small_net()), still(small_net())
+    carried = EPS * (2 * torch.rand(N, 1, 6, 6, generator=generator(3)) - 1)
+    net, plain = PlainNet(model, sgd(model)), PlainNet(twin, sgd(twin))
+    memory: Memory = {"noise": carried.clone()}
+    for index in range(3):
+        b = batch_of(index)
+        Free(ball=BALL).step(net, b, Control(1, 0.0), generator(0), memory)
+        ERM(ball=BALL).step(plain, b._replace(x=(b.x + carried).clamp(0, 1)), U, generator(0), {})
+    assert equal(model, twin)
+    assert torch.equal(memory["noise"], carried)
+
+
+def test_yopo_behind_an_identity_is_accumulated_pgd() -> None:
+    def net() -> nn.Module:
+        return still(nn.Sequential(nn.Identity(), *small_net()))
+
+    class Accumulated(PGD):
+        def step(self, net: Any, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
+            region = self.ball.around(batch.x)
+            x_adv = region.start(rng)
+            for _ in range(u.steps):
+                g = net.backward(x_adv, batch.y, wrt_input=True)
+                x_adv = region.project(region.ascend(x_adv, g, u.step_size))
+            net.apply()
+
+    assert both(YOPO(ball=BALL, inner=1), Accumulated(ball=BALL), net=net)
+
+
+@pytest.mark.parametrize("weak", ["fixed", "skip"])
+def test_fasts_weak_stage(weak: Any) -> None:
+    model = still(small_net())
+    method = Fast(ball=BALL, weak=weak)
+    net, memory = train(method, model, Control(0, 0.125))
+    assert memory["fixed"].shape == (1, 1, 6, 6)
+    assert 0 < float(memory["fixed"].abs().max()) <= EPS
+    assert net.grad_evals == BATCHES * N * (2 if weak == "fixed" else 1)
+
+
+@pytest.mark.parametrize("init", ["random", "zero", "previous", "fixed"])
+def test_fasts_starts(init: Any) -> None:
+    seen: list[Tensor] = []
+
+    class Watch(PlainNet):
+        def input_grad(self, x: Tensor, y: Tensor, **options: Any) -> Tensor:
+            seen.append(x.clone())
+            return super().input_grad(x, y, **options)
+
+    model = small_net()
+    net, memory = Watch(model, sgd(model)), {}
+    b = batch_of(0)
+    for index in range(2):
+        Fast(ball=BALL, init=init).step(net, b, Control(1, 0.125), generator(index), memory)
+    moved = [s - b.x for s in seen]
+    if init == "zero":
+        assert not moved[0].any()
+        assert not moved[1].any()
+    elif init == "random":
+        assert not torch.equal(moved[0], moved[1])
+    elif init == "previous":
+        assert not moved[0].any()
+        assert moved[1].any()
+    else:
+        assert moved[0].any()
+        assert torch.equal(moved[0], moved[1])
+    assert float(torch.stack(moved).abs().max()) <= EPS + 1e-6
+
+
+def test_attas_amata_resets_often_at_first() -> None:
+    method = ATTA(ball=BALL, reset=10, early_reset=2, early_epochs=5)
+    model = small_net()
+    net, memory = PlainNet(model, sgd(model)), {}
+    resets = []
+    for epoch in range(21):
+        half = batch_of(0)._replace(epoch=epoch)
+        if epoch:
+            memory["fresh"].fill_(False)
+        method.step(net, half, Control(0, 0.0), generator(epoch), memory)
+        if epoch and bool(memory["fresh"].any()):
+            resets.append(epoch + 1)
+    assert resets == [2, 4, 10, 20]
+
+
+def test_a_frame_is_inverted_exactly() -> None:
+    x = images(5, side=7)
+    padded = torch.nn.functional.pad(x, [2] * 4)
+    _, frame = crop_flip(x, generator(0), pad=2)
+    assert isinstance(frame, Frame)
+    window = torch.rand(5, 1, 7, 7)
+    back = frame.paste(padded, window)
+    assert torch.equal(frame.cut(back), window)
+    outside = frame.paste(torch.zeros_like(padded), torch.ones_like(window)) == 0
+    assert torch.equal(back[outside], padded[outside])
+
+
+def test_a_first_layer_that_is_not_there_is_named() -> None:
+    from amata.errors import InputError
+
+    model = small_net()
+    for name, message in ((None, "set model.first_layer"), ("conv", "'conv' is no module")):
+        with pytest.raises(InputError, match=message):
+            PlainNet(model, sgd(model), first_layer=name).costate(images(), labels(), first=False)
+
+
+def test_fosc_is_zero_exactly_at_the_worst_case_of_a_linear_loss() -> None:
+    x, g = images(low=0.4, high=0.6), torch.randn(6, 1, 6, 6, generator=generator(0))
+    for ball, worst in ((Linf(0.1), x + 0.1 * g.sign()), (L2(0.1), x + 0.1 * g / g.flatten(1).norm(dim=1).view(-1, 1, 1, 1))):
+        torch.testing.assert_close(ball.fosc(worst, x, g), torch.zeros(6), atol=1e-5, rtol=0)
+        assert (ball.fosc(x, x, g) > 0.1).all()
 
 
 def test_equal_bounds_train_bit_for_bit_like_a_constant() -> None:

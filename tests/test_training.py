@@ -193,6 +193,107 @@ def test_an_interrupt_saves_and_a_resume_ends_with_the_same_bytes(tmp_path: Path
     assert run.read_rows() == resumed.rows
 
 
+STATEFUL = {
+    "free": ("method.name=free", "schedule.k_min=2"),
+    "fast": ("method.name=fast", "method.init=previous", "schedule.name=constant", "schedule.steps=1", "schedule.step_size=0.06"),
+    "atta": ("method.name=atta", "method.reset=2", "schedule.k_max=2"),
+    "atta on the CPU": ("method.name=atta", "method.store=cpu"),
+    "dat": ("method.name=dat", "method.dynamic_epochs=3"),
+    "yopo": ("method.name=yopo", "method.inner=2", "model.first_layer='0'"),
+}
+
+
+def stateful_recipe(name: str) -> Recipe:
+    options = STATEFUL[name]
+    base = {"data.augment": "crop-flip", "data.pad": "1", "train.tensorboard": "false"}
+    if "schedule.name=constant" not in options:
+        return toy_recipe(*[f"{k}={v}" for k, v in base.items()], *options)
+    common = ["train.device=cpu", "threat.eps=0.05", "train.epochs=4", "data.batch_size=4", "optim.lr=0.003"]
+    return recipes.load("mnist5k-pgd", [*common, *[f"{k}={v}" for k, v in base.items()], *options])
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_what_a_method_remembers_survives_an_interrupt(tmp_path: Path, name: str) -> None:
+    recipe = stateful_recipe(name)
+    fit(small_net(), toy_data(90), toy_data(40), recipe, run=tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        fit(small_net(), toy_data(90), toy_data(40), recipe, run=tmp_path / "cut", reporter=StopAt(2, 3))
+    run, again = RunFolder.open(tmp_path / "cut")
+    fit(small_net(seed=9), toy_data(90), toy_data(40), again, run=run)
+    assert (tmp_path / "cut" / "last.safetensors").read_bytes() == (tmp_path / "whole" / "last.safetensors").read_bytes()
+
+
+class Collapsing(Reporter):
+    """Ruins the weights once, at the end of an epoch, as catastrophic overfitting would."""
+
+    def __init__(self, net: torch.nn.Module, epoch: int) -> None:
+        self.net, self.at, self.notes = net, epoch, [""]
+
+    def batch(self, moment: Moment) -> None:
+        if moment.epoch == self.at and moment.batch == moment.batches:
+            self.at = -1
+            with torch.no_grad():
+                for p in self.net.parameters():
+                    p.zero_()
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def test_a_collapse_is_rolled_back_and_training_goes_on_with_one_more_step(tmp_path: Path) -> None:
+    recipe, net = stateful_recipe("fast"), small_net()
+    reporter = Collapsing(net, epoch=2)
+    fitted = fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=reporter)
+    assert [row.get("event", row["epoch"]) for row in fitted.rows] == [0, 1, "collapse", 2, 3]
+    event = fitted.rows[2]
+    assert (event["epoch"], event["action"], event["extra_steps"]) == (2, "rollback", 1)
+    assert event["after"] < event["before"] - 0.2
+    assert [row["steps"] for row in fitted.rows if "event" not in row] == [1, 1, 2, 2]
+    assert fitted.grad_evals == 96 * (2 + 2 + 2 + 3 + 3), "what the lost epoch cost is not forgotten"
+    assert any("catastrophic overfitting in epoch 2" in n and "now with 2 inner steps" in n for n in reporter.notes)
+    assert fitted.rows[-1]["valid"]["pgd-20"] > 0.9
+    assert RunFolder(tmp_path / "run").read_rows() == fitted.rows
+
+
+def test_a_rolled_back_run_resumes_with_its_extra_step(tmp_path: Path) -> None:
+    recipe = stateful_recipe("fast")
+
+    class Both(Collapsing):
+        def batch(self, moment: Moment) -> None:
+            super().batch(moment)
+            if stop and (moment.epoch, moment.batch, self.at) == (2, 3, -1):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    stop, net = False, small_net()
+    fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "whole", reporter=Both(net, 2))
+    stop, net = True, small_net()
+    with pytest.raises(Interrupted):
+        fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "cut", reporter=Both(net, 2))
+    run, _ = RunFolder.open(tmp_path / "cut")
+    fit(small_net(), toy_data(), toy_data(40), recipe, run=run)
+    assert (tmp_path / "cut" / "last.safetensors").read_bytes() == (tmp_path / "whole" / "last.safetensors").read_bytes()
+    assert [without_times(r) for r in run.read_rows()] == [without_times(r) for r in RunFolder(tmp_path / "whole").read_rows()]
+
+
+@pytest.mark.parametrize("guard", ["stop", "ignore"])
+def test_the_guard_can_stop_or_look_away(tmp_path: Path, guard: str) -> None:
+    net = small_net()
+    recipe = recipes.parse(
+        {**stateful_recipe("fast").tables, "train": {**stateful_recipe("fast").tables["train"], "guard": guard}}, "guarded"
+    )
+    reporter = Collapsing(net, epoch=2)
+    if guard == "stop":
+        with pytest.raises(AmataError, match=r"catastrophic overfitting in epoch 2.*the last good checkpoint is kept"):
+            fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=reporter)
+        assert RunFolder(tmp_path / "run").read_rows()[-1]["action"] == "stop"
+        loaded = load_checkpoint(tmp_path / "run" / "checkpoints", recipe.fingerprint(), print)
+        assert loaded is not None
+        assert loaded[1]["epoch"] == 2
+    else:
+        fitted = fit(net, toy_data(), toy_data(40), recipe, reporter=reporter)
+        assert [row["epoch"] for row in fitted.rows] == [0, 1, 2, 3]
+
+
 def without_times(row: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in row.items() if k != "train_seconds"}
 
@@ -226,9 +327,9 @@ def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path: Path) -> N
 
 
 def test_two_checkpoints_are_kept_and_all_damaged_is_an_error(tmp_path: Path) -> None:
-    for batch in range(4):
+    for batch in range(1, 5):
         save_checkpoint(tmp_path, 0, batch, {"t": torch.ones(3) * batch}, {"fingerprint": "f"})
-    assert sorted(p.name for p in tmp_path.iterdir()) == [f"00000-000000{b}.{s}" for b in (2, 3) for s in ("json", "safetensors")]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"00000-000000{b}.{s}" for b in (3, 4) for s in ("json", "safetensors")]
     for path in tmp_path.glob("*.json"):
         path.write_text("{")
     with pytest.raises(AmataError, match=r"no checkpoint in .* can be read"):

@@ -2,7 +2,31 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+
+class Frame(NamedTuple):
+    """Where augmentation cut each image out of its padded original: the rows and columns taken, mirrored ones running backwards."""
+
+    rows: Tensor
+    columns: Tensor
+    pad: int
+
+    def _index(self) -> tuple[Tensor, slice, Tensor, Tensor]:
+        sample = torch.arange(len(self.rows), device=self.rows.device)
+        return sample[:, None, None], slice(None), self.rows[:, :, None], self.columns[:, None, :]
+
+    def cut(self, padded: Tensor) -> Tensor:
+        """The windows of padded images, as one gather."""
+        # Advanced indices around a slice put the channels last; the permute puts them back.
+        return padded[self._index()].permute(0, 3, 1, 2).contiguous()
+
+    def paste(self, padded: Tensor, x: Tensor) -> Tensor:
+        """The padded images with x written back into the windows it was cut from: the exact inverse of `cut`."""
+        out = padded.clone()
+        out[self._index()] = x.permute(0, 2, 3, 1)
+        return out
 
 
 class Batch(NamedTuple):
@@ -11,3 +35,8 @@ class Batch(NamedTuple):
     x: Tensor
     y: Tensor
     ids: Tensor
+    total: int = 0
+    """One more than the largest id of the data set."""
+    epoch: int = 0
+    frame: Frame | None = None
+    """How augmentation cut the images out, where it did."""

@@ -96,7 +96,7 @@ class Exponential:
 
 @dataclass(frozen=True, kw_only=True)
 class Piecewise:
-    """Stages given by hand: `stages` holds (first epoch, K) pairs, alpha_t = tau / K_t.
+    """Stages given by hand: `stages` holds (first epoch, K) pairs, alpha_t = tau / K_t (tau itself where K_t = 0).
 
     >>> Piecewise(stages=[(0, 2), (5, 10)], tau=0.5)(4, 10)
     Control(steps=2, step_size=0.25)
@@ -106,7 +106,7 @@ class Piecewise:
     tau: float
 
     def __post_init__(self) -> None:
-        stages = tuple((whole(epoch, "stage's first epoch", 0), whole(steps, "stage's K", 1)) for epoch, steps in self.stages)
+        stages = tuple((whole(epoch, "stage's first epoch", 0), whole(steps, "stage's K", 0)) for epoch, steps in self.stages)
         object.__setattr__(self, "stages", stages)
         object.__setattr__(self, "tau", positive(self.tau, "tau"))
         starts = [epoch for epoch, _ in stages]
@@ -115,7 +115,7 @@ class Piecewise:
 
     def __call__(self, epoch: int, epochs: int) -> Control:
         steps = [k for first, k in self.stages if first <= epoch][-1]
-        return Control(steps, self.tau / steps)
+        return Control(steps, self.tau / max(steps, 1))
 
 
 SCHEDULES: dict[str, type] = {"constant": Constant, "linear": Linear, "exponential": Exponential, "piecewise": Piecewise}

@@ -42,8 +42,24 @@ class Ball(Protocol):
         """The feasible set of the batch x."""
         ...
 
+    def scaled(self, factor: float) -> "Ball":
+        """The ball of `factor` times the radius."""
+        ...
+
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """Each sample's distance in the ball's norm."""
+        ...
+
+    def direction(self, g: Tensor) -> Tensor:
+        """The step of length one, in the ball's norm, that gains most along g."""
+        ...
+
+    def limit(self, delta: Tensor) -> Tensor:
+        """Perturbations brought back into the ball, whatever image they belong to."""
+        ...
+
+    def fosc(self, x_adv: Tensor, x: Tensor, g: Tensor) -> Tensor:
+        """Each sample's first-order stationary condition eps |g|_dual - <x_adv - x, g>: 0 where no move in the ball gains."""
         ...
 
 
@@ -57,26 +73,38 @@ class Linf:
     def __post_init__(self) -> None:
         object.__setattr__(self, "eps", positive(self.eps, "eps"))
 
+    def scaled(self, factor: float) -> "Linf":
+        return Linf(factor * self.eps)
+
     def around(self, x: Tensor) -> "LinfRegion":
-        return LinfRegion(x, (x - self.eps).clamp(0, 1), (x + self.eps).clamp(0, 1), self.eps)
+        return LinfRegion(self, x, (x - self.eps).clamp(0, 1), (x + self.eps).clamp(0, 1))
 
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
         return (x_adv - x).flatten(1).abs().amax(1)
 
+    def direction(self, g: Tensor) -> Tensor:
+        return g.sign()
+
+    def limit(self, delta: Tensor) -> Tensor:
+        return delta.clamp(-self.eps, self.eps)
+
+    def fosc(self, x_adv: Tensor, x: Tensor, g: Tensor) -> Tensor:
+        return self.eps * g.flatten(1).abs().sum(1) - ((x_adv - x) * g).flatten(1).sum(1)
+
 
 @dataclass(frozen=True)
 class LinfRegion:
+    ball: Linf
     x: Tensor
     low: Tensor
     high: Tensor
-    eps: float
 
     def start(self, rng: torch.Generator) -> Tensor:
         noise = torch.rand(self.x.shape, generator=rng, device=self.x.device, dtype=self.x.dtype)
-        return self.project(self.x + self.eps * (2 * noise - 1))
+        return self.project(self.x + self.ball.eps * (2 * noise - 1))
 
     def ascend(self, x_adv: Tensor, g: Tensor, alpha: float | Tensor) -> Tensor:
-        return x_adv + alpha * g.sign()
+        return x_adv + alpha * self.ball.direction(g)
 
     def project(self, x_adv: Tensor) -> Tensor:
         # The ball and [0, 1] are both boxes, so their intersection is one box and the projection one clamp.
@@ -98,32 +126,43 @@ class L2:
     def __post_init__(self) -> None:
         object.__setattr__(self, "eps", positive(self.eps, "eps"))
 
+    def scaled(self, factor: float) -> "L2":
+        return L2(factor * self.eps)
+
     def around(self, x: Tensor) -> "L2Region":
-        return L2Region(x, self.eps)
+        return L2Region(self, x)
 
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
         return (x_adv - x).flatten(1).norm(dim=1)
 
+    def direction(self, g: Tensor) -> Tensor:
+        return g / _per_sample_norm(g)
+
+    def limit(self, delta: Tensor) -> Tensor:
+        return delta * (self.eps / _per_sample_norm(delta)).clamp_max(1)
+
+    def fosc(self, x_adv: Tensor, x: Tensor, g: Tensor) -> Tensor:
+        return self.eps * g.flatten(1).norm(dim=1) - ((x_adv - x) * g).flatten(1).sum(1)
+
 
 @dataclass(frozen=True)
 class L2Region:
+    ball: L2
     x: Tensor
-    eps: float
 
     def start(self, rng: torch.Generator) -> Tensor:
         # Uniform in the ball: a uniform direction times a radius whose d-th power is uniform.
         direction = torch.randn(self.x.shape, generator=rng, device=self.x.device, dtype=self.x.dtype)
         u = torch.rand(len(self.x), generator=rng, device=self.x.device, dtype=self.x.dtype)
-        radius = self.eps * u ** (1 / self.x[0].numel())
+        radius = self.ball.eps * u ** (1 / self.x[0].numel())
         return self.project(self.x + radius.view(-1, *[1] * (self.x.dim() - 1)) * direction / _per_sample_norm(direction))
 
     def ascend(self, x_adv: Tensor, g: Tensor, alpha: float | Tensor) -> Tensor:
-        return x_adv + alpha * g / _per_sample_norm(g)
+        return x_adv + alpha * self.ball.direction(g)
 
     def project(self, x_adv: Tensor) -> Tensor:
         # Clamping to [0, 1] afterwards keeps the point in the ball: x itself lies in the box, so no distance to it grows.
-        delta = x_adv - self.x
-        return (self.x + delta * (self.eps / _per_sample_norm(delta)).clamp_max(1)).clamp(0, 1)
+        return (self.x + self.ball.limit(x_adv - self.x)).clamp(0, 1)
 
 
 BALLS: dict[str, type[Linf] | type[L2]] = {ball.norm: ball for ball in (Linf, L2)}

@@ -102,14 +102,15 @@ class Loader:
         return math.floor(n) if self.drop_last else math.ceil(n)
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
-        n = len(self.images)
+        n, total = len(self.images), int(self.images.ids.max()) + 1
         order = torch.arange(n) if self.seed is None else torch.randperm(n, generator=generator(self.seed, epoch, "shuffle"))
         batches = list(order.split(self.batch_size))[start : len(self)]
         draw = None if self.seed is None else Draw(self.seed, epoch)
         for index, (positions, (x, y)) in enumerate(zip(batches, self.images.read(batches, self.device, draw), strict=True), start):
+            frame = None
             if self.seed is not None and (self.pad or self.flip):
-                x = crop_flip(x, generator(self.seed, epoch, index, "augment", device=self.device), pad=self.pad, flip=self.flip)
-            yield Batch(x, y, self.images.ids[positions])
+                x, frame = crop_flip(x, generator(self.seed, epoch, index, "augment", device=self.device), pad=self.pad, flip=self.flip)
+            yield Batch(x, y, self.images.ids[positions], total, epoch, frame)
 
 
 class Stream:
@@ -127,7 +128,7 @@ class Stream:
         for index, item in enumerate(self.batches):
             if index >= start:
                 x, y = item[0].to(self.device), item[1].to(self.device)
-                yield Batch(x, y, torch.full((len(x),), -1))
+                yield Batch(x, y, torch.full((len(x),), -1), epoch=epoch)
 
 
 def split_validation(images: ImageSet, count: int, seed: int) -> tuple[ImageSet, ImageSet | None, list[int]]:

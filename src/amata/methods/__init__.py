@@ -1,9 +1,43 @@
 """Training methods, one file each. To add one: write its file, give it a name here, a recipe and a row in tests/test_methods.py."""
 
+from amata.methods.atta import ATTA
 from amata.methods.contract import Memory, Method, Net
+from amata.methods.dat import DAT
 from amata.methods.erm import ERM
+from amata.methods.fast import Fast
+from amata.methods.fat import FAT
+from amata.methods.free import Free
+from amata.methods.nfgsm import NFGSM
 from amata.methods.pgd import PGD
+from amata.methods.trades import TRADES
+from amata.methods.yopo import YOPO
 
-METHODS: dict[str, type] = {"erm": ERM, "pgd": PGD}
+METHODS: dict[str, type] = {
+    "erm": ERM,
+    "pgd": PGD,
+    "free": Free,
+    "fast": Fast,
+    "nfgsm": NFGSM,
+    "yopo": YOPO,
+    "atta": ATTA,
+    "fat": FAT,
+    "dat": DAT,
+    "trades": TRADES,
+}
 
-__all__ = ["ERM", "METHODS", "PGD", "Memory", "Method", "Net"]
+__all__ = [
+    "ATTA",
+    "DAT",
+    "ERM",
+    "FAT",
+    "METHODS",
+    "NFGSM",
+    "PGD",
+    "TRADES",
+    "YOPO",
+    "Fast",
+    "Free",
+    "Memory",
+    "Method",
+    "Net",
+]

@@ -4,6 +4,7 @@ A method decides how ascent on x and descent on theta interleave; the engine dec
 the paper's algorithm box and its hyper-parameters, and nothing else.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -16,16 +17,49 @@ from amata.schedules import Control
 class Net(Protocol):
     """The engine's verbs. Every call that runs a sample through a full forward and backward pass is counted as its cost."""
 
-    def input_grad(self, x: Tensor, y: Tensor) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
+        """The network's output, held constant: no gradient flows through it."""
+        ...
+
+    def input_grad(self, x: Tensor, y: Tensor, *, loss: Callable[[Tensor, Tensor], Tensor] | None = None) -> Tensor:
         """The gradient of each sample's loss at its image; no weight gradients are computed."""
         ...
 
-    def backward(self, x: Tensor, y: Tensor, *, wrt_input: bool = False) -> Tensor | None:
-        """Add the gradient of the batch-mean loss to the weights' gradients; `wrt_input` also returns it at the images."""
+    def input_grad_and_logits(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """`input_grad`, and the logits that the same pass computed."""
+        ...
+
+    def backward(
+        self,
+        x: Tensor | tuple[Tensor, ...],
+        y: Tensor,
+        *,
+        loss: Callable[..., Tensor] | None = None,
+        scale: float = 1.0,
+        wrt_input: bool = False,
+    ) -> Tensor | None:
+        """Add the gradient of the batch-mean loss, times `scale`, to the weights' gradients; `wrt_input` also returns it at the images.
+
+        A tuple of inputs goes through the network one by one, and the loss takes all their logits, then y.
+        """
         ...
 
     def apply(self) -> None:
         """One optimiser step with the gradients so far, which are then zero again."""
+        ...
+
+    # The network split after its first layer, z = f_0(x):
+
+    def costate(self, x: Tensor, y: Tensor, *, first: bool) -> Tensor:
+        """A full pass: adds the weight gradients of the layers behind the first (and of the first too, if asked), returns p = dl/dz."""
+        ...
+
+    def first_grad(self, x: Tensor, p: Tensor) -> Tensor:
+        """The gradient of <p, f_0(x)> at the images: the first layer alone."""
+        ...
+
+    def first_backward(self, x: Tensor, p: Tensor) -> None:
+        """Add the gradient of <p, f_0(x)> to the first layer's weight gradients."""
         ...
 
 

@@ -19,6 +19,7 @@ from amata.threat import Ball
 class PGD:
     ball: Ball
     random_start: bool = True
+    clean_term: bool = False  # add the clean loss, as the PGD baseline of YOPO's code does and Madry's training does not
 
     def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
         x, y, region = batch.x, batch.y, self.ball.around(batch.x)
@@ -27,4 +28,6 @@ class PGD:
             g = net.input_grad(x_adv, y)
             x_adv = region.project(region.ascend(x_adv, g, u.step_size))  # x^k = P(x^(k-1) + alpha_t sign g)
         net.backward(x_adv, y)
+        if self.clean_term:
+            net.backward(x, y)
         net.apply()  # theta <- theta - eta grad l(x^K, y)

@@ -37,6 +37,8 @@ class Normalized(nn.Module):
         super().__init__()
         self.normalize = normalize
         self.net = net
+        if isinstance(getattr(net, "first_layer", None), str):
+            self.first_layer = f"net.{net.first_layer}"
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(self.normalize(x))

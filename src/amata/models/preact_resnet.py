@@ -32,6 +32,8 @@ class PreActBlock(nn.Module):
 
 
 class PreActResNet18(nn.Module):
+    first_layer = "conv1"
+
     def __init__(
         self,
         *,

@@ -48,6 +48,8 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
+    first_layer = "conv1"
+
     def __init__(
         self,
         block: type[BasicBlock] | type[Bottleneck],

@@ -1,4 +1,7 @@
-"""Small networks for MNIST-sized images: LeNet, the SmallCNN of the TRADES family, and a tiny strided CNN for quick work on a CPU."""
+"""Small networks for MNIST-sized images: LeNet, the SmallCNN of the TRADES family, and a tiny strided CNN for quick work on a CPU.
+
+Their `first_layer`, for methods that split it off, is the first convolution with its ReLU, as in YOPO's MNIST code.
+"""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,6 +18,8 @@ class LeNet(nn.Module):
     pooling, dropout, 128 hidden units, 1,199,882 parameters.
     """
 
+    first_layer = "relu1"
+
     def __init__(self, *, in_channels: int = 1, classes: int = 10, normalize: Normalize | None = None, variant: str = "1.0") -> None:
         super().__init__()
         if variant not in ("1.0", "2020"):
@@ -23,6 +28,7 @@ class LeNet(nn.Module):
         self.with_dropout = variant == "2020"
         width, kernel, hidden = ((32, 64), 3, 128) if self.with_dropout else ((20, 50), 5, 500)
         self.conv1 = nn.Conv2d(in_channels, width[0], kernel)
+        self.relu1 = nn.ReLU()
         self.conv2 = nn.Conv2d(width[0], width[1], kernel)
         self.dropout1 = nn.Dropout(0.25)
         self.dropout2 = nn.Dropout(0.5)
@@ -30,7 +36,7 @@ class LeNet(nn.Module):
         self.fc2 = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.conv1(self.normalize(x)))
+        x = self.relu1(self.conv1(self.normalize(x)))
         if self.with_dropout:
             x = self.dropout1(F.max_pool2d(F.relu(self.conv2(x)), 2))
             x = self.dropout2(F.relu(self.fc1(x.flatten(1))))
@@ -46,10 +52,13 @@ class SmallCNN(nn.Module):
     As in the references the last layer starts at exactly zero, so the first batch has no input gradient and is trained on its start.
     """
 
+    first_layer = "relu1"
+
     def __init__(self, *, in_channels: int = 1, classes: int = 10, normalize: Normalize | None = None, dropout: float = 0.5) -> None:
         super().__init__()
         self.normalize = normalize or Normalize()
         self.conv1 = nn.Conv2d(in_channels, 32, 3)
+        self.relu1 = nn.ReLU()
         self.conv2 = nn.Conv2d(32, 32, 3)
         self.conv3 = nn.Conv2d(32, 64, 3)
         self.conv4 = nn.Conv2d(64, 64, 3)
@@ -65,7 +74,7 @@ class SmallCNN(nn.Module):
         nn.init.zeros_(self.fc3.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.conv1(self.normalize(x)))
+        x = self.relu1(self.conv1(self.normalize(x)))
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
         x = F.relu(self.conv3(x))
         x = F.max_pool2d(F.relu(self.conv4(x)), 2)
@@ -76,16 +85,19 @@ class SmallCNN(nn.Module):
 class TinyCNN(nn.Module):
     """Two strided 4x4 convolutions and two linear layers (the MNIST network of Wong et al. 2020): 166,406 parameters."""
 
+    first_layer = "relu1"
+
     def __init__(self, *, in_channels: int = 1, classes: int = 10, normalize: Normalize | None = None, width: int = 16) -> None:
         super().__init__()
         self.normalize = normalize or Normalize()
         self.conv1 = nn.Conv2d(in_channels, width, 4, stride=2, padding=1)
+        self.relu1 = nn.ReLU()
         self.conv2 = nn.Conv2d(width, 2 * width, 4, stride=2, padding=1)
         self.fc1 = nn.Linear(2 * width * 7 * 7, 100)
         self.fc2 = nn.Linear(100, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.conv1(self.normalize(x)))
+        x = self.relu1(self.conv1(self.normalize(x)))
         x = F.relu(self.conv2(x))
         x = F.relu(self.fc1(x.flatten(1)))
         return self.fc2(x)

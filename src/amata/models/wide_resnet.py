@@ -30,6 +30,8 @@ class WideBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
+    first_layer = "conv1"
+
     def __init__(
         self, *, in_channels: int = 3, classes: int = 10, normalize: Normalize | None = None, depth: int = 34, widen: int = 10
     ) -> None:

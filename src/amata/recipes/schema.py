@@ -45,6 +45,8 @@ class Model(Table):
     std: list[Positive] | None = None
     weights: str | None = None
     """Weights to begin from."""
+    first_layer: str | None = None
+    """The module after which yopo splits the network; the model's own `first_layer` by default."""
 
 
 class Optim(Table):
@@ -77,6 +79,8 @@ class Train(Table):
     valid_attack: str = "pgd-10"
     """The cheap attack that chooses the best model on the held-out images."""
     valid_every: Count = 1
+    guard: Literal["rollback", "stop", "ignore"] = "rollback"
+    """What to do when a single-step method collapses (catastrophic overfitting); seen on held-out images."""
     save_minutes: Positive = 5.0
     tensorboard: bool = True
 

@@ -22,7 +22,7 @@ class Board:
         self.writer = SummaryWriter(str(run / "tensorboard"), purge_step=epoch)
 
     def add(self, row: dict[str, Any]) -> None:
-        if self.writer is None:
+        if self.writer is None or "event" in row:
             return
         flat = {k: v for k, v in row.items() if isinstance(v, int | float) and k != "epoch"}
         flat |= {f"valid/{k}": v for k, v in row.get("valid", {}).items()}

@@ -20,22 +20,27 @@ KEEP = 2
 
 
 def save_checkpoint(folder: Path, epoch: int, batch: int, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-    """Save the state before batch `batch` of `epoch` and drop all but the newest two."""
+    """Save the state before batch `batch` of `epoch` and drop all but the newest two, and the newest that begins an epoch."""
     stem = f"{epoch:05d}-{batch:07d}"
     (folder / f"{stem}.json").unlink(missing_ok=True)  # a damaged checkpoint of this very place, trained again
     content = save_tensors(folder / f"{stem}.safetensors", tensors)
     write_json(folder / f"{stem}.json", {**record, "sha256": hashlib.sha256(content).hexdigest()})
-    for old in _records(folder)[:-KEEP]:
-        old.unlink()  # the record first: without it the tensors are no checkpoint
+    records = _records(folder)
+    begins_epoch = [path for path in records if path.stem.endswith("-0000000")][-1:]  # where the guard would go back to
+    for old in records[:-KEEP]:
+        if old not in begins_epoch:
+            old.unlink()  # the record first: without it the tensors are no checkpoint
     kept = {path.stem for path in _records(folder)}
     for path in folder.glob("[0-9]*.safetensors"):
         if path.stem not in kept:
             path.unlink()
 
 
-def load_checkpoint(folder: Path, fingerprint: str, note: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The newest checkpoint that is whole, or None if there is none; a damaged one is named and passed over."""
-    records = _records(folder)
+def load_checkpoint(
+    folder: Path, fingerprint: str, note: Callable[[str], None], epoch: int | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The newest whole checkpoint (or the one that begins `epoch`), None if there is none; a damaged one is named and passed over."""
+    records = [path for path in _records(folder) if epoch is None or path.stem == f"{epoch:05d}-0000000"]
     for path in reversed(records):
         try:
             record: dict[str, Any] = json.loads(path.read_text())

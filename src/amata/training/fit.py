@@ -9,13 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from amata.data import Arrays, ImageSet, Loader, Stream
-from amata.errors import InputError
+from amata.errors import AmataError, InputError
 from amata.evaluation import Result, evaluate, parse_attack
+from amata.methods import ERM
 from amata.recipes import Recipe, load
 from amata.schedules import Control
 from amata.training.board import Board
 from amata.training.checkpoint import load_checkpoint, save_checkpoint
 from amata.training.files import load_tensors, save_tensors
+from amata.training.guard import IMAGES, PROBE, Collapse, collapsed
 from amata.training.interrupt import Interrupt, Interrupted
 from amata.training.reporter import Moment, Reporter
 from amata.training.run import RunFolder
@@ -104,20 +106,21 @@ class _Fit:
         self.recipe = trainer.recipe
         self.rows: list[dict[str, Any]] = []
         self.best_weights: dict[str, Tensor] | None = None
+        self.good: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         self.saved_at: tuple[int, int] | None = None
         self.saved_time = time.monotonic()
         parse_attack(self.recipe.train.valid_attack)  # a misspelt one should not be found out after an epoch
 
     def run_all(self) -> Fitted:
-        trainer, at = self.trainer, self.trainer.at
+        trainer = self.trainer
         if self.run:
             self._resume()
-            at = trainer.at
-        with Board(self.run.path if self.run and self.recipe.train.tensorboard else None, at.epoch, self.reporter.note) as board:
-            while at.epoch < self.recipe.train.epochs:
+        with Board(self.run.path if self.run and self.recipe.train.tensorboard else None, trainer.at.epoch, self.reporter.note) as board:
+            while trainer.at.epoch < self.recipe.train.epochs:
                 if trainer.train_epoch(self._after_batch):
                     self._stop()
                 board.add(self._finish_epoch())
+        at = trainer.at
         if self.run:
             self.run.promote(at.best_epoch)
             self._save_weights(self.run.path / "last.safetensors", self.recipe.train.epochs - 1)
@@ -142,6 +145,7 @@ class _Fit:
         self.run.truncate_rows(at.rows)
         self.rows = self.run.read_rows()
         self.run.promote(at.best_epoch)
+        self.good = load_checkpoint(self.run.checkpoints, self.recipe.fingerprint(), lambda _: None, epoch=at.epoch)
         self.reporter.note(f"resumed at epoch {at.epoch}, batch {at.batch}")
 
     def _after_batch(self, u: Control) -> bool:
@@ -175,9 +179,11 @@ class _Fit:
             "grad_evals_per_image": at.grad_evals / at.images,
             "lr": trainer.lr(at.batch - 1),
         }
+        if (collapse := self._probe(u)) is not None:
+            return self._recover(collapse)
         last = at.epoch == self.recipe.train.epochs - 1
         if self.valid is not None and (last or (at.epoch + 1) % self.recipe.train.valid_every == 0):
-            results = self._validate()
+            results = self._validate(("clean", self.recipe.train.valid_attack))
             row["valid"] = {name: result.accuracy for name, result in results.items()}
             row["valid_n"] = results["clean"].n
             self._keep_if_best(results[self.recipe.train.valid_attack].accuracy)
@@ -186,13 +192,20 @@ class _Fit:
             self.run.append_row(row)
         trainer.next_epoch()
         at.rows = len(self.rows)
+        self._remember()
         if self.run:
             self._checkpoint()
             self.run.promote(at.best_epoch)
         self.reporter.epoch(row)
         return row
 
-    def _validate(self) -> dict[str, Result]:
+    def _remember(self) -> None:
+        """Keep the state after a good epoch, for the guard to go back to."""
+        if self.valid is not None and self.recipe.train.guard == "rollback" and self.trainer.control().steps <= 1:
+            tensors, record = self.trainer.state()
+            self.good = {k: v.detach().clone() for k, v in tensors.items()}, record
+
+    def _validate(self, attacks: tuple[str, ...], limit: int | None = None) -> dict[str, Result]:
         assert self.valid is not None
 
         def watch(attack: str, done: int, total: int) -> None:
@@ -204,11 +217,40 @@ class _Fit:
             self.trainer.result,
             self.valid.epoch(),
             ball=self.recipe.ball,
-            attacks=list(dict.fromkeys(["clean", self.recipe.train.valid_attack])),
+            attacks=list(dict.fromkeys(attacks)),
             step_size=self.recipe.eval.step_size,
+            limit=limit,
             seed=self.recipe.train.seed,
             progress=watch,
         )
+
+    def _probe(self, u: Control) -> Collapse | None:
+        """After an epoch of a single-step method: whether its robustness has collapsed since the last good epoch."""
+        at = self.trainer.at
+        if self.valid is None or u.steps > 1 or self.recipe.train.guard == "ignore" or isinstance(self.recipe.method, ERM):
+            return None
+        now = self._validate((PROBE,), IMAGES)[PROBE].accuracy
+        if at.probe is not None and collapsed(at.probe, now):
+            return Collapse(at.epoch, at.probe, now)
+        at.probe = now
+        return None
+
+    def _recover(self, collapse: Collapse) -> dict[str, Any]:
+        """Go back to the last good epoch and go on with one more inner step, or stop, as the recipe says."""
+        trainer, action = self.trainer, self.recipe.train.guard
+        row = collapse.row(action, trainer.at.extra_steps + (action == "rollback"))
+        self.rows.append(row)
+        if self.run:
+            self.run.append_row(row)
+        if action == "stop" or self.good is None:
+            raise AmataError(f"{collapse}; stopped as train.guard = 'stop' asks, the last good checkpoint is kept")
+        trainer.rewind(*self.good)
+        trainer.at.extra_steps, trainer.at.rows = row["extra_steps"], len(self.rows)
+        self.reporter.note(f"{collapse}; back to the end of epoch {trainer.at.epoch - 1}, now with {trainer.control().steps} inner steps")
+        if self.run:
+            self.saved_at = None
+            self._checkpoint()
+        return row
 
     def _keep_if_best(self, accuracy: float) -> None:
         at = self.trainer.at

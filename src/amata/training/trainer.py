@@ -42,6 +42,10 @@ class Position:
     best_accuracy: float | None = None
     rows: int = 0
     average_steps: int = 0
+    probe: float | None = None
+    """The accuracy under the guard's probe after the last good epoch."""
+    extra_steps: int = 0
+    """Inner steps added to the schedule's by the guard."""
 
 
 class Trainer:
@@ -56,6 +60,7 @@ class Trainer:
             loss=smooth_ce(recipe.optim.label_smoothing),
             attack_mode=recipe.train.attack_mode,
             average=self.average,
+            first_layer=recipe.model.first_layer,
         )
         self.memory: Memory = {}
         self.at = Position()
@@ -67,7 +72,8 @@ class Trainer:
         return self.average.model if self.average else self.model
 
     def control(self) -> Control:
-        return self.recipe.schedule(self.at.epoch, self.recipe.train.epochs)
+        u = self.recipe.schedule(self.at.epoch, self.recipe.train.epochs)
+        return u._replace(steps=u.steps + self.at.extra_steps)
 
     def lr(self, batch: int) -> float:
         """The learning rate of a batch of the current epoch."""
@@ -121,6 +127,13 @@ class Trainer:
     def next_epoch(self) -> None:
         self.at.epoch, self.at.batch = self.at.epoch + 1, 0
         self.loss_sum.zero_()
+
+    def rewind(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+        """Go back to an earlier state, but not in what was spent since."""
+        spent = self.at
+        self.restore(tensors, record)
+        self.at.train_seconds, self.at.grad_evals, self.at.images = spent.train_seconds, spent.grad_evals, spent.images
+        self.net.grad_evals = spent.grad_evals
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything a resumed run needs, as tensors and JSON."""

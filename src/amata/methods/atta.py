@@ -1,0 +1,72 @@
+"""ATTA (Zheng et al. 2020, arXiv 1912.11969): perturbations are kept from epoch to epoch, so that few steps add up to a strong attack.
+
+u = (K, alpha): K steps a visit, from where the sample's perturbation was left. The store holds perturbations in the frame of the padded
+image; the batch's crop and flip are applied to read them and inverted exactly to write them. Every `reset` epochs the store starts
+afresh, at 0.001 N(0, 1) when a sample is next seen. Amata on it: `early_reset` = 2 during the first `early_epochs` = 5, so that early
+attacks are weak. The reference divides the already averaged loss by the batch size; `loss_scale = "reference"` does so too (it wants
+another rate). Its padding is grey, ours black.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from amata.batch import Batch
+from amata.errors import InputError
+from amata.methods.contract import Memory, Net
+from amata.schedules import Control
+from amata.threat import Ball
+
+
+@dataclass(frozen=True, kw_only=True)
+class ATTA:
+    ball: Ball
+    reset: int = 10
+    early_reset: int = 0  # 0: none
+    early_epochs: int = 5
+    noise: float = 0.001
+    loss_scale: Literal["mean", "reference"] = "mean"
+    store: Literal["device", "cpu"] = "device"
+
+    def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
+        x, y, region = batch.x, batch.y, self.ball.around(batch.x)
+        self._prepare(batch, memory)
+        ids = batch.ids.to(memory["store"].device)
+        kept = memory["store"][ids]  # the perturbations of these samples, in their padded frames
+        delta = batch.frame.cut(kept.to(x.device)) if batch.frame else kept.to(x.device)
+        fresh = memory["fresh"][ids].to(x.device).view(-1, 1, 1, 1)
+        delta = torch.where(fresh, self.noise * torch.randn(x.shape, generator=rng, device=x.device, dtype=x.dtype), delta)
+        x_adv = region.project(x + delta)
+        for _ in range(u.steps):  # k = 1 .. K
+            g = net.input_grad(x_adv, y)
+            x_adv = region.project(region.ascend(x_adv, g, u.step_size))
+        net.backward(x_adv, y, scale=1 / len(x) if self.loss_scale == "reference" else 1.0)
+        net.apply()
+        self._keep(batch, memory, ids, kept, x_adv - x)
+
+    def _prepare(self, batch: Batch, memory: Memory) -> None:
+        """The store, empty at first and again at the start of every epoch e (from 1) with e % reset = 0."""
+        if batch.total == 0:
+            raise InputError(
+                "atta keeps a perturbation for every sample, so it needs data with ids: tensors or a data set, not an iterable"
+            )
+        if "store" not in memory:
+            pad = batch.frame.pad if batch.frame else 0
+            shape = (batch.total, batch.x.shape[1], batch.x.shape[2] + 2 * pad, batch.x.shape[3] + 2 * pad)
+            device = "cpu" if self.store == "cpu" else batch.x.device
+            memory["store"] = torch.zeros(shape, device=device)
+            memory["fresh"] = torch.ones(batch.total, dtype=torch.bool, device=device)
+            memory["epoch"] = torch.tensor(batch.epoch)
+        if batch.epoch != int(memory["epoch"]):
+            memory["epoch"] = torch.tensor(batch.epoch)
+            every = self.early_reset if self.early_reset and batch.epoch < self.early_epochs else self.reset
+            if (batch.epoch + 1) % every == 0:
+                memory["store"].zero_()
+                memory["fresh"].fill_(True)
+
+    def _keep(self, batch: Batch, memory: Memory, ids: Tensor, kept: Tensor, delta: Tensor) -> None:
+        store = memory["store"]
+        store[ids] = (batch.frame.paste(kept.to(delta.device), delta) if batch.frame else delta).to(store.device)
+        memory["fresh"][ids] = False

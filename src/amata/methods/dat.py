@@ -1,0 +1,43 @@
+"""Dynamic adversarial training (Wang et al. 2019, ICML): attack each sample until its first-order stationary condition is small enough.
+
+FOSC(x_k) = eps |g|_dual - <x_k - x_0, g>, g the sample's own gradient at x_k; 0 exactly where no feasible move raises the loss.
+u = (K, alpha): at most K steps; after the first, a sample stops where FOSC <= c_t, and c_t falls from c_max to 0 over `dynamic_epochs`.
+The paper's x_0 is the natural image; the reference code takes the random start (`centre = "start"`), for which FOSC may be negative. The
+reference's weighting of each sample's loss by itself is not in the paper and left out. Finished samples leave the batch.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from amata.batch import Batch
+from amata.methods.contract import Memory, Net
+from amata.schedules import Control
+from amata.threat import Ball
+
+
+@dataclass(frozen=True, kw_only=True)
+class DAT:
+    ball: Ball
+    c_max: float = 0.5
+    dynamic_epochs: int = 100
+    centre: Literal["natural", "start"] = "natural"
+
+    def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
+        x, y = batch.x, batch.y
+        c = max(0.0, self.c_max * (1 - batch.epoch / self.dynamic_epochs))  # c_t
+        x_adv = self.ball.around(x).start(rng)
+        centre = x if self.centre == "natural" else x_adv.clone()
+        active = torch.arange(len(x), device=x.device)
+        for k in range(u.steps):
+            g = net.input_grad(x_adv[active], y[active])
+            if k > 0:
+                stays = self.ball.fosc(x_adv[active], centre[active], g) > c
+                active, g = active[stays], g[stays]
+                if len(active) == 0:
+                    break
+            region = self.ball.around(x[active])
+            x_adv[active] = region.project(region.ascend(x_adv[active], g, u.step_size))
+        net.backward(x_adv, y)
+        net.apply()

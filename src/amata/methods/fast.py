@@ -1,0 +1,53 @@
+"""Fast adversarial training, FGSM-RS (Wong, Rice & Kolter 2020, arXiv 2001.03994): one attack step from a random start.
+
+u = (K, alpha): K = 1 is the method (more steps may be asked for), K = 0 its weak version for early epochs. The paper says of Amata+Fast
+only that the weak version uses "a fixed non-zero initialization". `weak = "fixed"` reads that literally: one noise image, drawn once, is
+everybody's start, and the gradient step follows as always (two passes). `weak = "skip"` trains on that start itself (one pass), which
+alone can save time. As in the reference alpha is 1.25 eps, and the step is clipped to the ball.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from amata.batch import Batch
+from amata.methods.contract import Memory, Net
+from amata.schedules import Control
+from amata.threat import Ball
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fast:
+    ball: Ball
+    init: Literal["random", "zero", "previous", "fixed"] = "random"
+    weak: Literal["fixed", "skip"] = "fixed"
+
+    def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
+        x, y, region = batch.x, batch.y, self.ball.around(batch.x)
+        weak = u.steps == 0
+        x_adv = self._start(x, rng, memory, "fixed" if weak else self.init)
+        steps = u.steps if not weak else 1 if self.weak == "fixed" else 0
+        for _ in range(steps):
+            g = net.input_grad(x_adv, y)
+            x_adv = region.project(region.ascend(x_adv, g, u.step_size))  # delta <- clip(delta + alpha sign g)
+        if self.init == "previous":
+            memory["previous"][: len(x)] = x_adv - x
+        net.backward(x_adv, y)
+        net.apply()
+
+    def _start(self, x: Tensor, rng: torch.Generator, memory: Memory, init: str) -> Tensor:
+        region = self.ball.around(x)
+        if self.init == "previous" and len(memory.get("previous", x[:0])) < len(x):
+            memory["previous"] = torch.zeros_like(x)
+        if init == "random":
+            return region.start(rng)
+        if init == "zero":
+            return x
+        if init == "previous":  # row i begins where row i of the last batch ended
+            return region.project(x + memory["previous"][: len(x)])
+        if "fixed" not in memory:  # grey images are far from the box, so the draw is the whole ball's
+            grey = torch.full_like(x[:1], 0.5)
+            memory["fixed"] = self.ball.around(grey).start(rng) - grey
+        return region.project(x + memory["fixed"])

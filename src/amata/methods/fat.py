@@ -1,0 +1,42 @@
+"""Friendly adversarial training (Zhang et al. 2020, arXiv 2002.11242): stop attacking a sample soon after it is misclassified.
+
+u = (K, alpha): at most K steps; a sample leaves tau steps after its first error, with the image it had before the step. `tau` holds
+(first epoch, tau) stages, as the reference's dynamic schedule: [[0, 0], [50, 1], [90, 2]]. Finished samples leave the batch, so they
+cost nothing. `omega` is the reference's small noise in every step.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from amata.batch import Batch
+from amata.methods.contract import Memory, Net
+from amata.schedules import Control
+from amata.threat import Ball
+
+
+@dataclass(frozen=True, kw_only=True)
+class FAT:
+    ball: Ball
+    tau: tuple[tuple[int, int], ...] = ((0, 0),)
+    omega: float = 0.001
+
+    def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
+        x, y = batch.x, batch.y
+        x_adv = self.ball.around(x).start(rng)
+        patience = torch.full_like(y, [tau for first, tau in self.tau if first <= batch.epoch][-1])
+        active = torch.arange(len(x), device=x.device)
+        for _ in range(u.steps):  # k = 1 .. K, on those still attacked
+            g, z = net.input_grad_and_logits(x_adv[active], y[active])
+            wrong = z.argmax(1) != y[active]
+            stays = ~wrong | (patience[active] > 0)  # wrong with no patience left: done, with the image as it is
+            patience[active] -= wrong.long()
+            active, g = active[stays], g[stays]
+            if len(active) == 0:
+                break
+            region = self.ball.around(x[active])
+            moved = region.ascend(x_adv[active], g, u.step_size)
+            moved = moved + self.omega * torch.randn(moved.shape, generator=rng, device=x.device, dtype=x.dtype)
+            x_adv[active] = region.project(moved)
+        net.backward(x_adv, y)
+        net.apply()

@@ -1,0 +1,36 @@
+"""TRADES (Zhang et al. 2019, arXiv 1901.08573): clean cross-entropy plus beta times the KL divergence between clean and adversarial.
+
+u = (K, alpha): K steps up KL(p(x) || p(x')). The start is x + 0.001 N(0, 1), boxed. The clean logits of the attack are computed once, not
+once a step as in the reference, which changes nothing but the cost; gradients of the update flow through both p(x) and p(x').
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from amata.batch import Batch
+from amata.losses import ce, kl
+from amata.methods.contract import Memory, Net
+from amata.schedules import Control
+from amata.threat import Ball
+
+
+@dataclass(frozen=True, kw_only=True)
+class TRADES:
+    ball: Ball
+    beta: float = 6.0
+    noise: float = 0.001
+
+    def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
+        x, y, region = batch.x, batch.y, self.ball.around(batch.x)
+        z = net.logits(x)
+        x_adv = region.project(x + self.noise * torch.randn(x.shape, generator=rng, device=x.device, dtype=x.dtype))
+        for _ in range(u.steps):  # k = 1 .. K
+            g = net.input_grad(x_adv, z, loss=kl)
+            x_adv = region.project(region.ascend(x_adv, g, u.step_size))
+        net.backward((x, x_adv), y, loss=self.loss)
+        net.apply()
+
+    def loss(self, z: Tensor, z_adv: Tensor, y: Tensor) -> Tensor:
+        return ce(z, y) + self.beta * kl(z_adv, z)
