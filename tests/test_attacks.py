@@ -193,6 +193,19 @@ def test_cw_l2_finds_the_nearest_boundary_of_a_linear_model(classes: int, c: flo
     assert float(ratio.max()) <= 1.1
 
 
+def test_cw_l2_converges_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the final pull, which would solve a linear model whatever the optimiser did."""
+    monkeypatch.setattr("amata.attacks.cw._pulled_in", lambda model, x, y, nearest, *_: nearest)
+    model, x = Linear(2, 64, seed=3), images(30, side=8, low=0.3, high=0.7)
+    y = model(x).argmax(1)
+    w = (model.fc.weight[0] - model.fc.weight[1]).norm().detach()
+    minimal = model(x).diff(dim=1).abs().squeeze(1).detach() / w
+    x_adv = cw_l2(model, x, y, c=1.0, steps=500)
+    ratio = (x_adv - x).flatten(1).norm(dim=1) / minimal
+    assert float(ratio.min()) >= 0.999
+    assert float(ratio.max()) <= 1.1
+
+
 def test_cw_l2_searches_the_constant_that_a_sample_needs() -> None:
     model, x = Linear(3, seed=4), images(10, low=0.3, high=0.7)
     x = x[model(x).topk(2).values.diff().squeeze() < -1]  # nobody so near the boundary that Adam's first step crosses it
@@ -244,10 +257,11 @@ def test_restarts_keep_each_samples_worst_case() -> None:
         (images(), labels().float(), "int64"),
         (images(), labels(5), r"shape \(6,\)"),
         (images()[:0], labels()[:0], "empty"),
-        (images(), labels() + 9, "outside the model's 4 classes"),
+        (images(), torch.tensor([0, 1, 2, 9, 0, 1]), r"\[0, 9\], outside the model's 4 classes"),
+        (images(), torch.tensor([0, 1, 2, -100, 0, 1]), r"\[-100, 2\], outside the model's 4 classes"),
     ],
 )
-@pytest.mark.parametrize("attack", [pgd, autoattack])
+@pytest.mark.parametrize("attack", [pgd, autoattack, lambda *args, ball: cw_l2(*args)])
 def test_what_cannot_be_attacked_is_refused(attack: Any, x: Tensor, y: Tensor, message: str) -> None:
     with pytest.raises(InputError, match=message):
         attack(small_net(), x, y, ball=LINF)

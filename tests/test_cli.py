@@ -221,7 +221,8 @@ def test_resume_guards_the_experiment(amata: Amata, run: Path, tmp_path: Path) -
     assert (called.code, called.err.count("\n")) == (2, 1)
     assert "optim.lr would change the experiment being resumed" in called.err
     toml = (copy / "recipe.toml").read_text()
-    (copy / "recipe.toml").write_text(toml.replace("lr = 0.006", "lr = 0.2"))
+    assert "\nlr = 0.05\n" in toml
+    (copy / "recipe.toml").write_text(toml.replace("\nlr = 0.05\n", "\nlr = 0.2\n"))
     called = amata("train", "--resume", copy)
     assert (called.code, called.err.count("\n")) == (2, 1)
     assert "belongs to another recipe" in called.err

@@ -25,9 +25,9 @@ def idx(array: np.ndarray) -> bytes:
     return b"\0\0\x08" + bytes([array.ndim]) + b"".join(int(n).to_bytes(4, "big") for n in array.shape) + array.tobytes()
 
 
-def write_mnist(folder: Path, *, zipped: bool = True) -> tuple[np.ndarray, np.ndarray]:
+def write_mnist(folder: Path, *, zipped: bool = True, count: int = 12) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
-    x, y = rng.integers(0, 256, (12, 28, 28), np.uint8), rng.integers(0, 10, 12).astype(np.uint8)
+    x, y = rng.integers(0, 256, (count, 28, 28), np.uint8), rng.integers(0, 10, count).astype(np.uint8)
     for name in FILES:
         content = idx(x if "images" in name else y)
         (folder / (name + (".gz" if zipped else ""))).write_bytes(gzip.compress(content) if zipped else content)

@@ -90,9 +90,9 @@ class Rippled(nn.Module):
 
 def test_a_stronger_attack_that_does_worse_is_named() -> None:
     x = torch.full((20, 1, 4, 4), 0.5)
-    results = evaluate(Rippled(), (x, torch.zeros(20, dtype=torch.long)), ball=Linf(0.1), attacks=["fgsm", "pgd-40"], step_size=0.001)
-    assert results["fgsm"].accuracy < results["pgd-40"].accuracy
-    assert any("more images standing than the weaker fgsm" in w for w in results["pgd-40"].warnings)
+    results = evaluate(Rippled(), (x, torch.zeros(20, dtype=torch.long)), ball=Linf(0.1), attacks=["fgsm", "pgd-200"], step_size=0.001)
+    assert results["fgsm"].accuracy < results["pgd-200"].accuracy
+    assert any("more images standing than the weaker fgsm" in w for w in results["pgd-200"].warnings)
     assert not results["fgsm"].warnings
 
 
@@ -118,6 +118,21 @@ def test_attack_names(text: str, expected: tuple[str, int, int]) -> None:
 def test_misspelt_attacks_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="unknown attack"):
         parse_attack(text)
+
+
+def test_the_model_is_left_as_found_in_every_submodule() -> None:
+    model = small_net().train()
+    model[1].eval()
+    modes = [m.training for m in model.modules()]
+    evaluate(model, (images(), labels()), ball=BALL, attacks=["clean", "pgd-2"])
+    assert [m.training for m in model.modules()] == modes
+
+
+def test_an_attack_named_twice_is_run_once() -> None:
+    model, x = Linear(4), images(10)
+    results = evaluate(model, (x, model(x).argmax(1)), ball=BALL, attacks=["clean", "clean", " clean"])
+    assert list(results) == ["clean"]
+    assert results["clean"].accuracy == 1.0
 
 
 def test_nothing_to_evaluate_is_an_error() -> None:

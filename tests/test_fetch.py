@@ -98,9 +98,16 @@ def test_a_download_killed_after_its_last_byte_is_whole(server: Server, tmp_path
 
 
 def test_a_wrong_checksum_is_refused_and_nothing_stays(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"wrong checksum \(md5 .*, not 0123\) and was removed"):
+    with pytest.raises(InputError, match=r"wrong checksum \(md5:.*, not md5:0123\) and was removed"):
         fetch(server.remote(checksum="md5:0123"), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_already_there_is_verified_and_never_lost(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "data.bin").write_bytes(b"my own copy")
+    with pytest.raises(InputError, match=r"data\.bin exists and is not the published file .*move it away"):
+        fetch(server.remote(), tmp_path)
+    assert (tmp_path / "data.bin").read_bytes() == b"my own copy"
 
 
 def test_a_missing_file_and_a_missing_server_are_named(server: Server, tmp_path: Path) -> None:
@@ -152,6 +159,10 @@ def test_the_command_fetches(server: Server, tmp_path: Path, monkeypatch: pytest
     called = amata("data", "fetch", "mnist", "--root", tmp_path)
     assert called.code == 0
     assert (tmp_path / "mnist" / "data.bin").read_bytes() == CONTENT
+    monkeypatch.setitem(fetching.SOURCES, "mnist", (server.remote(checksum="md5:0123"),))
+    called = amata("data", "fetch", "mnist", "--root", tmp_path / "other")
+    assert (called.code, called.err.count("\n")) == (2, 1)
+    assert "wrong checksum" in called.err
     called = amata("data", "fetch", "mnits")
     assert (called.code, called.err.count("\n")) == (2, 1)
     assert "did you mean 'mnist'" in called.err

@@ -417,7 +417,7 @@ def test_fasts_starts(init: Any) -> None:
             return super().input_grad(x, y, **options)
 
     model = small_net()
-    net, memory = Watch(model, sgd(model)), {}
+    net, memory = Watch(model, sgd(model)), Memory()
     b = batch_of(0)
     for index in range(2):
         Fast(ball=BALL, init=init).step(net, b, Control(1, 0.125), generator(index), memory)
@@ -439,7 +439,7 @@ def test_fasts_starts(init: Any) -> None:
 def test_attas_amata_resets_often_at_first() -> None:
     method = ATTA(ball=BALL, reset=10, early_reset=2, early_epochs=5)
     model = small_net()
-    net, memory = PlainNet(model, sgd(model)), {}
+    net, memory = PlainNet(model, sgd(model)), Memory()
     resets = []
     for epoch in range(21):
         half = batch_of(0)._replace(epoch=epoch)

@@ -82,6 +82,8 @@ def test_fractions_are_exact_quotients(top: int, bottom: int) -> None:
         ("schedule.name=lin", "schedule.name: unknown schedule 'lin'; did you mean 'linear'?"),
         ("schedule.name=constant", "schedule.steps: this key is needed (and 1 more)"),
         ("lr=1", "must read table.key=value"),
+        ("method.name=[1]", "method.name: unknown method '[1]'"),
+        ("optim.lr.x.y=1", "optim.lr.x.y lies inside a value that is no table"),
     ],
 )
 def test_bad_recipes_are_refused_with_their_place(override: str, message: str) -> None:

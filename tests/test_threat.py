@@ -52,6 +52,12 @@ def test_an_ascent_step_has_the_length_it_says() -> None:
         torch.testing.assert_close(ball.distance(ball.around(x).ascend(x, g, 0.25), x), torch.full((6,), 0.25))
 
 
+def test_a_tiny_gradient_makes_a_whole_step() -> None:
+    x, g = images(), 1e-30 * torch.randn(6, 1, 6, 6, generator=generator(1))
+    for ball in (Linf(1), L2(1)):
+        torch.testing.assert_close(ball.distance(ball.around(x).ascend(x, g, 0.25), x), torch.full((6,), 0.25))
+
+
 def test_a_zero_gradient_moves_nothing() -> None:
     x = images()
     for kind in BALLS.values():

@@ -29,10 +29,9 @@ from tests.conftest import small_net
 
 # A run of a few seconds that exercises everything that could break a resume: momentum, average, BatchNorm, dropout, augmentation.
 QUICK = [
-    "train.device=cpu", "train.epochs=3", "model.name=tests.conftest:dropout_net", "data.valid=40", "data.batch_size=100",
-    "data.augment=crop-flip", "data.pad=2", "schedule.k_max=3", "optim.ema=0.9", "train.valid_attack=pgd-2",
-    'eval.attacks=["clean"]', "eval.limit=50",
-    "train.tensorboard=false",
+    "train.device=cpu", "optim.name=sgd", "optim.lr=0.05", "train.epochs=3", "model.name=tests.conftest:dropout_net",
+    "data.valid=40", "data.batch_size=100", "data.augment=crop-flip", "data.pad=2", "schedule.k_max=3", "optim.ema=0.9",
+    "train.valid_attack=pgd-2", 'eval.attacks=["clean"]', "eval.limit=50", "train.tensorboard=false",
 ]  # fmt: skip
 
 
@@ -46,6 +45,7 @@ def toy_data(n: int = 96) -> tuple[Tensor, Tensor]:
 def toy_recipe(*more: str) -> Recipe:
     base = [
         "train.device=cpu",
+        "optim.name=sgd",
         "threat.eps=0.05",
         "schedule.tau=0.1",
         "schedule.k_max=3",
@@ -76,6 +76,27 @@ def test_fit_leaves_the_global_generator_alone_and_does_not_depend_on_it() -> No
         finals.append(fit(small_net(), toy_data(), None, toy_recipe()).model.state_dict())
         assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(a, b) for a, b in zip(finals[0].values(), finals[1].values(), strict=True))
+
+
+def test_a_resume_on_other_data_is_refused(tmp_path: Path) -> None:
+    from tests.test_data import write_mnist
+
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write_mnist(tmp_path / name, count=12 if name == "a" else 20)
+    options = [
+        "train.device=cpu",
+        "data.valid=2",
+        "train.epochs=1",
+        'eval.attacks=["clean"]',
+        "train.valid_attack=fgsm",
+        "train.tensorboard=false",
+    ]
+    train(recipes.load("mnist-amata", [*options, f"data.root={tmp_path / 'a'}"]), tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(InputError, match="the data are not those"):
+        resume(tmp_path / "run", (f"data.root={tmp_path / 'b'}",))
+    resume(tmp_path / "run")
 
 
 def test_the_best_model_is_chosen_by_held_out_robust_accuracy(tmp_path: Path) -> None:
@@ -151,6 +172,46 @@ def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_
     assert all(t.isfinite().all() for t in tensors.values())
 
 
+def test_a_long_epoch_is_saved_every_few_minutes(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    class Watch(Reporter):
+        def batch(self, moment: Moment) -> None:
+            seen.append(newest(tmp_path / "run"))
+
+    fit(
+        small_net(),
+        toy_data(),
+        None,
+        toy_recipe("train.save_minutes=1e-9", "train.tensorboard=false"),
+        run=tmp_path / "run",
+        reporter=Watch(),
+    )
+    assert seen[3] == "00000-0000003.json"
+
+
+def test_training_time_counts_what_the_reporter_waits_for_and_not_the_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Reporter):
+        def batch(self, moment: Moment) -> None:
+            time.sleep(0.02)  # such as reading the loss off a busy device
+
+    recipe = toy_recipe("train.epochs=1", "train.save_minutes=1e-9", "train.tensorboard=false")
+    monkeypatch.setattr(sys.modules["amata.training.fit"], "save_checkpoint", lambda *_: time.sleep(0.3))
+    fitted = fit(small_net(), toy_data(), None, recipe, run=tmp_path / "run", reporter=Slow())
+    assert 6 * 0.02 <= fitted.train_seconds < 6 * 0.02 + 5 * 0.3
+
+
+def test_fit_refuses_what_it_cannot_train_on() -> None:
+    (x, y), recipe = toy_data(), toy_recipe()
+    for model, data, message in (
+        (small_net(), [(4 * x - 2, y)], r"outside \[0, 1\]"),
+        (small_net(), (x, y + 4), r"outside the model's 4 classes"),
+        (torch.nn.Conv2d(1, 3, 3), (x, y), r"logits of shape \(2, classes\)"),
+    ):
+        with pytest.raises(InputError, match=message):
+            fit(model, data, None, recipe)
+
+
 def test_nonfinite_weights_are_never_saved(tmp_path: Path) -> None:
     class Poison(Reporter):
         def batch(self, moment: Moment) -> None:
@@ -177,8 +238,11 @@ class StopAt(Reporter):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("batch", [2, 6])
-def test_an_interrupt_saves_and_a_resume_ends_with_the_same_bytes(tmp_path: Path, number: int, code: int, batch: int) -> None:
-    recipe = toy_recipe("train.tensorboard=false", "optim.ema=0.9")
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_an_interrupt_saves_and_a_resume_ends_with_the_same_bytes(
+    tmp_path: Path, number: int, code: int, batch: int, optimizer: str
+) -> None:
+    recipe = toy_recipe("train.tensorboard=false", "optim.ema=0.9", f"optim.name={optimizer}")
     whole = fit(small_net(), toy_data(), toy_data(40), recipe, run=tmp_path / "whole")
     with pytest.raises(Interrupted, match="amata train --resume") as stopped:
         fit(small_net(), toy_data(), toy_data(40), recipe, run=tmp_path / "cut", reporter=StopAt(1, batch, number))

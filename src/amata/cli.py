@@ -189,6 +189,8 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         code = app(arguments or ["--help"], standalone_mode=False)
+        if code == 130:  # typer turns Ctrl-C into a status
+            raise KeyboardInterrupt
     except AmataError as error:
         print(f"error: {error}", file=sys.stderr)
         code = error.exit_code

@@ -136,6 +136,8 @@ class L2:
         return (x_adv - x).flatten(1).norm(dim=1)
 
     def direction(self, g: Tensor) -> Tensor:
+        # Scaled by its largest entry first, a gradient however small keeps its direction; only zero stays zero.
+        g = g / g.flatten(1).abs().amax(1).clamp_min(torch.finfo(g.dtype).tiny).view(-1, *[1] * (g.dim() - 1))
         return g / _per_sample_norm(g)
 
     def limit(self, delta: Tensor) -> Tensor:

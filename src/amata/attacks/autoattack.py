@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from amata.attacks.guard import check_images, check_logits, untouched
+from amata.attacks.guard import check_images, check_model, untouched
 from amata.errors import InputError, missing
 from amata.threat import Ball
 
@@ -26,15 +26,13 @@ def autoattack(
         raise missing("pyautoattack", "AutoAttack", "autoattack") from None
     check_images(x, y)
     with untouched(model):
-        with torch.no_grad():
-            z = model(x[:1])
-        check_logits(z, y[:1])
-        if z.shape[1] < 4:
-            raise InputError(f"AutoAttack needs at least 4 classes (its targeted loss compares four logits), the model has {z.shape[1]}")
+        classes = check_model(model, x, y)
+        if classes < 4:
+            raise InputError(f"AutoAttack needs at least 4 classes (its targeted loss compares four logits), the model has {classes}")
         with _private_rng(x.device):
             attack: Any = AutoAttack(model, eps=ball.eps, norm=_NORMS[ball.norm], device=x.device, seed=seed, version=version)
-            if version == "standard" and z.shape[1] < 10:  # it aims at nine other classes; there are fewer
-                attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = z.shape[1] - 1
+            if version == "standard" and classes < 10:  # it aims at nine other classes; there are fewer
+                attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = classes - 1
             x_adv, _ = attack.run_standard_evaluation(x, y, batch_size=batch_size)
     return x_adv.detach()
 

@@ -13,7 +13,7 @@ are pulled in at the end by a few linearised steps, which are exact on a linear 
 import torch
 from torch import Tensor, nn
 
-from amata.attacks.guard import check_images, check_logits, untouched
+from amata.attacks.guard import check_images, check_model, untouched
 from amata.errors import InputError
 from amata.losses import margin
 
@@ -37,8 +37,7 @@ def cw_l2(
     constant = torch.full((len(x),), float(c), device=x.device)
     low, high = torch.zeros_like(constant), torch.full_like(constant, torch.inf)
     with untouched(model):
-        with torch.no_grad():
-            check_logits(model(x[:1]), y[:1])
+        check_model(model, x, y)
         for _ in range(1 + search_steps):
             x_adv = x.clone().requires_grad_()
             adam = torch.optim.Adam([x_adv], lr=lr)

@@ -29,11 +29,20 @@ def check_images(x: Tensor, y: Tensor) -> None:
         )
 
 
-def check_logits(z: Tensor, y: Tensor) -> None:
-    """Refuse a model whose output is not one row of class scores per image, and labels outside those classes."""
-    if not isinstance(z, Tensor) or z.dim() != 2 or len(z) != len(y):
+def check_model(model: nn.Module, x: Tensor, y: Tensor) -> int:
+    """Refuse what `check_logits` refuses, seen on the first image; returns the number of classes."""
+    with torch.no_grad():
+        z = model(x[:1])
+    check_logits(z, y, n=1)
+    return z.shape[1]
+
+
+def check_logits(z: Tensor, y: Tensor, n: int | None = None) -> None:
+    """Refuse a model whose output is not one row of class scores per image (of n images), and labels outside those classes."""
+    n = len(y) if n is None else n
+    if not isinstance(z, Tensor) or z.dim() != 2 or len(z) != n:
         kind = f"shape {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
-        raise InputError(f"the model's output must be logits of shape ({len(y)}, classes), not {kind}")
+        raise InputError(f"the model's output must be logits of shape ({n}, classes), not {kind}")
     if y.min() < 0 or y.max() >= z.shape[1]:
         raise InputError(f"labels lie in [{int(y.min())}, {int(y.max())}], outside the model's {z.shape[1]} classes")
 

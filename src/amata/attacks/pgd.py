@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from amata.attacks.guard import check_images, check_logits, input_grad, untouched
+from amata.attacks.guard import check_images, check_model, input_grad, untouched
 from amata.errors import InputError
 from amata.losses import Loss, ce, margin
 from amata.seeds import generator
@@ -54,8 +54,7 @@ def pgd(
     climb: Loss = loss if targets is None else lambda z, t: -loss(z, t)
     region = ball.around(x)
     with untouched(model):
-        with torch.no_grad():
-            check_logits(model(x[:1]), goal[:1])
+        check_model(model, x, goal)
         worst: _Candidates | None = None
         for restart in range(restarts):
             if start is not None and restart == 0:

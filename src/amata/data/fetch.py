@@ -55,7 +55,10 @@ def fetch(remote: Remote, folder: Path, progress: Progress | None = None, timeou
     """Bring `remote` into the folder, going on with a partial file if there is one. Returns the verified file."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / remote.name
-    if not target.exists():
+    if target.exists():
+        if (actual := _checksum(target, remote.checksum)) != remote.checksum:
+            raise InputError(f"{target} exists and is not the published file ({actual}, not {remote.checksum}); move it away and run again")
+    else:
         partial = target.with_name(target.name + ".part")
         _download(remote, partial, progress, timeout)
         verify(partial, remote.checksum)
@@ -93,12 +96,17 @@ def _download(remote: Remote, partial: Path, progress: Progress | None, timeout:
 
 def verify(path: Path, checksum: str) -> None:
     """Refuse, and remove, a file whose content is not what its checksum says."""
-    algorithm, _, expected = checksum.partition(":")
-    with path.open("rb") as file:
-        actual = hashlib.file_digest(file, algorithm).hexdigest()
-    if actual != expected:
+    actual = _checksum(path, checksum)
+    if actual != checksum:
         path.unlink()
-        raise InputError(f"{path} has a wrong checksum ({algorithm} {actual}, not {expected}) and was removed; run the command again")
+        raise InputError(f"{path} has a wrong checksum ({actual}, not {checksum}) and was removed; run the command again")
+
+
+def _checksum(path: Path, like: str) -> str:
+    """The checksum of a file, by the algorithm of another."""
+    algorithm = like.partition(":")[0]
+    with path.open("rb") as file:
+        return f"{algorithm}:{hashlib.file_digest(file, algorithm).hexdigest()}"
 
 
 def unpack(archive: Path, folder: Path) -> None:

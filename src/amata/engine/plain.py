@@ -77,7 +77,8 @@ class PlainNet:
     ) -> Tensor | None:
         self.model.train()
         inputs = [t.detach().requires_grad_(wrt_input) for t in (x if isinstance(x, tuple) else (x,))]
-        value = (loss or self.loss)(*[self.model(t) for t in inputs], y).mean()
+        objective: Callable[..., Tensor] = loss or self.loss
+        value = objective(*[self.model(t) for t in inputs], y).mean()
         (value * scale if scale != 1 else value).backward()
         self.grad_evals += sum(len(t) for t in inputs)
         self.last_loss = value.detach()

@@ -53,7 +53,7 @@ class Metered(nn.Module):
         super().__init__()
         self.model = model
         self.grad_evals = 0
-        self.train(model.training)
+        self.training = model.training  # not train(), which would reach into the model
 
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad and torch.is_grad_enabled():
@@ -82,7 +82,7 @@ def evaluate(
 
     `data` is a pair of tensors (x, y), or any iterable of (x, y, ...) batches. The model is left as it was found.
     """
-    specs = [parse_attack(name, step_size=step_size, c=cw_c) for name in attacks]
+    specs = [parse_attack(name, step_size=step_size, c=cw_c) for name in dict.fromkeys(a.strip() for a in attacks)]
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     metered = Metered(model)
     correct = dict.fromkeys([s.name for s in specs], 0)
@@ -114,7 +114,7 @@ def evaluate(
     for spec in specs:
         low, high = wilson(correct[spec.name], n)
         results[spec.name] = Result(correct[spec.name] / n, n, low, high, cost[spec.name], round(seconds[spec.name], 3), spec.params(ball))
-    _warn_if_masked(specs, results, zero_gradients, probed)
+    _warn_if_masked(specs, results, ball, zero_gradients, probed)
     return results
 
 
@@ -144,7 +144,7 @@ def _zero_gradients(model: nn.Module, x: Tensor, y: Tensor, z: Tensor) -> tuple[
     return int((g.flatten(1).abs().amax(1) == 0).sum()), int(right.sum())
 
 
-def _warn_if_masked(specs: list[AttackSpec], results: dict[str, Result], zero_gradients: int, probed: int) -> None:
+def _warn_if_masked(specs: list[AttackSpec], results: dict[str, Result], ball: Ball, zero_gradients: int, probed: int) -> None:
     for strong in specs:
         result = results[strong.name]
         if probed and zero_gradients > 0.05 * probed and strong.kind != "clean":
@@ -154,7 +154,7 @@ def _warn_if_masked(specs: list[AttackSpec], results: dict[str, Result], zero_gr
             )
         for weak in specs:
             gap = result.accuracy - results[weak.name].accuracy
-            if weak.weaker_than(strong) and gap > max(0.01, 2 / result.n):
+            if weak.weaker_than(strong, ball) and gap > max(0.01, 2 / result.n):
                 result.warnings.append(
                     f"{strong.name} leaves {gap:.1%} more images standing than the weaker {weak.name}: gradients look masked, "
                     "trust neither number"

@@ -35,7 +35,7 @@ class AttackSpec:
         return {
             "clean": {},
             "fgsm": {**in_ball, "steps": 1, "step_size": ball.eps, "random_start": False, "loss": "ce"},
-            "cw-l2": {"norm": "l2", "c": self.c, "steps": self.steps, "lr": 0.01, "kappa": 0.0},
+            "cw-l2": {"norm": "l2", "c": self.c, "steps": self.steps, "lr": 0.01, "kappa": 0.0, "pulled_in": True},
             "autoattack": {**in_ball, "version": "standard", "iterations": 100, "queries": 5000},
         }[self.kind]
 
@@ -51,7 +51,7 @@ class AttackSpec:
         attack = pgd if self.kind == "pgd" else cw_pgd
         return attack(model, x, y, ball=ball, steps=self.steps, step_size=self.step_size, restarts=self.restarts, seed=seed)
 
-    def weaker_than(self, other: "AttackSpec") -> bool:
+    def weaker_than(self, other: "AttackSpec", ball: Ball) -> bool:
         """Whether `other` searches the same ball harder, so that it should never leave more images standing."""
         if self.kind == "clean":
             return other.kind != "clean"
@@ -60,7 +60,8 @@ class AttackSpec:
         if other.kind == "autoattack":
             return self.kind != "autoattack"
         if self.kind == "fgsm":
-            return other.kind == "pgd" and other.steps > 1
+            reach = other.steps * (other.step_size or default_step_size(ball, other.steps))
+            return other.kind == "pgd" and other.steps > 1 and reach >= ball.eps
         harder = (other.steps, other.restarts) != (self.steps, self.restarts)
         return other.kind == self.kind and other.steps >= self.steps and other.restarts >= self.restarts and harder
 

@@ -117,7 +117,7 @@ def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Reci
         table, key = raw.get(section), _KEYED[section]
         if not isinstance(table, dict) or key not in table:
             raise InputError(f"recipe {name}: [{section}] needs the key {key}; {nearest('', registry)}")
-        if table[key] not in registry:
+        if not isinstance(table[key], str) or table[key] not in registry:
             raise InputError(f"recipe {name}: {section}.{key}: {unknown(section, str(table[key]), registry)}")
         sections[section] = (schema.table_of(registry[table[key]], key, table[key]), ...)
     order = ("data", "model", "threat", "method", "schedule", "optim", "train", "eval")
@@ -163,10 +163,10 @@ def _override(raw: dict[str, Any], text: str) -> None:
         parsed = value.strip()  # a bare word or fraction: a string
     table = raw.setdefault(section, {})
     *parents, leaf = key.split(".")
-    for parent in parents:
-        table = table.setdefault(parent, {})
-    if not isinstance(table, dict):
-        raise InputError(f"--set {text!r}: {path} is not a table")
+    for parent in [None, *parents]:
+        table = table if parent is None else table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise InputError(f"--set {text!r}: {path.strip()} lies inside a value that is no table")
     # Naming another schedule or method starts its table afresh: the old one's keys mean nothing to it.
     if _renames(text) and table.get(key) != parsed:
         table.clear()

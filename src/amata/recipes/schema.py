@@ -4,7 +4,7 @@ import dataclasses
 from functools import partial
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from amata.quantity import number
 from amata.threat import Ball
@@ -68,6 +68,12 @@ class Optim(Table):
     label_smoothing: Share = 0.0
     ema: Share = 0.0
     """Decay of the weight average per step; 0 is off."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Optim":
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs a momentum above 0")
+        return self
 
 
 class Train(Table):

@@ -30,6 +30,9 @@ def save_checkpoint(folder: Path, epoch: int, batch: int, tensors: dict[str, Ten
     for old in records[:-KEEP]:
         if old not in begins_epoch:
             old.unlink()  # the record first: without it the tensors are no checkpoint
+    for partial in folder.glob(".[0-9]*.part"):
+        if partial.name[1:] < stem:
+            partial.unlink()  # left by a kill in the middle of a write
     kept = {path.stem for path in _records(folder)}
     for path in folder.glob("[0-9]*.safetensors"):
         if path.stem not in kept:

@@ -1,5 +1,6 @@
 """A whole experiment from a recipe: data, model, training, and the final evaluation on the test set."""
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from amata.evaluation import Result, evaluate, parse_attack
 from amata.recipes import Recipe
 from amata.training.files import describe_weights, write_json
 from amata.training.fit import fit, resolve_device
+from amata.training.interrupt import Interrupted
 from amata.training.reporter import Reporter
 from amata.training.run import RunFolder
 
@@ -49,6 +51,7 @@ def build_model(recipe: Recipe, images: data.ImageSet) -> nn.Module:
 
 def train(recipe: Recipe, out: Path, reporter: Reporter | None = None) -> RunFolder:
     """Run a recipe into a new folder. All that can be wrong with the input is found before the folder is made."""
+    RunFolder.check_free(out)
     device = resolve_device(recipe.train.device)
     for attack in [recipe.train.valid_attack, *recipe.eval.attacks]:
         parse_attack(attack)
@@ -56,7 +59,7 @@ def train(recipe: Recipe, out: Path, reporter: Reporter | None = None) -> RunFol
     model = build_model(recipe, splits.train)
     run = RunFolder.create(out, recipe)
     run.write_environment(device)
-    run.write_split(recipe.train.seed, splits.held_out)
+    run.record_split(recipe.train.seed, len(splits.train), splits.held_out)
     _finish(run, recipe, model, splits, reporter or Reporter())
     return run
 
@@ -72,14 +75,18 @@ def resume(path: Path, overrides: tuple[str, ...] = (), reporter: Reporter | Non
     splits = load_data(recipe)
     model = build_model(recipe, splits.train)
     run.write_environment(device)
-    run.write_split(recipe.train.seed, splits.held_out)
+    run.record_split(recipe.train.seed, len(splits.train), splits.held_out)
     _finish(run, recipe, model, splits, reporter)
     return run
 
 
 def _finish(run: RunFolder, recipe: Recipe, model: nn.Module, splits: data.Splits, reporter: Reporter) -> None:
     fitted = fit(model, splits.train, splits.valid, recipe, run=run, reporter=reporter)
-    results = evaluate_recipe(fitted.model, recipe, splits.test, reporter)
+    try:
+        results = evaluate_recipe(fitted.model, recipe, splits.test, reporter)
+    except KeyboardInterrupt:
+        again = f"`amata train --resume {run.path}` evaluates again"
+        raise Interrupted(f"interrupted in the final evaluation; training is done and saved, {again}", signal.SIGINT) from None
     for name, result in results.items():
         for warning in result.warnings:
             reporter.note(f"{name}: {warning}")

@@ -25,15 +25,17 @@ def write_atomic(path: Path, content: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink()
-        raise InputError(
-            f"cannot write {path} ({error.strerror}); what was saved before is still there: free some space and resume"
-        ) from None
+        raise unwritable(path, error) from None
     with contextlib.suppress(OSError):  # some file systems cannot sync a folder; the rename is atomic all the same
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"cannot write {path} ({error.strerror}); what was saved before is still there: free some space and resume")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -109,7 +109,7 @@ class _Fit:
         self.good: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         self.saved_at: tuple[int, int] | None = None
         self.saved_time = time.monotonic()
-        parse_attack(self.recipe.train.valid_attack)  # a misspelt one should not be found out after an epoch
+        self.valid_attack = parse_attack(self.recipe.train.valid_attack).name  # a misspelt one is found out before an epoch is spent
 
     def run_all(self) -> Fitted:
         trainer = self.trainer
@@ -154,7 +154,9 @@ class _Fit:
         if self.interrupt.number is not None:
             return True
         if self.run and at.batch < len(self.trainer.batches) and time.monotonic() - self.saved_time > 60 * self.recipe.train.save_minutes:
+            self.trainer.stop_clock()
             self._checkpoint()
+            self.trainer.start_clock()
         return False
 
     def _moment(self, u: Control) -> Moment:
@@ -183,10 +185,10 @@ class _Fit:
             return self._recover(collapse)
         last = at.epoch == self.recipe.train.epochs - 1
         if self.valid is not None and (last or (at.epoch + 1) % self.recipe.train.valid_every == 0):
-            results = self._validate(("clean", self.recipe.train.valid_attack))
+            results = self._validate(("clean", self.valid_attack))
             row["valid"] = {name: result.accuracy for name, result in results.items()}
             row["valid_n"] = results["clean"].n
-            self._keep_if_best(results[self.recipe.train.valid_attack].accuracy)
+            self._keep_if_best(results[self.valid_attack].accuracy)
         self.rows.append(row)
         if self.run:
             self.run.append_row(row)
@@ -219,6 +221,7 @@ class _Fit:
             ball=self.recipe.ball,
             attacks=list(dict.fromkeys(attacks)),
             step_size=self.recipe.eval.step_size,
+            cw_c=self.recipe.eval.cw_c,
             limit=limit,
             seed=self.recipe.train.seed,
             progress=watch,

@@ -14,7 +14,7 @@ import torch
 from amata import recipes
 from amata.errors import InputError
 from amata.recipes import Recipe
-from amata.training.files import write_atomic, write_json
+from amata.training.files import unwritable, write_atomic, write_json
 
 
 class RunFolder:
@@ -27,15 +27,20 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, recipe: Recipe) -> "RunFolder":
         """A new run folder; an existing one is never written into."""
-        if path.exists() and not (path.is_dir() and _is_stillborn(path)):
-            hint = f"`amata train --resume {path}` goes on with it, or" if (path / "recipe.toml").is_file() else "it holds other files;"
-            raise InputError(f"output folder {path} exists already; {hint} choose another --out")
+        cls.check_free(path)
         try:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"output folder {path} cannot be made ({error.strerror}); choose another --out") from None
         write_atomic(path / "recipe.toml", f"# {recipe.name}, with every default filled in\n{recipe.to_toml()}".encode())
         return cls(path)
+
+    @staticmethod
+    def check_free(path: Path) -> None:
+        """Refuse a folder that holds anything."""
+        if path.exists() and not (path.is_dir() and _is_stillborn(path)):
+            hint = f"`amata train --resume {path}` goes on with it, or" if (path / "recipe.toml").is_file() else "it holds other files;"
+            raise InputError(f"output folder {path} exists already; {hint} choose another --out")
 
     @classmethod
     def open(cls, path: Path, overrides: tuple[str, ...] = ()) -> tuple["RunFolder", Recipe]:
@@ -61,8 +66,15 @@ class RunFolder:
     def write_environment(self, device: torch.device) -> None:
         write_json(self.path / "env.json", environment(device))
 
-    def write_split(self, seed: int, held_out: list[int]) -> None:
-        write_json(self.path / "split.json", {"seed": seed, "valid": len(held_out), "valid_ids": held_out})
+    def record_split(self, seed: int, train: int, held_out: list[int]) -> None:
+        """Write down which samples are held out; a resumed run must find the very same."""
+        file, split = self.path / "split.json", {"seed": seed, "train": train, "valid": len(held_out), "valid_ids": held_out}
+        if not file.is_file():
+            write_json(file, split)
+        elif json.loads(file.read_text()) != split:
+            raise InputError(
+                f"the data are not those that {self.path} was trained on: another number of images or held-out ids than in {file}"
+            )
 
     def read_rows(self) -> list[dict[str, Any]]:
         file = self.path / "metrics.jsonl"
@@ -75,8 +87,12 @@ class RunFolder:
         write_atomic(file, "".join(lines[:count]).encode())
 
     def append_row(self, row: dict[str, Any]) -> None:
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        file = self.path / "metrics.jsonl"
+        try:
+            with file.open("a") as stream:
+                stream.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise unwritable(file, error) from None
 
     def best_file(self, epoch: int) -> Path:
         return self.checkpoints / f"best-{epoch:05d}.safetensors"
@@ -88,9 +104,18 @@ class RunFolder:
             best = self.best_file(epoch)
             if not model.is_file() or model.read_bytes() != best.read_bytes():
                 write_atomic(model, best.read_bytes())
+        wanted = {self.best_file(e) for e in [epoch, *self._kept_bests()] if e is not None}
         for path in self.checkpoints.glob("best-*.safetensors"):
-            if epoch is None or path != self.best_file(epoch):
+            if path not in wanted:
                 path.unlink()
+
+    def _kept_bests(self) -> list[int | None]:
+        """The best epoch by each checkpoint's own account: an older one may have to be gone back to."""
+        bests = []
+        for path in self.checkpoints.glob("[0-9]*.json"):
+            with contextlib.suppress(ValueError, KeyError):
+                bests.append(json.loads(path.read_text())["best_epoch"])
+        return bests
 
 
 def _is_stillborn(path: Path) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from amata.attacks.guard import check_images, check_logits
 from amata.batch import Batch
 from amata.engine import PlainNet, WeightAverage
 from amata.errors import AmataError
@@ -84,8 +85,12 @@ class Trainer:
     def train_epoch(self, after_batch: Callable[[Control], bool]) -> bool:
         """Train the rest of the current epoch. `after_batch` may end it early by returning True; then so does this."""
         seed, u = self.recipe.train.seed, self.control()
-        started = self._clock()
+        self.start_clock()
+        first = True
         for batch in self.batches.epoch(self.at.epoch, self.at.batch):
+            if first:
+                self._check_batch(batch)
+                first = False
             lr = self.lr(self.at.batch)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
@@ -99,26 +104,44 @@ class Trainer:
             self.at.grad_evals = self.net.grad_evals
             if self.device.type == "cpu" or self.at.batch % CHECK_EVERY == 0:
                 self.check_finite()
-            paused = self._clock()
-            self.at.train_seconds += paused - started
+            self._tick()
             if after_batch(u):
                 return True
-            started = time.perf_counter()
         self.check_finite()
+        self.stop_clock()
         return False
 
-    def _clock(self) -> float:
-        # The device is waited for where its time is read off for good: at the ends of an epoch, not between its batches.
-        if self.device.type == "cuda" and self.at.batch in (0, len(self.batches)):
+    def start_clock(self) -> None:
+        self._synchronize()
+        self._since = time.perf_counter()
+
+    def stop_clock(self) -> None:
+        """Read the clock for good: what the device still has to do belongs to training too."""
+        self._synchronize()
+        self._tick()
+
+    def _tick(self) -> None:
+        now = time.perf_counter()
+        self.at.train_seconds += now - self._since
+        self._since = now
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        return time.perf_counter()
+
+    def _check_batch(self, batch: Batch) -> None:
+        """Refuse images outside [0, 1], labels outside the classes and models without logits before an epoch is spent on them."""
+        check_images(batch.x, batch.y)
+        self.model.eval()
+        with torch.no_grad():
+            check_logits(self.model(batch.x[:2]), batch.y, n=len(batch.x[:2]))
 
     def check_finite(self) -> None:
         if not math.isfinite(self.loss_sum.item()):
             lr = self.lr(self.at.batch - 1)
             raise AmataError(
                 f"the loss is not finite in epoch {self.at.epoch}, at or before batch {self.at.batch} (lr {lr:.3g}); "
-                "the last good checkpoint is kept: lower optim.lr, lengthen optim.warmup, or check the data"
+                "the last good checkpoint is kept: start a new run with a lower optim.lr or a longer optim.warmup, or check the data"
             )
 
     def mean_loss(self) -> float:
