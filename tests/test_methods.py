@@ -329,6 +329,35 @@ def equal(a: nn.Module, b: nn.Module) -> bool:
     return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
+def test_a_new_method_takes_one_file_one_name_and_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import dataclass
+
+    from amata import recipes
+    from amata.threat import Ball
+    from amata.training import fit
+
+    @dataclass(frozen=True, kw_only=True)
+    class Noise:  # its file
+        ball: Ball
+        share: float = 1.0
+
+        def step(self, net: Any, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
+            net.backward(self.ball.scaled(self.share).around(batch.x).start(rng), batch.y)
+            net.apply()
+
+    def oracle_noise(s: Scene, b: Batch, rng: torch.Generator) -> None:
+        s.descend(uniform(b.x, rng, 0.5 * EPS), b.y)
+
+    monkeypatch.setitem(METHODS, "noise", Noise)  # its name
+    monkeypatch.setitem(ALL, "noise", (Noise(ball=BALL, share=0.5), oracle_noise, 1))  # its row
+    test_a_method_equals_its_oracle_over_several_batches("noise")
+    test_the_cost_meter_follows_the_formula("noise")
+    test_a_method_draws_only_from_its_generator_and_leaves_no_gradient("noise")
+    recipe = recipes.load("mnist5k-amata", ["method.name=noise", "method.share=1/2", "train.epochs=1", "train.device=cpu"])  # its recipe
+    assert recipe.method == Noise(ball=Linf(0.2), share=0.5)
+    assert fit(small_net(), (images(8), labels(8)), None, recipe).grad_evals == 8
+
+
 # --- what a method must reduce to ------------------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,19 @@ def test_the_table_is_what_the_results_say() -> None:
     subprocess.run([sys.executable, "tools/readme.py", "--check"], cwd=ROOT, check=True)
 
 
+def test_the_table_of_methods_is_what_the_results_say() -> None:
+    subprocess.run([sys.executable, "tools/methods.py", "--check"], cwd=ROOT, check=True)
+
+
+def test_every_method_has_a_page_and_a_line() -> None:
+    from amata.methods import METHODS
+
+    index = (ROOT / "docs" / "methods" / "README.md").read_text()
+    for name in METHODS:
+        assert (ROOT / "docs" / "methods" / f"{name}.md").is_file()
+        assert f"[`{name}`]({name}.md)" in index
+
+
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", TEXT, re.S))
 def test_its_python_runs(code: str) -> None:
     subprocess.run([sys.executable, "-c", f"import amata\n{code}"], cwd=ROOT, check=True, capture_output=True)

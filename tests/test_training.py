@@ -466,24 +466,23 @@ def test_a_whole_run_leaves_what_it_promises(tmp_path: Path) -> None:
         train(recipe, run.path)
 
 
-@pytest.mark.slow
-def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    """SIGKILL leaves no chance to tidy up: seven times, at random moments."""
-    options = [f"--set={o}" for o in [*QUICK, "train.epochs=8", "train.save_minutes=0.003"]]
+def kill_and_resume(tmp_path: Path, options: list[str], anywhere: int, after_a_save: int) -> int:
+    """Run a recipe whole, and once more with SIGKILLs that leave no chance to tidy up; both must end with the same bytes."""
+    arguments = [f"--set={o}" for o in [*QUICK, "train.save_minutes=0.003", *options]]
     base = [sys.executable, "-m", "amata", "train"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     # One thread everywhere: a sum's order, and so its last bit, may depend on the number of threads.
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-    subprocess.run([*base, "mnist5k-amata", *options, "--out", str(whole)], check=True, env=env, capture_output=True)
+    subprocess.run([*base, "mnist5k-amata", *arguments, "--out", str(whole)], check=True, env=env, capture_output=True)
     chance = random.Random(0)
     kills = 0
     for _ in range(40):
         saved = newest(cut)
-        start = ["--resume", str(cut)] if (cut / "recipe.toml").is_file() else ["mnist5k-amata", *options, "--out", str(cut)]
+        start = ["--resume", str(cut)] if (cut / "recipe.toml").is_file() else ["mnist5k-amata", *arguments, "--out", str(cut)]
         process = subprocess.Popen([*base, *start], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if kills < 3:  # anywhere from the first import on
+        if kills < anywhere:  # from the first import on
             time.sleep(chance.uniform(0.5, 4))
-        elif kills < 7:  # in the thick of it: soon after a save
+        elif kills < anywhere + after_a_save:  # in the thick of it
             deadline = time.monotonic() + 120
             while process.poll() is None and newest(cut) == saved and time.monotonic() < deadline:
                 time.sleep(0.002)
@@ -497,11 +496,22 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path: Path)
             assert process.returncode == 0, err
             break
         kills += 1
-    assert kills >= 5, "the run ended before it could be killed often enough"
     for name in ("last.safetensors", "model.safetensors"):
         assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
     cut_rows, whole_rows = (RunFolder(p).read_rows() for p in (cut, whole))
     assert [without_times(r) for r in cut_rows] == [without_times(r) for r in whole_rows]
+    return kills
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    assert kill_and_resume(tmp_path, ["train.epochs=8"], anywhere=3, after_a_save=4) >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["free", "atta", "dat"])
+def test_methods_that_remember_survive_being_killed(tmp_path: Path, method: str) -> None:
+    assert kill_and_resume(tmp_path, ["train.epochs=5", f"method.name={method}"], anywhere=0, after_a_save=2) == 2
 
 
 def newest(run: Path) -> str:

@@ -52,13 +52,19 @@ class ATTA:
             raise InputError(
                 "atta keeps a perturbation for every sample, so it needs data with ids: tensors or a data set, not an iterable"
             )
+        device = torch.device("cpu") if self.store == "cpu" else batch.x.device
         if "store" not in memory:
             pad = batch.frame.pad if batch.frame else 0
             shape = (batch.total, batch.x.shape[1], batch.x.shape[2] + 2 * pad, batch.x.shape[3] + 2 * pad)
-            device = "cpu" if self.store == "cpu" else batch.x.device
             memory["store"] = torch.zeros(shape, device=device)
             memory["fresh"] = torch.ones(batch.total, dtype=torch.bool, device=device)
             memory["epoch"] = torch.tensor(batch.epoch)
+        elif memory["store"].device != device:  # a resumed run brings everything to the device of training
+            memory["store"], memory["fresh"], memory["epoch"] = (
+                memory["store"].to(device),
+                memory["fresh"].to(device),
+                memory["epoch"].cpu(),
+            )
         if batch.epoch != int(memory["epoch"]):
             memory["epoch"] = torch.tensor(batch.epoch)
             every = self.early_reset if self.early_reset and batch.epoch < self.early_epochs else self.reset

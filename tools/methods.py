@@ -1,0 +1,128 @@
+"""Every method with and without Amata on 5,000 digits: python tools/methods.py trains what is missing, writes results/methods-mnist5k/ and
+docs/methods/README.md; --check only compares the page with the files."""
+
+import json
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results" / "methods-mnist5k"
+PAGE = ROOT / "docs" / "methods" / "README.md"
+KEPT = ("recipe.toml", "env.json", "metrics.jsonl", "summary.json")
+
+# (plain recipe, the same with Amata on it), by method
+PAIRS = {
+    "pgd": ("mnist5k-pgd", ("mnist5k-amata",)),
+    "free": ("mnist5k-free", ("mnist5k-amata-free",)),
+    "fast": ("mnist5k-fast", ("mnist5k-amata-fast", "mnist5k-amata-fast-skip")),
+    "nfgsm": ("mnist5k-nfgsm", ()),
+    "yopo": ("mnist5k-yopo", ("mnist5k-amata-yopo",)),
+    "atta": ("mnist5k-atta", ("mnist5k-amata-atta",)),
+    "fat": ("mnist5k-fat", ("mnist5k-amata-fat",)),
+    "dat": ("mnist5k-dat", ("mnist5k-amata-dat",)),
+    "trades": ("mnist5k-trades", ("mnist5k-amata-trades",)),
+}  # fmt: skip
+
+
+def train_missing() -> None:
+    from amata import recipes
+    from amata.console import ConsoleReporter
+    from amata.training.experiment import train
+
+    names = [name for plain, annealed in PAIRS.values() for name in (plain, *annealed)]
+    for name in names:
+        if (RESULTS / name / "summary.json").is_file():
+            continue
+        print(name, flush=True)
+        with tempfile.TemporaryDirectory() as folder, ConsoleReporter() as reporter:
+            run = train(recipes.load(name), Path(folder) / name, reporter)
+            (RESULTS / name).mkdir(parents=True, exist_ok=True)
+            for file in KEPT:
+                shutil.copy(run.path / file, RESULTS / name / file)
+
+
+def rows() -> list[dict[str, Any]]:
+    table = []
+    for method, (plain, annealed) in PAIRS.items():
+        for name in (plain, *annealed):
+            summary = json.loads((RESULTS / name / "summary.json").read_text())
+            lines = [json.loads(line) for line in (RESULTS / name / "metrics.jsonl").read_text().splitlines()]
+            table.append(
+                {
+                    "method": method,
+                    "recipe": name,
+                    "epochs": summary["epochs"],
+                    "clean": summary["evaluation"]["clean"]["accuracy"],
+                    "pgd-40": summary["evaluation"]["pgd-40"]["accuracy"],
+                    "grad_evals": summary["grad_evals"],
+                    "per_image": summary["grad_evals_per_image"],
+                    "train_seconds": summary["train_seconds"],
+                    "collapses": sum(line.get("event") == "collapse" for line in lines),
+                }
+            )
+    return table
+
+
+def markdown() -> str:
+    lines = [
+        "| recipe | epochs | clean % | PGD-40 % | gradient evaluations | per image and epoch | seconds | collapses |",
+        "|---" * 8 + "|",
+    ]
+    for r in rows():
+        lines.append(
+            f"| `{r['recipe']}` | {r['epochs']} | {100 * r['clean']:.1f} | {100 * r['pgd-40']:.1f} | {r['grad_evals']:,} | "
+            f"{r['per_image']:.2f} | {r['train_seconds']:.0f} | {r['collapses']} |"
+        )
+    return "\n".join(lines)
+
+
+def costs() -> str:
+    """What the meter counts for one image under a few controls, first-layer passes behind a plus."""
+    import torch
+
+    from amata.batch import Batch
+    from amata.engine import PlainNet
+    from amata.methods import METHODS
+    from amata.models import build
+    from amata.schedules import Control
+    from amata.seeds import generator
+    from amata.threat import Linf
+
+    controls = (1, 2, 5, 10)
+    batch = Batch(torch.rand(16, 1, 28, 28, generator=generator("costs")), torch.arange(16) % 10, torch.arange(16), 16)
+    lines = ["| method | " + " | ".join(f"K = {k}" for k in controls) + " |", "|---" * (len(controls) + 1) + "|"]
+    for name, method in METHODS.items():
+        cells = []
+        for k in controls:
+            model = build("tinycnn", in_channels=1, classes=10)
+            net = PlainNet(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            method(ball=Linf(0.1)).step(net, batch, Control(k, 0.05), generator(0), {})
+            first = f" + {net.first_layer_evals / 16:g} first-layer" if net.first_layer_evals else ""
+            cells.append(f"{net.grad_evals / 16:g}{first}" if name not in ("fat", "dat") else f"1 to {k + 1}")
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def fill(page: str, mark: str, text: str) -> str:
+    return re.sub(rf"(<!-- {mark} -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}{text}\n{m[2]}", page, flags=re.S)
+
+
+def updated(page: str) -> str:
+    return fill(fill(page, "results", markdown()), "costs", costs())
+
+
+def main() -> None:
+    if "--check" in sys.argv:
+        sys.exit(updated(PAGE.read_text()) != PAGE.read_text() and f"error: {PAGE} is not what results/ say; run python tools/methods.py")
+    train_missing()
+    (RESULTS / "table.json").write_text(json.dumps(rows(), indent=2) + "\n")
+    (RESULTS / "table.md").write_text(markdown() + "\n")
+    PAGE.write_text(updated(PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()
