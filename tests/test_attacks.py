@@ -224,6 +224,8 @@ def test_cw_l2_moves_black_and_white_pixels() -> None:
     y = model(x).argmax(1)
     x_adv = cw_l2(model, x, y, c=100.0)
     assert (model(x_adv).argmax(1) != y).all()
+    assert float(x_adv.min()) >= 0
+    assert float(x_adv.max()) <= 1
 
 
 class TwoPeaks(nn.Module):

@@ -29,7 +29,8 @@ def test_annealing_rises_within_its_bounds_and_keeps_tau(k: tuple[int, int], tau
 def test_linear_is_the_papers_formula_rounded_half_up() -> None:
     anneal = Linear(k_min=2, k_max=10, tau=20 / 255)
     assert [anneal(t, 100).steps for t in (0, 6, 7, 50, 93, 94, 99)] == [2, 2, 3, 6, 9, 10, 10]
-    assert [Linear(k_min=1, k_max=2, tau=1)(t, 4).steps for t in range(4)] == [1, 1, 2, 2]  # 1.5 rounds up
+    assert [Linear(k_min=1, k_max=2, tau=1)(t, 4).steps for t in range(4)] == [1, 1, 2, 2]
+    assert Linear(k_min=2, k_max=3, tau=1)(2, 4).steps == 3  # 2.5 rounds up, not to even
     assert anneal(50, 100).step_size == 20 / 255 / 6
 
 

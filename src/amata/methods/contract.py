@@ -68,7 +68,10 @@ Memory = dict[str, Tensor]
 
 
 class Method(Protocol):
-    """One training method: a frozen dataclass whose fields are the keys of a recipe's [method] table."""
+    """One training method: a frozen dataclass whose fields are the keys of a recipe's [method] table.
+
+    A class attribute `may_collapse = True` asks for the guard against catastrophic overfitting while the control has at most one step.
+    """
 
     def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
         """Train on one batch under the control u, drawing only from rng and keeping state only in memory."""

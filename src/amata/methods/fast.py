@@ -7,7 +7,7 @@ alone can save time. As in the reference alpha is 1.25 eps, and the step is clip
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from amata.threat import Ball
 
 @dataclass(frozen=True, kw_only=True)
 class Fast:
+    may_collapse: ClassVar[bool] = True  # with a single step
     ball: Ball
     init: Literal["random", "zero", "previous", "fixed"] = "random"
     weak: Literal["fixed", "skip"] = "fixed"

@@ -5,6 +5,7 @@ keeps a single-step method from catastrophic overfitting.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -16,6 +17,7 @@ from amata.threat import Ball
 
 @dataclass(frozen=True, kw_only=True)
 class NFGSM:
+    may_collapse: ClassVar[bool] = True  # with a single step
     ball: Ball
     noise: float = 2.0  # k, in units of eps
 

@@ -6,6 +6,7 @@ training has one, and so do the reference runs the paper compares with: `random_
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -17,6 +18,7 @@ from amata.threat import Ball
 
 @dataclass(frozen=True, kw_only=True)
 class PGD:
+    may_collapse: ClassVar[bool] = True  # with a single step
     ball: Ball
     random_start: bool = True
     clean_term: bool = False  # add the clean loss, as the PGD baseline of YOPO's code does and Madry's training does not

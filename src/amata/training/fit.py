@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from amata.data import Arrays, ImageSet, Loader, Stream
 from amata.errors import AmataError, InputError
 from amata.evaluation import Result, evaluate, parse_attack
-from amata.methods import ERM
 from amata.recipes import Recipe, load
 from amata.schedules import Control
 from amata.training.board import Board
@@ -203,7 +202,7 @@ class _Fit:
 
     def _remember(self) -> None:
         """Keep the state after a good epoch, for the guard to go back to."""
-        if self.valid is not None and self.recipe.train.guard == "rollback" and self.trainer.control().steps <= 1:
+        if self.valid is not None and self._guarded(self.trainer.control()):
             tensors, record = self.trainer.state()
             self.good = {k: v.detach().clone() for k, v in tensors.items()}, record
 
@@ -230,13 +229,16 @@ class _Fit:
     def _probe(self, u: Control) -> Collapse | None:
         """After an epoch of a single-step method: whether its robustness has collapsed since the last good epoch."""
         at = self.trainer.at
-        if self.valid is None or u.steps > 1 or self.recipe.train.guard == "ignore" or isinstance(self.recipe.method, ERM):
+        if self.valid is None or not self._guarded(u):
             return None
         now = self._validate((PROBE,), IMAGES)[PROBE].accuracy
         if at.probe is not None and collapsed(at.probe, now):
             return Collapse(at.epoch, at.probe, now)
         at.probe = now
         return None
+
+    def _guarded(self, u: Control) -> bool:
+        return u.steps <= 1 and self.recipe.train.guard != "ignore" and getattr(self.recipe.method, "may_collapse", False)
 
     def _recover(self, collapse: Collapse) -> dict[str, Any]:
         """Go back to the last good epoch and go on with one more inner step, or stop, as the recipe says."""
