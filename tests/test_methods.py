@@ -492,6 +492,25 @@ def test_a_frame_is_inverted_exactly() -> None:
     assert torch.equal(back[outside], padded[outside])
 
 
+def test_a_first_layer_may_be_followed_by_work_in_place_and_may_have_no_weights() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(4 * 16, 4))
+    bare = nn.Sequential(nn.Identity(), *copy.deepcopy(model))
+    for net in (model, bare):
+        YOPO(ball=BALL, inner=2, layer_one="reference").step(PlainNet(net, sgd(net), first_layer="0"), batch_of(0), U, generator(0), {})
+
+
+def test_methods_refuse_what_they_cannot_train_on() -> None:
+    from amata import recipes
+    from amata.errors import InputError
+    from amata.training import fit
+
+    data = images(8), labels(8)
+    for method, train_on, message in (("atta", [data], "needs data in memory"), ("free", data, "does not train at all")):
+        overrides = [f"method.name={method}", "schedule.name=constant", "schedule.steps=0", "schedule.step_size=0", "train.device=cpu"]
+        with pytest.raises(InputError, match=message):
+            fit(small_net(), train_on, None, recipes.load("mnist5k-amata", overrides))
+
+
 def test_a_first_layer_that_is_not_there_is_named() -> None:
     from amata.errors import InputError
 

@@ -340,6 +340,49 @@ def test_a_rolled_back_run_resumes_with_its_extra_step(tmp_path: Path) -> None:
     assert [without_times(r) for r in run.read_rows()] == [without_times(r) for r in RunFolder(tmp_path / "whole").read_rows()]
 
 
+def test_what_a_collapsed_epoch_saved_is_never_resumed(tmp_path: Path) -> None:
+    """Interrupted in the epoch that will collapse, rolled back after the resume, and interrupted again before anything newer was saved."""
+    recipe = stateful_recipe("fast")
+    net = small_net()
+    fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "whole", reporter=Collapsing(net, 2))
+
+    class Both(Collapsing):
+        def batch(self, moment: Moment) -> None:
+            super().batch(moment)
+            if (moment.epoch, moment.batch, moment.steps) == stop:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    for stop in ((2, 20, 1), (2, 3, 2)):  # noqa: B007 (the reporter reads it)
+        net = small_net()
+        run: Any = RunFolder.open(tmp_path / "cut")[0] if (tmp_path / "cut").exists() else tmp_path / "cut"
+        with pytest.raises(Interrupted):
+            fit(net, toy_data(), toy_data(40), recipe, run=run, reporter=Both(net, 2))
+    run, _ = RunFolder.open(tmp_path / "cut")
+    resumed = fit(small_net(), toy_data(), toy_data(40), recipe, run=run)
+    assert [row["steps"] for row in resumed.rows if "event" not in row] == [1, 1, 2, 2]
+    assert (tmp_path / "cut" / "last.safetensors").read_bytes() == (tmp_path / "whole" / "last.safetensors").read_bytes()
+
+
+def test_a_second_collapse_goes_back_to_an_unspoilt_state() -> None:
+    recipe, states = stateful_recipe("fast"), []
+
+    class Twice(Collapsing):
+        def batch(self, moment: Moment) -> None:
+            if moment.epoch == 2 and moment.batch == 1:
+                states.append((moment.steps, [p.clone() for p in self.net.parameters()]))
+            if moment.epoch == 2 and moment.batch == moment.batches and moment.steps < 3:
+                with torch.no_grad():
+                    for p in self.net.parameters():
+                        p.zero_()
+
+    net = small_net()
+    fitted = fit(net, toy_data(), toy_data(40), recipe, reporter=Twice(net, -1))
+    assert [row["extra_steps"] for row in fitted.rows if "event" in row] == [1, 2]
+    assert [row["steps"] for row in fitted.rows if "event" not in row] == [1, 1, 3, 3]
+    assert [steps for steps, _ in states] == [1, 2, 3]
+    assert fitted.rows[-1]["valid"]["pgd-20"] > 0.9
+
+
 @pytest.mark.parametrize("guard", ["stop", "ignore"])
 def test_the_guard_can_stop_or_look_away(tmp_path: Path, guard: str) -> None:
     net = small_net()
@@ -348,12 +391,13 @@ def test_the_guard_can_stop_or_look_away(tmp_path: Path, guard: str) -> None:
     )
     reporter = Collapsing(net, epoch=2)
     if guard == "stop":
-        with pytest.raises(AmataError, match=r"catastrophic overfitting in epoch 2.*the last good checkpoint is kept"):
+        with pytest.raises(AmataError, match=r"catastrophic overfitting in epoch 2.*last good checkpoint kept"):
             fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=reporter)
         assert RunFolder(tmp_path / "run").read_rows()[-1]["action"] == "stop"
         loaded = load_checkpoint(tmp_path / "run" / "checkpoints", recipe.fingerprint(), print)
         assert loaded is not None
         assert loaded[1]["epoch"] == 2
+        assert all(torch.equal(v, loaded[0][f"model/{k}"]) for k, v in net.state_dict().items()), "the model should be the last good one"
     else:
         fitted = fit(net, toy_data(), toy_data(40), recipe, reporter=reporter)
         assert [row["epoch"] for row in fitted.rows] == [0, 1, 2, 3]

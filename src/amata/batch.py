@@ -36,7 +36,7 @@ class Batch(NamedTuple):
     y: Tensor
     ids: Tensor
     total: int = 0
-    """One more than the largest id of the data set."""
+    """One more than the largest id, or 0 where ids do not stand for the same pixels at every visit."""
     epoch: int = 0
     frame: Frame | None = None
     """How augmentation cut the images out, where it did."""

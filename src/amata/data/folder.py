@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -67,6 +67,8 @@ class Folder:
     framing: Framing
     workers: int
     channels: int = 3
+    cut_anew: ClassVar[bool] = True
+    """Every training read draws another window, so nothing can be stored pixel by pixel."""
 
     @property
     def classes(self) -> int:

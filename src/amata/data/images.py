@@ -102,7 +102,8 @@ class Loader:
         return math.floor(n) if self.drop_last else math.ceil(n)
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
-        n, total = len(self.images), int(self.images.ids.max()) + 1
+        n = len(self.images)
+        total = 0 if getattr(self.images, "cut_anew", False) else int(self.images.ids.max()) + 1
         order = torch.arange(n) if self.seed is None else torch.randperm(n, generator=generator(self.seed, epoch, "shuffle"))
         batches = list(order.split(self.batch_size))[start : len(self)]
         draw = None if self.seed is None else Draw(self.seed, epoch)

@@ -97,7 +97,7 @@ class PlainNet:
         loss.backward()
         p = cut.behind.grad
         assert p is not None
-        if first:
+        if first and cut.before.requires_grad:
             cut.before.backward(p)
         self.grad_evals += len(x)
         self.last_loss = loss.detach()

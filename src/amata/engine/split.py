@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ class FirstLayer:
     def __init__(self, model: nn.Module, name: str | None) -> None:
         self.model, self.name = model, name
 
+    @cached_property
     def module(self) -> nn.Module:
         name = self.name or getattr(self.model, "first_layer", None)
         if name is None:
@@ -44,7 +46,7 @@ class FirstLayer:
         def stop(module: nn.Module, args: Any, z: Tensor) -> None:
             raise _Reached(z)
 
-        handle = self.module().register_forward_hook(stop)
+        handle = self.module.register_forward_hook(stop)
         try:
             self.model(x)
         except _Reached as reached:
@@ -60,9 +62,9 @@ class FirstLayer:
 
         def split(module: nn.Module, args: Any, z: Tensor) -> Tensor:
             cut.before, cut.behind = z, z.detach().requires_grad_()
-            return cut.behind
+            return cut.behind.clone()  # what follows may work in place, which a leaf does not allow
 
-        handle = self.module().register_forward_hook(split)
+        handle = self.module.register_forward_hook(split)
         try:
             yield cut
         finally:

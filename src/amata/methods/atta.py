@@ -2,9 +2,9 @@
 
 u = (K, alpha): K steps a visit, from where the sample's perturbation was left. The store holds perturbations in the frame of the padded
 image; the batch's crop and flip are applied to read them and inverted exactly to write them. Every `reset` epochs the store starts
-afresh, at 0.001 N(0, 1) when a sample is next seen. Amata on it: `early_reset` = 2 during the first `early_epochs` = 5, so that early
-attacks are weak. The reference divides the already averaged loss by the batch size; `loss_scale = "reference"` does so too (it wants
-another rate). Its padding is grey, ours black.
+afresh, at 0.001 N(0, 1) in the window in which a sample is next seen. Amata on it: `early_reset` = 2 during the first `early_epochs` = 5,
+so that early attacks are weak. The reference divides the already averaged loss by the batch size; `loss_scale = "reference"` does so too
+(it wants another rate). Its padding is grey, ours black.
 """
 
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ class ATTA:
         x, y, region = batch.x, batch.y, self.ball.around(batch.x)
         self._prepare(batch, memory)
         ids = batch.ids.to(memory["store"].device)
-        kept = memory["store"][ids]  # the perturbations of these samples, in their padded frames
-        delta = batch.frame.cut(kept.to(x.device)) if batch.frame else kept.to(x.device)
+        kept = memory["store"][ids].to(x.device)  # the perturbations of these samples, in their padded frames
+        delta = batch.frame.cut(kept) if batch.frame else kept
         fresh = memory["fresh"][ids].to(x.device).view(-1, 1, 1, 1)
         delta = torch.where(fresh, self.noise * torch.randn(x.shape, generator=rng, device=x.device, dtype=x.dtype), delta)
         x_adv = region.project(x + delta)
@@ -50,7 +50,8 @@ class ATTA:
         """The store, empty at first and again at the start of every epoch e (from 1) with e % reset = 0."""
         if batch.total == 0:
             raise InputError(
-                "atta keeps a perturbation for every sample, so it needs data with ids: tensors or a data set, not an iterable"
+                "atta keeps a perturbation for every sample, so it needs data in memory: an iterable has no ids, and images of a folder "
+                "are cut anew at every read"
             )
         device = torch.device("cpu") if self.store == "cpu" else batch.x.device
         if "store" not in memory:
@@ -59,12 +60,8 @@ class ATTA:
             memory["store"] = torch.zeros(shape, device=device)
             memory["fresh"] = torch.ones(batch.total, dtype=torch.bool, device=device)
             memory["epoch"] = torch.tensor(batch.epoch)
-        elif memory["store"].device != device:  # a resumed run brings everything to the device of training
-            memory["store"], memory["fresh"], memory["epoch"] = (
-                memory["store"].to(device),
-                memory["fresh"].to(device),
-                memory["epoch"].cpu(),
-            )
+        elif memory["store"].device != device:  # a resumed run has it where it was loaded
+            memory["store"], memory["fresh"] = memory["store"].to(device), memory["fresh"].to(device)
         if batch.epoch != int(memory["epoch"]):
             memory["epoch"] = torch.tensor(batch.epoch)
             every = self.early_reset if self.early_reset and batch.epoch < self.early_epochs else self.reset
@@ -74,5 +71,5 @@ class ATTA:
 
     def _keep(self, batch: Batch, memory: Memory, ids: Tensor, kept: Tensor, delta: Tensor) -> None:
         store = memory["store"]
-        store[ids] = (batch.frame.paste(kept.to(delta.device), delta) if batch.frame else delta).to(store.device)
+        store[ids] = (batch.frame.paste(kept, delta) if batch.frame else delta).to(store.device)
         memory["fresh"][ids] = False

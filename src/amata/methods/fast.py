@@ -40,8 +40,9 @@ class Fast:
 
     def _start(self, x: Tensor, rng: torch.Generator, memory: Memory, init: str) -> Tensor:
         region = self.ball.around(x)
-        if self.init == "previous" and len(memory.get("previous", x[:0])) < len(x):
-            memory["previous"] = torch.zeros_like(x)
+        if self.init == "previous":
+            previous = memory.get("previous", x[:0]).to(x.device)
+            memory["previous"] = previous if len(previous) >= len(x) else torch.zeros_like(x)
         if init == "random":
             return region.start(rng)
         if init == "zero":
@@ -51,4 +52,4 @@ class Fast:
         if "fixed" not in memory:  # grey images are far from the box, so the draw is the whole ball's
             grey = torch.full_like(x[:1], 0.5)
             memory["fixed"] = self.ball.around(grey).start(rng) - grey
-        return region.project(x + memory["fixed"])
+        return region.project(x + memory["fixed"].to(x.device))

@@ -21,7 +21,7 @@ class Free:
 
     def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
         x, y, n = batch.x, batch.y, len(batch.x)
-        noise = memory.setdefault("noise", torch.zeros_like(x))
+        noise = memory["noise"] = memory.get("noise", torch.zeros_like(x)).to(x.device)
         if len(noise) < n:  # the first batch seen was a short one
             noise = memory["noise"] = torch.cat([noise, torch.zeros_like(x[len(noise) :])])
         for _ in range(u.steps):  # i = 1 .. m

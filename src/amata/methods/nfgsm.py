@@ -1,6 +1,6 @@
 """N-FGSM (de Jorge et al. 2022, arXiv 2202.01181): one attack step from strong noise, without clipping to the ball.
 
-u = (1, alpha). The noise is uniform in k eps, k = 2; the training image may lie up to k eps + alpha from the clean one. That is what
+u = (1, alpha). The noise is uniform in k eps, k = 2; the training image may lie up to k eps + K alpha from the clean one. That is what
 keeps a single-step method from catastrophic overfitting.
 """
 

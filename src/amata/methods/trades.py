@@ -1,7 +1,8 @@
 """TRADES (Zhang et al. 2019, arXiv 1901.08573): clean cross-entropy plus beta times the KL divergence between clean and adversarial.
 
 u = (K, alpha): K steps up KL(p(x) || p(x')). The start is x + 0.001 N(0, 1), boxed. The clean logits of the attack are computed once, not
-once a step as in the reference, which changes nothing but the cost; gradients of the update flow through both p(x) and p(x').
+once a step as in the reference, which in eval mode changes nothing but the cost; gradients of the update flow through both p(x) and p(x').
+The clean term is the plain cross-entropy; label smoothing is not applied to it.
 """
 
 from dataclasses import dataclass

@@ -64,5 +64,12 @@ def load_checkpoint(
     return None
 
 
+def discard_after(folder: Path, epoch: int) -> None:
+    """Forget every checkpoint later than the one that begins `epoch`: a rolled-back run must not be resumed from what it left."""
+    for path in _records(folder):
+        if path.stem > f"{epoch:05d}-0000000":
+            path.unlink()
+
+
 def _records(folder: Path) -> list[Path]:
     return sorted(folder.glob("[0-9]*.json"))

@@ -1,5 +1,6 @@
 """fit(): train a model by a recipe, choose the best by held-out robust accuracy, and leave a run folder that can be resumed."""
 
+import contextlib
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from amata.evaluation import Result, evaluate, parse_attack
 from amata.recipes import Recipe, load
 from amata.schedules import Control
 from amata.training.board import Board
-from amata.training.checkpoint import load_checkpoint, save_checkpoint
+from amata.training.checkpoint import discard_after, load_checkpoint, save_checkpoint
 from amata.training.files import load_tensors, save_tensors
 from amata.training.guard import IMAGES, PROBE, Collapse, collapsed
 from amata.training.interrupt import Interrupt, Interrupted
@@ -144,7 +145,9 @@ class _Fit:
         self.run.truncate_rows(at.rows)
         self.rows = self.run.read_rows()
         self.run.promote(at.best_epoch)
-        self.good = load_checkpoint(self.run.checkpoints, self.recipe.fingerprint(), lambda _: None, epoch=at.epoch)
+        if self._guarded():
+            with contextlib.suppress(AmataError):  # damaged: a collapse in this epoch can then only stop the run
+                self.good = load_checkpoint(self.run.checkpoints, self.recipe.fingerprint(), lambda _: None, epoch=at.epoch)
         self.reporter.note(f"resumed at epoch {at.epoch}, batch {at.batch}")
 
     def _after_batch(self, u: Control) -> bool:
@@ -180,7 +183,9 @@ class _Fit:
             "grad_evals_per_image": at.grad_evals / at.images,
             "lr": trainer.lr(at.batch - 1),
         }
-        if (collapse := self._probe(u)) is not None:
+        if at.first_layer_evals:
+            row["first_layer_evals"] = at.first_layer_evals
+        if (collapse := self._probe()) is not None:
             return self._recover(collapse)
         last = at.epoch == self.recipe.train.epochs - 1
         if self.valid is not None and (last or (at.epoch + 1) % self.recipe.train.valid_every == 0):
@@ -202,11 +207,11 @@ class _Fit:
 
     def _remember(self) -> None:
         """Keep the state after a good epoch, for the guard to go back to."""
-        if self.valid is not None and self._guarded(self.trainer.control()):
+        if self._guarded():
             tensors, record = self.trainer.state()
             self.good = {k: v.detach().clone() for k, v in tensors.items()}, record
 
-    def _validate(self, attacks: tuple[str, ...], limit: int | None = None) -> dict[str, Result]:
+    def _validate(self, attacks: tuple[str, ...], limit: int | None = None, model: nn.Module | None = None) -> dict[str, Result]:
         assert self.valid is not None
 
         def watch(attack: str, done: int, total: int) -> None:
@@ -215,7 +220,7 @@ class _Fit:
                 self._stop()
 
         return evaluate(
-            self.trainer.result,
+            model or self.trainer.result,
             self.valid.epoch(),
             ball=self.recipe.ball,
             attacks=list(dict.fromkeys(attacks)),
@@ -226,33 +231,45 @@ class _Fit:
             progress=watch,
         )
 
-    def _probe(self, u: Control) -> Collapse | None:
+    def _guarded(self) -> bool:
+        """Whether the schedule asks for a single gradient step now, of a method that may collapse by it."""
+        scheduled = self.trainer.control().steps - self.trainer.at.extra_steps
+        return (
+            self.valid is not None
+            and scheduled == 1
+            and self.recipe.train.guard != "ignore"
+            and getattr(self.recipe.method, "may_collapse", False)
+        )
+
+    def _probe(self) -> Collapse | None:
         """After an epoch of a single-step method: whether its robustness has collapsed since the last good epoch."""
         at = self.trainer.at
-        if self.valid is None or not self._guarded(u):
+        if not self._guarded():
+            at.probe = None
             return None
-        now = self._validate((PROBE,), IMAGES)[PROBE].accuracy
+        # The weights themselves: their average would show a collapse only epochs later.
+        now = self._validate((PROBE,), IMAGES, self.trainer.model)[PROBE].accuracy
         if at.probe is not None and collapsed(at.probe, now):
             return Collapse(at.epoch, at.probe, now)
         at.probe = now
         return None
 
-    def _guarded(self, u: Control) -> bool:
-        return u.steps <= 1 and self.recipe.train.guard != "ignore" and getattr(self.recipe.method, "may_collapse", False)
-
     def _recover(self, collapse: Collapse) -> dict[str, Any]:
         """Go back to the last good epoch and go on with one more inner step, or stop, as the recipe says."""
-        trainer, action = self.trainer, self.recipe.train.guard
+        trainer = self.trainer
+        action = "stop" if self.good is None else self.recipe.train.guard
         row = collapse.row(action, trainer.at.extra_steps + (action == "rollback"))
         self.rows.append(row)
         if self.run:
             self.run.append_row(row)
-        if action == "stop" or self.good is None:
-            raise AmataError(f"{collapse}; stopped as train.guard = 'stop' asks, the last good checkpoint is kept")
-        trainer.rewind(*self.good)
+        if self.good is not None:
+            trainer.rewind(*self.good)
+        if action == "stop":
+            raise AmataError(f"{collapse}; stopped, with the last good checkpoint kept: anneal with more steps, or set train.guard")
         trainer.at.extra_steps, trainer.at.rows = row["extra_steps"], len(self.rows)
         self.reporter.note(f"{collapse}; back to the end of epoch {trainer.at.epoch - 1}, now with {trainer.control().steps} inner steps")
         if self.run:
+            discard_after(self.run.checkpoints, trainer.at.epoch)
             self.saved_at = None
             self._checkpoint()
         return row

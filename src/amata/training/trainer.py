@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from amata.attacks.guard import check_images, check_logits
 from amata.batch import Batch
 from amata.engine import PlainNet, WeightAverage
-from amata.errors import AmataError
+from amata.errors import AmataError, InputError
 from amata.losses import smooth_ce
 from amata.methods import Memory
 from amata.recipes import Recipe
@@ -38,6 +38,7 @@ class Position:
     batch: int = 0
     train_seconds: float = 0.0
     grad_evals: int = 0
+    first_layer_evals: int = 0
     images: int = 0
     best_epoch: int | None = None
     best_accuracy: float | None = None
@@ -97,11 +98,12 @@ class Trainer:
             torch.manual_seed(derive(seed, self.at.epoch, self.at.batch, "layers"))  # dropout draws from the global generator
             rng = generator(seed, self.at.epoch, self.at.batch, "method", device=self.device)
             self.recipe.method.step(self.net, batch, u, rng, self.memory)
-            assert self.net.last_loss is not None, "a method's step must call backward"
+            if self.net.last_loss is None:
+                raise InputError(f"the schedule gives {u.steps} steps, with which this method does not train at all; raise schedule.steps")
             self.loss_sum += self.net.last_loss
             self.at.batch += 1
             self.at.images += len(batch.x)
-            self.at.grad_evals = self.net.grad_evals
+            self.at.grad_evals, self.at.first_layer_evals = self.net.grad_evals, self.net.first_layer_evals
             if self.device.type == "cpu" or self.at.batch % CHECK_EVERY == 0:
                 self.check_finite()
             self._tick()
@@ -154,9 +156,10 @@ class Trainer:
     def rewind(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         """Go back to an earlier state, but not in what was spent since."""
         spent = self.at
-        self.restore(tensors, record)
-        self.at.train_seconds, self.at.grad_evals, self.at.images = spent.train_seconds, spent.grad_evals, spent.images
-        self.net.grad_evals = spent.grad_evals
+        self.restore({k: v.clone() for k, v in tensors.items()}, record)  # the state gone back to may be needed once more
+        self.at.train_seconds, self.at.images = spent.train_seconds, spent.images
+        self.at.grad_evals = self.net.grad_evals = spent.grad_evals
+        self.at.first_layer_evals = self.net.first_layer_evals = spent.first_layer_evals
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything a resumed run needs, as tensors and JSON."""
@@ -184,10 +187,10 @@ class Trainer:
             index, _, key = name.partition("/")
             state.setdefault(int(index), {})[key] = value
         self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
-        self.memory = {k: v.to(self.device) for k, v in _under(tensors, "memory/").items()}
+        self.memory = _under(tensors, "memory/")  # on the CPU, or where it was: each method knows where it wants its own
         self.loss_sum = tensors["loss_sum"].to(self.device)
         self.at = Position(**{k: record[k] for k in asdict(self.at)})
-        self.net.grad_evals = self.at.grad_evals
+        self.net.grad_evals, self.net.first_layer_evals = self.at.grad_evals, self.at.first_layer_evals
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
