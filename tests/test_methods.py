@@ -495,8 +495,10 @@ def test_a_frame_is_inverted_exactly() -> None:
 def test_a_first_layer_may_be_followed_by_work_in_place_and_may_have_no_weights() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(4 * 16, 4))
     bare = nn.Sequential(nn.Identity(), *copy.deepcopy(model))
+    before = [p.clone() for p in model.parameters()]
     for net in (model, bare):
         YOPO(ball=BALL, inner=2, layer_one="reference").step(PlainNet(net, sgd(net), first_layer="0"), batch_of(0), U, generator(0), {})
+        assert all(not torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
 
 
 def test_methods_refuse_what_they_cannot_train_on() -> None:

@@ -93,6 +93,22 @@ def test_bad_recipes_are_refused_with_their_place(override: str, message: str) -
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("method", "key", "message"),
+    [
+        ("fat", "tau=[[5, 1]]", "[method] tau = [[5, 1]] must begin at epoch 0"),
+        ("dat", "dynamic_epochs=0", "[method] dynamic_epochs = 0 must be a whole number of at least 1"),
+        ("atta", "reset=0", "[method] reset = 0 must be a whole number of at least 1"),
+        ("yopo", "inner=0", "[method] inner = 0 must be a whole number of at least 1"),
+        ("nfgsm", "noise=0", "[method] noise = 0.0 must be above 0"),
+    ],
+)
+def test_bad_settings_of_methods_are_refused_before_training(method: str, key: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        load("mnist5k-amata", [f"method.name={method}", f"method.{key}"])
+    assert message in str(error.value)
+
+
 def test_unreadable_recipes_are_named(tmp_path) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InputError, match="did you mean 'mnist5k-amata'"):
         load("mnist5k-amta")

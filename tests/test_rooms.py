@@ -21,7 +21,7 @@ ARROWS: dict[str, set[str]] = {
     "schedules": LEAVES,
     "losses": set(),
     "attacks": {"errors", "losses", "seeds", "threat"},
-    "methods": {"batch", "errors", "losses", "schedules", "threat"},
+    "methods": {"batch", "errors", "losses", "quantity", "schedules", "threat"},
     "engine": {"errors", "losses"},
     "models": {"errors", "seeds"},
     "data": {"batch", "errors", "seeds"},

@@ -16,6 +16,7 @@ from torch import Tensor
 from amata.batch import Batch
 from amata.errors import InputError
 from amata.methods.contract import Memory, Net
+from amata.quantity import whole
 from amata.schedules import Control
 from amata.threat import Ball
 
@@ -29,6 +30,10 @@ class ATTA:
     noise: float = 0.001
     loss_scale: Literal["mean", "reference"] = "mean"
     store: Literal["device", "cpu"] = "device"
+
+    def __post_init__(self) -> None:
+        whole(self.reset, "reset", 1)
+        whole(self.early_reset, "early_reset", 0)
 
     def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
         x, y, region = batch.x, batch.y, self.ball.around(batch.x)

@@ -13,6 +13,7 @@ import torch
 
 from amata.batch import Batch
 from amata.methods.contract import Memory, Net
+from amata.quantity import whole
 from amata.schedules import Control
 from amata.threat import Ball
 
@@ -23,6 +24,9 @@ class DAT:
     c_max: float = 0.5
     dynamic_epochs: int = 100
     centre: Literal["natural", "start"] = "natural"
+
+    def __post_init__(self) -> None:
+        whole(self.dynamic_epochs, "dynamic_epochs", 1)
 
     def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
         x, y = batch.x, batch.y

@@ -15,7 +15,7 @@ from torch import Tensor
 from amata.batch import Batch
 from amata.methods.contract import Memory, Net
 from amata.schedules import Control
-from amata.threat import Ball
+from amata.threat import Ball, Region
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Fast:
     def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
         x, y, region = batch.x, batch.y, self.ball.around(batch.x)
         weak = u.steps == 0
-        x_adv = self._start(x, rng, memory, "fixed" if weak else self.init)
+        x_adv = self._start(x, region, rng, memory, "fixed" if weak else self.init)
         steps = u.steps if not weak else 1 if self.weak == "fixed" else 0
         for _ in range(steps):
             g = net.input_grad(x_adv, y)
@@ -38,8 +38,7 @@ class Fast:
         net.backward(x_adv, y)
         net.apply()
 
-    def _start(self, x: Tensor, rng: torch.Generator, memory: Memory, init: str) -> Tensor:
-        region = self.ball.around(x)
+    def _start(self, x: Tensor, region: Region, rng: torch.Generator, memory: Memory, init: str) -> Tensor:
         if self.init == "previous":
             previous = memory.get("previous", x[:0]).to(x.device)
             memory["previous"] = previous if len(previous) >= len(x) else torch.zeros_like(x)

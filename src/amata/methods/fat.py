@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from amata.batch import Batch
+from amata.errors import InputError
 from amata.methods.contract import Memory, Net
 from amata.schedules import Control
 from amata.threat import Ball
@@ -20,6 +21,10 @@ class FAT:
     ball: Ball
     tau: tuple[tuple[int, int], ...] = ((0, 0),)
     omega: float = 0.001
+
+    def __post_init__(self) -> None:
+        if not self.tau or self.tau[0][0] != 0:
+            raise InputError(f"tau = {[list(stage) for stage in self.tau]} must begin at epoch 0, as in [[0, 0], [50, 1]]")
 
     def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
         x, y = batch.x, batch.y

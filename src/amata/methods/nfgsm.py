@@ -11,6 +11,7 @@ import torch
 
 from amata.batch import Batch
 from amata.methods.contract import Memory, Net
+from amata.quantity import positive
 from amata.schedules import Control
 from amata.threat import Ball
 
@@ -20,6 +21,9 @@ class NFGSM:
     may_collapse: ClassVar[bool] = True  # with a single step
     ball: Ball
     noise: float = 2.0  # k, in units of eps
+
+    def __post_init__(self) -> None:
+        positive(self.noise, "noise")
 
     def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
         x, y = batch.x, batch.y

@@ -14,6 +14,7 @@ import torch
 
 from amata.batch import Batch
 from amata.methods.contract import Memory, Net
+from amata.quantity import whole
 from amata.schedules import Control
 from amata.threat import Ball
 
@@ -23,6 +24,9 @@ class YOPO:
     ball: Ball
     inner: int = 10  # n
     layer_one: Literal["paper", "reference"] = "paper"
+
+    def __post_init__(self) -> None:
+        whole(self.inner, "inner", 1)
 
     def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
         y, region = batch.y, self.ball.around(batch.x)

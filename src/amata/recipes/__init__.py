@@ -106,7 +106,8 @@ def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Reci
     from amata.schedules import SCHEDULES
     from amata.threat import BALLS
 
-    raw = {section: dict(table) if isinstance(table, dict) else table for section, table in raw.items()}
+    # A key without a value, as in the tables of another recipe, is a key that was not given.
+    raw = {s: {k: v for k, v in t.items() if v is not None} if isinstance(t, dict) else t for s, t in raw.items()}
     for override in sorted(overrides, key=lambda text: not _renames(text)):
         _override(raw, override)
     registries: dict[str, dict[str, Any]] = {"threat": dict(BALLS), "method": METHODS, "schedule": SCHEDULES}

@@ -1,6 +1,7 @@
 """A whole experiment from a recipe: data, model, training, and the final evaluation on the test set."""
 
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from amata import data, models, recipes
 from amata.errors import InputError
 from amata.evaluation import Result, evaluate, parse_attack
 from amata.recipes import Recipe
+from amata.training.device import resolve_device
 from amata.training.files import describe_weights, write_json
-from amata.training.fit import fit, resolve_device
+from amata.training.fit import fit
 from amata.training.interrupt import Interrupted
 from amata.training.reporter import Reporter
 from amata.training.run import RunFolder
@@ -52,16 +54,7 @@ def build_model(recipe: Recipe, images: data.ImageSet) -> nn.Module:
 def train(recipe: Recipe, out: Path, reporter: Reporter | None = None) -> RunFolder:
     """Run a recipe into a new folder. All that can be wrong with the input is found before the folder is made."""
     RunFolder.check_free(out)
-    device = resolve_device(recipe.train.device)
-    for attack in [recipe.train.valid_attack, *recipe.eval.attacks]:
-        parse_attack(attack)
-    splits = load_data(recipe)
-    model = build_model(recipe, splits.train)
-    run = RunFolder.create(out, recipe)
-    run.write_environment(device)
-    run.record_split(recipe.train.seed, len(splits.train), splits.held_out)
-    _finish(run, recipe, model, splits, reporter or Reporter())
-    return run
+    return _carry_out(recipe, lambda: RunFolder.create(out, recipe), reporter or Reporter())
 
 
 def resume(path: Path, overrides: tuple[str, ...] = (), reporter: Reporter | None = None) -> RunFolder:
@@ -71,16 +64,18 @@ def resume(path: Path, overrides: tuple[str, ...] = (), reporter: Reporter | Non
     if run.finished:
         reporter.note(f"{path} is finished already")
         return run
+    return _carry_out(recipe, lambda: run, reporter)
+
+
+def _carry_out(recipe: Recipe, folder: Callable[[], RunFolder], reporter: Reporter) -> RunFolder:
     device = resolve_device(recipe.train.device)
+    for attack in [recipe.train.valid_attack, *recipe.eval.attacks]:
+        parse_attack(attack)
     splits = load_data(recipe)
     model = build_model(recipe, splits.train)
-    run.write_environment(device)
+    run = folder()
     run.record_split(recipe.train.seed, len(splits.train), splits.held_out)
-    _finish(run, recipe, model, splits, reporter)
-    return run
-
-
-def _finish(run: RunFolder, recipe: Recipe, model: nn.Module, splits: data.Splits, reporter: Reporter) -> None:
+    run.write_environment(device)
     fitted = fit(model, splits.train, splits.valid, recipe, run=run, reporter=reporter)
     try:
         results = evaluate_recipe(fitted.model, recipe, splits.test, reporter)
@@ -100,6 +95,7 @@ def _finish(run: RunFolder, recipe: Recipe, model: nn.Module, splits: data.Split
         "evaluation": {name: result.to_dict() for name, result in results.items()},
     }
     write_json(run.path / "summary.json", summary)
+    return run
 
 
 def evaluate_recipe(
@@ -126,8 +122,8 @@ def evaluate_recipe(
 def load_trained(path: Path, overrides: tuple[str, ...] = (), recipe_name: str | None = None) -> tuple[nn.Module, Recipe, data.Splits]:
     """The model of a run folder (its best weights) or of a weights file, with its recipe and data."""
     if path.is_dir():
-        weights, (run, _) = path / "model.safetensors", RunFolder.open(path)
-        recipe = recipes.parse(recipes.read_toml((run.path / "recipe.toml").read_text(), str(path)), path.name, overrides)
+        weights, (_, trained) = path / "model.safetensors", RunFolder.open(path)
+        recipe = recipes.parse(trained.tables, trained.name, overrides)
         if not weights.is_file():
             raise InputError(f"{path} has no model.safetensors yet; `amata train --resume {path}` goes on until there is one")
     elif path.is_file():
@@ -136,8 +132,7 @@ def load_trained(path: Path, overrides: tuple[str, ...] = (), recipe_name: str |
         if recipe_name:
             recipe = recipes.load(recipe_name, overrides)
         elif "tables" in about:
-            tables = {s: {k: v for k, v in t.items() if v is not None} for s, t in about["tables"].items()}
-            recipe = recipes.parse(tables, about["recipe"], overrides)
+            recipe = recipes.parse(about["tables"], about["recipe"], overrides)
         else:
             raise InputError(f"{path} does not say which model and data it belongs to; add --recipe NAME_OR_FILE")
     else:

@@ -16,6 +16,7 @@ from amata.recipes import Recipe, load
 from amata.schedules import Control
 from amata.training.board import Board
 from amata.training.checkpoint import discard_after, load_checkpoint, save_checkpoint
+from amata.training.device import resolve_device
 from amata.training.files import load_tensors, save_tensors
 from amata.training.guard import IMAGES, PROBE, Collapse, collapsed
 from amata.training.interrupt import Interrupt, Interrupted
@@ -35,19 +36,6 @@ class Fitted:
     grad_evals: int = 0
     images: int = 0
     """Images trained on, epochs times data set."""
-
-
-def resolve_device(name: str) -> torch.device:
-    """The device that a recipe asks for; "auto" is the GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"train.device = {name!r} is no device; use auto, cpu, cuda or cuda:N") from None
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise InputError(f"train.device = {name!r}, but {torch.cuda.device_count()} GPUs are visible; use --set train.device=cpu")
-    return device
 
 
 def fit(
@@ -109,6 +97,9 @@ class _Fit:
         self.good: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         self.saved_at: tuple[int, int] | None = None
         self.saved_time = time.monotonic()
+        epochs = self.recipe.train.epochs
+        # An epoch costs K + 1 gradient evaluations an image, so time left follows the schedule, not the epoch count.
+        self.costs = [self.recipe.schedule(epoch, epochs).steps + 1 for epoch in range(epochs)]
         self.valid_attack = parse_attack(self.recipe.train.valid_attack).name  # a misspelt one is found out before an epoch is spent
 
     def run_all(self) -> Fitted:
@@ -164,11 +155,10 @@ class _Fit:
     def _moment(self, u: Control) -> Moment:
         at, epochs = self.trainer.at, self.recipe.train.epochs
         n = len(self.trainer.batches)
-        # An epoch costs K + 1 gradient evaluations an image, so time left follows the schedule, not the epoch count.
-        costs = [self.recipe.schedule(epoch, epochs).steps + 1 for epoch in range(epochs)]
-        done = sum(costs[: at.epoch]) + costs[at.epoch] * at.batch / n
-        left = at.train_seconds * (sum(costs) - done) / done if done else None
-        return Moment(at.epoch, epochs, at.batch, n, u.steps, u.step_size, self.trainer.net.last_loss, done / sum(costs), left)
+        total = sum(self.costs)
+        done = sum(self.costs[: at.epoch]) + self.costs[at.epoch] * at.batch / n
+        left = at.train_seconds * (total - done) / done if done else None
+        return Moment(at.epoch, epochs, at.batch, n, u.steps, u.step_size, self.trainer.net.last_loss, done / total, left)
 
     def _finish_epoch(self) -> dict[str, Any]:
         trainer, at = self.trainer, self.trainer.at

@@ -1,0 +1,18 @@
+"""The device that a recipe asks for."""
+
+import torch
+
+from amata.errors import InputError
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that a recipe asks for; "auto" is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"train.device = {name!r} is no device; use auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise InputError(f"train.device = {name!r}, but {torch.cuda.device_count()} GPUs are visible; use --set train.device=cpu")
+    return device
