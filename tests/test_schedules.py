@@ -1,13 +1,14 @@
 """Schedules: the paper's formulas, and what every schedule promises."""
 
 import math
+from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from amata.errors import InputError
-from amata.schedules import SCHEDULES, Constant, Control, Exponential, Linear, Piecewise
+from amata.schedules import SCHEDULES, Account, Adaptive, Constant, Control, Exponential, Linear, Piecewise, Response
 
 epochs = st.integers(1, 200)
 bounds = st.tuples(st.integers(1, 50), st.integers(0, 50)).map(lambda b: (b[0], b[0] + b[1]))
@@ -72,3 +73,67 @@ def test_equal_bounds_are_a_constant() -> None:
 def test_bad_schedules_are_refused(build: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         build()  # type: ignore[operator]
+
+
+def curve(schedule: Adaptive, gain: float, level: float = 2.0, base: float = 1.0) -> list[Response]:
+    """An inner maximisation that converges: f(K) = level - gain / K, at K + base gradient evaluations."""
+    return [Response(u, level - gain / u.steps, u.steps + base) for u in schedule.candidates()]
+
+
+@given(st.floats(0.001, 5), st.floats(0.001, 1))
+def test_adaptive_with_a_price_maximises_the_hamiltonian(gain: float, gamma: float) -> None:
+    schedule = Adaptive(k_min=1, k_max=20, tau=0.5, gamma=gamma)
+    choice = schedule.choose([curve(schedule, gain)], Account(3, 10, 0.0, 0.0))
+    h = {k: -gain / k - gamma * k for k in range(1, 21)}
+    best = max(h, key=h.__getitem__)
+    assert abs(choice.control.steps - best) <= 1  # sqrt(b / gamma) is rounded, not the whole-numbered argmax itself
+    assert choice.control.step_size == 0.5 / choice.control.steps
+
+
+@given(
+    st.lists(st.floats(0, 10), min_size=3, max_size=40),
+    st.floats(0.05, 0.95),
+    st.sampled_from(["paper", "relative"]),
+    st.sampled_from([0, 1, 2]),
+)
+def test_adaptive_lands_on_its_budget_whatever_the_gains(
+    gains: list[float], where: float, scale: Literal["paper", "relative"], base: int
+) -> None:
+    probing, epochs = 0.4, len(gains)
+    budget = probing + base + 1 + where * 9
+    schedule = Adaptive(k_min=1, k_max=10, tau=0.5, budget=budget, scale=scale)
+    spent, curves = 0.0, []
+    for epoch, gain in enumerate(gains):
+        spent += probing
+        curves.append(curve(schedule, gain, level=gain + 1, base=base))
+        spent += schedule.choose(curves, Account(epoch, epochs, spent, probing)).control.steps + base
+    assert abs(spent - budget * epochs) <= 0.51  # half a step, in all
+
+
+def test_adaptive_spends_where_steps_gain() -> None:
+    schedule = Adaptive(k_min=1, k_max=10, tau=0.5, budget=6.0)
+    curves: list[list[Response]] = []
+    spent, steps = 0.0, []
+    for epoch, gain in enumerate([0.1, 0.1, 0.1, 3.0, 3.0, 3.0, 0.1, 0.1]):
+        curves.append(curve(schedule, gain))
+        steps.append(schedule.choose(curves, Account(epoch, 8, spent, 0.0)).control.steps)
+        spent += steps[-1] + 1
+    assert steps[0] == 1  # nothing to compare with yet
+    assert min(steps[3:5]) > max(steps[1:3])
+
+
+def test_adaptive_refuses_what_it_cannot_do() -> None:
+    for arguments, message in (
+        ({}, "gamma or budget"), ({"gamma": 0.1, "budget": 3}, "gamma or budget"), ({"gamma": -1}, "must be above 0"),
+        ({"gamma": 0.1, "k_min": 4, "k_max": 4}, "nothing to choose"), ({"gamma": 0.1, "probed": 1}, "at least 2"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            Adaptive(tau=0.5, **arguments)
+    schedule = Adaptive(tau=0.5, budget=30)
+    with pytest.raises(InputError, match=r"cannot be met: K = 1 .. 10 costs 2.50 .. 11.50, 0.50 of it for probing"):
+        schedule.choose([curve(schedule, 1.0)], Account(0, 10, 0.5, 0.5))
+    with pytest.raises(InputError, match="depends on the training"):
+        schedule(0, 10)
+    flat = [Response(u, 1.0, 2.0) for u in schedule.candidates()]
+    with pytest.raises(InputError, match="costs no more for more steps"):
+        schedule.choose([flat], Account(0, 10, 0.0, 0.0))

@@ -576,3 +576,79 @@ def test_time_left_follows_the_cost_of_the_epochs_to_come() -> None:
     assert first_epoch.share == pytest.approx(3 / 14)
     assert first_epoch.seconds_left is not None
     assert math.isclose(moments[-1].seconds_left or 0, 0, abs_tol=1e-9)
+
+
+ADAPTIVE = ["schedule.name=adaptive", "schedule.tau=0.1", "schedule.k_max=6"]
+
+
+@pytest.mark.parametrize(
+    ("method", "budget"), [("pgd", 5.5), ("free", 4.5), ("yopo", 4.5), ("trades", 6.5)]
+)  # fmt: skip
+def test_a_closed_loop_meets_its_budget_and_counts_its_probing(method: str, budget: float) -> None:
+    net = small_net()
+    net.first_layer = "0"  # type: ignore[assignment]
+    recipe = toy_recipe(
+        *ADAPTIVE, f"schedule.budget={budget}", f"method.name={method}", "train.epochs=8", "optim.lr=0.005", "train.guard=ignore"
+    )
+    fitted = fit(net, toy_data(192), None, recipe)
+    assert fitted.rows[-1]["grad_evals_per_image"] == pytest.approx(budget, rel=0.05)
+    probes = fitted.rows[-1]["probe_evals"]
+    base = {"pgd": 1, "free": 0, "yopo": 0, "trades": 2}[method]
+    per_image = sum(k + base for k in (1, 2, 6))
+    assert probes == 8 * 2 * 16 * per_image  # epochs, batches, their size
+    assert fitted.grad_evals == probes + sum(192 * (row["steps"] + base) for row in fitted.rows)
+    assert [r[0] for r in fitted.rows[0]["probed"]] == [1, 2, 6]
+
+
+def test_a_closed_loop_trains_like_its_own_choices_laid_down_beforehand() -> None:
+    """Probing leaves no trace in the training: replayed as a piecewise schedule, the same controls give the same weights."""
+    recipe = toy_recipe(*ADAPTIVE, "schedule.budget=6.5", "train.guard=ignore")
+    fitted = fit(small_net(), toy_data(), None, recipe)
+    stages = [[row["epoch"], row["steps"]] for row in fitted.rows]
+    assert len({k for _, k in stages}) > 1
+    replay = toy_recipe("schedule.name=piecewise", "schedule.tau=0.1", f"schedule.stages={stages}", "train.guard=ignore")
+    again = fit(small_net(), toy_data(), None, replay)
+    assert all(torch.equal(a, b) for a, b in zip(fitted.model.state_dict().values(), again.model.state_dict().values(), strict=True))
+
+
+def test_a_closed_loop_that_is_interrupted_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    class Stop(Reporter):
+        def batch(self, moment: Moment) -> None:
+            if moment.epoch == 2 and moment.batch == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    recipe = toy_recipe(*ADAPTIVE, "schedule.budget=5.5", "train.epochs=5", "train.tensorboard=false", "train.keep_epochs=true")
+    fit(small_net(), toy_data(192), toy_data(40), recipe, run=tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        fit(small_net(), toy_data(192), toy_data(40), recipe, run=tmp_path / "broken", reporter=Stop())
+    run, recipe = RunFolder.open(tmp_path / "broken")
+    fit(small_net(), toy_data(192), toy_data(40), recipe, run=run)
+    for name in ("last.safetensors", "model.safetensors", *(f"epochs/{e:05d}.safetensors" for e in range(6))):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "broken" / name).read_bytes(), name
+    rows = [[{**r, "train_seconds": 0} for r in RunFolder(tmp_path / name).read_rows()] for name in ("whole", "broken")]
+    assert rows[0] == rows[1]
+
+
+def test_kept_epochs_are_the_states_that_epochs_begin_with(tmp_path: Path) -> None:
+    recipe = toy_recipe("method.name=free", "train.keep_epochs=true", "train.tensorboard=false", "train.epochs=2", "schedule.k_min=1")
+    net = small_net()
+    start = {k: v.clone() for k, v in net.state_dict().items()}
+    fit(net, toy_data(), None, recipe, run=tmp_path / "run")
+    states = [load_tensors(tmp_path / "run" / "epochs" / f"{e:05d}.safetensors") for e in range(3)]
+    assert all(torch.equal(states[0][f"model/{k}"], v) for k, v in start.items())
+    last = load_tensors(tmp_path / "run" / "last.safetensors")
+    assert all(torch.equal(states[2][f"model/{k}"], v) for k, v in last.items())
+    assert "memory/noise" not in states[0]
+    assert states[1]["memory/noise"].any()
+
+
+def test_a_run_folder_is_held_while_it_is_trained_in(tmp_path: Path) -> None:
+    class Second(Reporter):
+        def batch(self, moment: Moment) -> None:
+            if moment.batch == 1 and moment.epoch == 0:
+                run, recipe = RunFolder.open(tmp_path / "run")
+                with pytest.raises(InputError, match="another process is training in"):
+                    fit(small_net(), toy_data(), None, recipe, run=run)
+
+    recipe = toy_recipe("train.tensorboard=false", "train.epochs=1")
+    fit(small_net(), toy_data(), None, recipe, run=tmp_path / "run", reporter=Second())

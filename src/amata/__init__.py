@@ -13,18 +13,21 @@ _HOMES = {
     "InputError": "errors",
     "L2": "threat",
     "Linf": "threat",
+    "Adaptive": "schedules",
     "Constant": "schedules",
     "Control": "schedules",
     "Exponential": "schedules",
     "Linear": "schedules",
     "Piecewise": "schedules",
     "Recipe": "recipes",
+    "criterion": "control",
     "evaluate": "evaluation",
     "fit": "training",
 }
 
 __all__ = [
     "L2",
+    "Adaptive",
     "AmataError",
     "Constant",
     "Control",
@@ -36,6 +39,8 @@ __all__ = [
     "Recipe",
     "__version__",
     "attacks",
+    "control",
+    "criterion",
     "data",
     "engine",
     "evaluate",
@@ -52,11 +57,12 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from amata import attacks, data, engine, evaluation, losses, methods, models, recipes, schedules, seeds, threat, training
+    from amata import attacks, control, data, engine, evaluation, losses, methods, models, recipes, schedules, seeds, threat, training
+    from amata.control import criterion
     from amata.errors import AmataError, InputError
     from amata.evaluation import evaluate
     from amata.recipes import Recipe
-    from amata.schedules import Constant, Control, Exponential, Linear, Piecewise
+    from amata.schedules import Adaptive, Constant, Control, Exponential, Linear, Piecewise
     from amata.threat import L2, Linf
     from amata.training import fit
 

@@ -100,3 +100,29 @@ def _describe(params: dict[str, Any]) -> str:
     if "version" in params:
         parts.append(params["version"])
     return ", ".join(parts)
+
+
+def criterion_table(rows: list[dict[str, Any]]) -> Table:
+    """The paper's Table 1, with errors, cost and FOSC."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("strategy", no_wrap=True)
+    for column in ("C", "C of means", "FOSC", "robust", "seconds", "gradients"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for r in rows:
+        error = f" ± {r['c_stderr']:.3f}" if r["c_stderr"] is not None else ""
+        robust = f"{r['robust_accuracy']:.1%} ({r['robust_attack']})" if r["robust_accuracy"] is not None else "-"
+        numbers = (f"{r['c']:.3f}{error}", f"{r['c_of_means']:.3f}", f"{r['fosc']:.3f}", robust)
+        table.add_row(r["strategy"], *numbers, f"{r['train_seconds']:.1f}", f"{r['grad_evals']:,}")
+    return table
+
+
+def search_table(result: dict[str, Any]) -> Table:
+    """The Pareto front of a search, cheapest first, the winner marked."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column, justify in (("", "left"), ("schedule", "left"), ("cost", "right"), (f"held-out {result['attack']}", "right")):
+        table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for t in sorted((t for t in result["trials"] if t["front"]), key=lambda t: t["cost"]):
+        schedule = ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in t["schedule"].items() if k != "name")
+        mark = "*" if t["number"] == result["best"]["number"] else ""
+        table.add_row(mark, f"{t['schedule']['name']} {schedule}", f"{t['cost']:.2f}", f"{t['accuracy']:.1%}")
+    return table

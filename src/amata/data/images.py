@@ -97,6 +97,11 @@ class Loader:
     flip: bool = False
     drop_last: bool = False
 
+    @property
+    def count(self) -> int:
+        """The images of an epoch."""
+        return min(len(self.images), len(self) * self.batch_size)
+
     def __len__(self) -> int:
         n = len(self.images) / self.batch_size
         return math.floor(n) if self.drop_last else math.ceil(n)
@@ -116,6 +121,8 @@ class Loader:
 
 class Stream:
     """Somebody's own iterable of (x, y) batches, such as a torch DataLoader; its order and randomness stay its own."""
+
+    count = None
 
     def __init__(self, batches: Iterable[Any], device: torch.device) -> None:
         if not hasattr(batches, "__len__"):

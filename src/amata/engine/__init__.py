@@ -2,5 +2,6 @@
 
 from amata.engine.average import WeightAverage
 from amata.engine.plain import PlainNet
+from amata.engine.probe import ProbeNet
 
-__all__ = ["PlainNet", "WeightAverage"]
+__all__ = ["PlainNet", "ProbeNet", "WeightAverage"]

@@ -87,6 +87,8 @@ class Train(Table):
     valid_every: Count = 1
     guard: Literal["rollback", "stop", "ignore"] = "rollback"
     """What to do when a single-step method collapses (catastrophic overfitting); seen on held-out images."""
+    keep_epochs: bool = False
+    """Whether the state at the start of every epoch is kept, as `amata criterion` needs it."""
     save_minutes: Positive = 5.0
     tensorboard: bool = True
 
@@ -111,6 +113,9 @@ def table_of(cls: type, key: str, name: str) -> type[BaseModel]:
     for f in dataclasses.fields(cls):
         if hints[f.name] is Ball:
             continue  # it comes from the [threat] table
-        kind = Annotated[float, BeforeValidator(partial(number, name=f.name))] if hints[f.name] is float else hints[f.name]
+        kind: Any = hints[f.name]
+        if kind in (float, float | None):
+            read = Annotated[float, BeforeValidator(partial(number, name=f.name))]
+            kind = read if kind is float else read | None
         fields[f.name] = (kind, ... if f.default is dataclasses.MISSING else f.default)
     return create_model(f"{cls.__name__}Table", __base__=Table, **fields)

@@ -17,6 +17,7 @@ def write_atomic(path: Path, content: bytes) -> None:
     """Write beside the target, force it to the disk, then rename over the target. The old file stays if anything fails."""
     partial = path.with_name(f".{path.name}.part")
     try:
+        path.parent.mkdir(exist_ok=True)
         with partial.open("wb") as file:
             file.write(content)
             file.flush()

@@ -13,13 +13,14 @@ from amata.data import Arrays, ImageSet, Loader, Stream
 from amata.errors import AmataError, InputError
 from amata.evaluation import Result, evaluate, parse_attack
 from amata.recipes import Recipe, load
-from amata.schedules import Control
+from amata.schedules import ClosedLoop, Control
 from amata.training.board import Board
 from amata.training.checkpoint import discard_after, load_checkpoint, save_checkpoint
 from amata.training.device import resolve_device
 from amata.training.files import load_tensors, save_tensors
 from amata.training.guard import IMAGES, PROBE, Collapse, collapsed
 from amata.training.interrupt import Interrupt, Interrupted
+from amata.training.lock import hold
 from amata.training.reporter import Moment, Reporter
 from amata.training.run import RunFolder
 from amata.training.trainer import Batches, Trainer
@@ -58,15 +59,17 @@ def fit(
     if isinstance(run, str | Path):
         run = RunFolder.create(Path(run), recipe)
         run.write_environment(device)
-    batches = _training_batches(train, recipe, device)
+    lock = hold(run.checkpoints, "training") if run else contextlib.nullcontext()
+    batches = training_batches(train, recipe, device)
     if len(batches) == 0:
         raise InputError("the training data make no batch; lower data.batch_size or set data.drop_last to false")
     trainer = Trainer(model, batches, recipe, device)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), Interrupt() as interrupt:
+    with lock, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), Interrupt() as interrupt:
         return _Fit(trainer, _as_batches(valid, recipe, device), run, reporter or Reporter(), interrupt).run_all()
 
 
-def _training_batches(data: Any, recipe: Recipe, device: torch.device) -> Batches:
+def training_batches(data: Any, recipe: Recipe, device: torch.device) -> Batches:
+    """The batches that a recipe trains on: shuffled and augmented as functions of seed, epoch and batch."""
     images = Arrays(*data) if _is_pair(data) else data
     if not isinstance(images, ImageSet):
         return Stream(images, device)
@@ -98,8 +101,10 @@ class _Fit:
         self.saved_at: tuple[int, int] | None = None
         self.saved_time = time.monotonic()
         epochs = self.recipe.train.epochs
-        # An epoch costs K + 1 gradient evaluations an image, so time left follows the schedule, not the epoch count.
-        self.costs = [self.recipe.schedule(epoch, epochs).steps + 1 for epoch in range(epochs)]
+        schedule = self.recipe.schedule
+        # An epoch costs K + 1 gradient evaluations an image, so time left follows the schedule, not the epoch count; one that is
+        # chosen as training goes is taken to be even.
+        self.costs = [1 if isinstance(schedule, ClosedLoop) else schedule(epoch, epochs).steps + 1 for epoch in range(epochs)]
         self.valid_attack = parse_attack(self.recipe.train.valid_attack).name  # a misspelt one is found out before an epoch is spent
 
     def run_all(self) -> Fitted:
@@ -108,9 +113,11 @@ class _Fit:
             self._resume()
         with Board(self.run.path if self.run and self.recipe.train.tensorboard else None, trainer.at.epoch, self.reporter.note) as board:
             while trainer.at.epoch < self.recipe.train.epochs:
+                self._keep_epoch()
                 if trainer.train_epoch(self._after_batch):
                     self._stop()
                 board.add(self._finish_epoch())
+        self._keep_epoch()
         at = trainer.at
         if self.run:
             self.run.promote(at.best_epoch)
@@ -175,6 +182,8 @@ class _Fit:
         }
         if at.first_layer_evals:
             row["first_layer_evals"] = at.first_layer_evals
+        if at.chosen is not None:
+            row |= {"gamma": at.chosen[2], "probe_evals": at.probe_evals, "probed": at.curves[-1]}
         if (collapse := self._probe()) is not None:
             return self._recover(collapse)
         last = at.epoch == self.recipe.train.epochs - 1
@@ -223,10 +232,9 @@ class _Fit:
 
     def _guarded(self) -> bool:
         """Whether the schedule asks for a single gradient step now, of a method that may collapse by it."""
-        scheduled = self.trainer.control().steps - self.trainer.at.extra_steps
         return (
             self.valid is not None
-            and scheduled == 1
+            and self.trainer.scheduled().steps == 1
             and self.recipe.train.guard != "ignore"
             and getattr(self.recipe.method, "may_collapse", False)
         )
@@ -273,6 +281,13 @@ class _Fit:
             self._save_weights(self.run.best_file(at.epoch), at.epoch)
         else:
             self.best_weights = {k: v.clone() for k, v in self.trainer.result.state_dict().items()}
+
+    def _keep_epoch(self) -> None:
+        """Where the recipe asks for it, keep the state that the coming epoch begins with, for `amata criterion` to look at."""
+        at = self.trainer.at
+        if self.run and self.recipe.train.keep_epochs and at.batch == 0 and not self.run.epoch_file(at.epoch).is_file():
+            tensors = {k: v for k, v in self.trainer.state()[0].items() if k.startswith(("model/", "memory/"))}
+            save_tensors(self.run.epoch_file(at.epoch), tensors, {"epoch": at.epoch})
 
     def _save_weights(self, path: Path, epoch: int) -> None:
         about = {"recipe": self.recipe.name, "tables": self.recipe.deciding(), "epoch": epoch}

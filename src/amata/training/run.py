@@ -18,7 +18,7 @@ from amata.training.files import unwritable, write_atomic, write_json
 
 
 class RunFolder:
-    """recipe.toml, env.json, split.json, metrics.jsonl, checkpoints/, model.safetensors, last.safetensors, summary.json."""
+    """recipe.toml, env.json, split.json, metrics.jsonl, checkpoints/, epochs/, model.safetensors, last.safetensors, summary.json."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -93,6 +93,10 @@ class RunFolder:
                 stream.write(json.dumps(row) + "\n")
         except OSError as error:
             raise unwritable(file, error) from None
+
+    def epoch_file(self, epoch: int) -> Path:
+        """The model and the method's memory at the start of an epoch, or of its end: `epoch` epochs are done."""
+        return self.path / "epochs" / f"{epoch:05d}.safetensors"
 
     def best_file(self, epoch: int) -> Path:
         return self.checkpoints / f"best-{epoch:05d}.safetensors"

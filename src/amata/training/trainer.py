@@ -3,7 +3,8 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -11,12 +12,13 @@ from torch import Tensor, nn
 
 from amata.attacks.guard import check_images, check_logits
 from amata.batch import Batch
-from amata.engine import PlainNet, WeightAverage
+from amata.control import Probe
+from amata.engine import PlainNet, ProbeNet, WeightAverage
 from amata.errors import AmataError, InputError
 from amata.losses import smooth_ce
 from amata.methods import Memory
 from amata.recipes import Recipe
-from amata.schedules import Control
+from amata.schedules import Account, ClosedLoop, Control, Response
 from amata.seeds import derive, generator
 from amata.training.optim import learning_rate, make_optimizer
 
@@ -25,6 +27,11 @@ CHECK_EVERY = 50
 
 
 class Batches(Protocol):
+    @property
+    def count(self) -> int | None:
+        """The images of an epoch, where that is known beforehand."""
+        ...
+
     def __len__(self) -> int: ...
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]: ...
@@ -48,6 +55,12 @@ class Position:
     """The accuracy under the guard's probe after the last good epoch."""
     extra_steps: int = 0
     """Inner steps added to the schedule's by the guard."""
+    probe_evals: int = 0
+    """Of the gradient evaluations, those that a closed-loop schedule has spent on probing."""
+    chosen: list[float] | None = None
+    """The control (K, alpha) that a closed-loop schedule chose for this epoch, and its gamma."""
+    curves: list[list[list[float]]] = field(default_factory=list)
+    """What was probed in each epoch: (K, alpha, value, cost) of each candidate."""
 
 
 class Trainer:
@@ -73,9 +86,45 @@ class Trainer:
         """The model that is validated and kept: the weight average where there is one."""
         return self.average.model if self.average else self.model
 
+    def scheduled(self) -> Control:
+        """What the schedule says of this epoch; of a closed-loop one that has not been asked yet, its least candidate."""
+        schedule = self.recipe.schedule
+        if not isinstance(schedule, ClosedLoop):
+            return schedule(self.at.epoch, self.recipe.train.epochs)
+        if self.at.chosen is None:
+            return schedule.candidates()[0]
+        return Control(int(self.at.chosen[0]), self.at.chosen[1])
+
     def control(self) -> Control:
-        u = self.recipe.schedule(self.at.epoch, self.recipe.train.epochs)
+        """What this epoch is trained with: the schedule's control, and the steps that the guard has added."""
+        u = self.scheduled()
         return u._replace(steps=u.steps + self.at.extra_steps)
+
+    def _ask_schedule(self) -> None:
+        """Let a closed-loop schedule choose the control of this epoch. Its probing is counted and timed as training."""
+        schedule, at, seed = self.recipe.schedule, self.at, self.recipe.train.seed
+        if not isinstance(schedule, ClosedLoop) or at.chosen is not None:
+            return
+        net = ProbeNet(self.model, loss=self.net.loss, attack_mode=self.net.attack_mode, first_layer=self.recipe.model.first_layer)
+        batches = list(islice(self.batches.epoch(at.epoch), schedule.probe_batches))
+        if at.epoch == 0:
+            self._check_batch(batches[0])
+        curve = []
+        for u in schedule.candidates():
+            found = [
+                Probe(net, self.recipe.method, batch, self.memory, seed=derive(seed, at.epoch, index, "probe"))(u)
+                for index, batch in enumerate(batches)
+            ]
+            curve.append(Response(u, sum(m.value for m in found) / len(found), sum(m.grad_evals for m in found) / len(found)))
+        at.curves.append([[*r.control, r.value, r.cost] for r in curve])
+        at.grad_evals = self.net.grad_evals = at.grad_evals + net.grad_evals
+        at.first_layer_evals = self.net.first_layer_evals = at.first_layer_evals + net.first_layer_evals
+        at.probe_evals += net.grad_evals
+        images = self.batches.count if self.batches.count is not None else len(self.batches) * len(batches[0].x)
+        account = Account(at.epoch, self.recipe.train.epochs, at.grad_evals / images, net.grad_evals / images)
+        curves = [[Response(Control(int(k), alpha), value, cost) for k, alpha, value, cost in past] for past in at.curves]
+        choice = schedule.choose(curves, account)
+        at.chosen = [*choice.control, choice.gamma]
 
     def lr(self, batch: int) -> float:
         """The learning rate of a batch of the current epoch."""
@@ -85,9 +134,9 @@ class Trainer:
 
     def train_epoch(self, after_batch: Callable[[Control], bool]) -> bool:
         """Train the rest of the current epoch. `after_batch` may end it early by returning True; then so does this."""
-        seed, u = self.recipe.train.seed, self.control()
         self.start_clock()
-        first = True
+        self._ask_schedule()
+        seed, u, first = self.recipe.train.seed, self.control(), True
         for batch in self.batches.epoch(self.at.epoch, self.at.batch):
             if first:
                 self._check_batch(batch)
@@ -150,7 +199,7 @@ class Trainer:
         return self.loss_sum.item() / max(self.at.batch, 1)
 
     def next_epoch(self) -> None:
-        self.at.epoch, self.at.batch = self.at.epoch + 1, 0
+        self.at.epoch, self.at.batch, self.at.chosen = self.at.epoch + 1, 0, None
         self.loss_sum.zero_()
 
     def rewind(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
@@ -160,6 +209,7 @@ class Trainer:
         self.at.train_seconds, self.at.images = spent.train_seconds, spent.images
         self.at.grad_evals = self.net.grad_evals = spent.grad_evals
         self.at.first_layer_evals = self.net.first_layer_evals = spent.first_layer_evals
+        self.at.probe_evals = spent.probe_evals
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything a resumed run needs, as tensors and JSON."""
@@ -189,7 +239,7 @@ class Trainer:
         self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
         self.memory = _under(tensors, "memory/")  # on the CPU, or where it was: each method knows where it wants its own
         self.loss_sum = tensors["loss_sum"].to(self.device)
-        self.at = Position(**{k: record[k] for k in asdict(self.at)})
+        self.at = Position(**{k: record[k] for k in asdict(self.at) if k in record})
         self.net.grad_evals, self.net.first_layer_evals = self.at.grad_evals, self.at.first_layer_evals
 
 

@@ -1,4 +1,4 @@
-"""Annealing schedules t -> u_t = (K_t, alpha_t): how hard the inner maximisation works in each epoch.
+"""Open-loop schedules t -> u_t = (K_t, alpha_t): how hard the inner maximisation works in each epoch, laid down in advance.
 
 A schedule is a pure function of (epoch, epochs) and needs nothing else of this package:
 
@@ -9,30 +9,19 @@ A schedule is a pure function of (epoch, epochs) and needs nothing else of this 
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any
 
 from amata.errors import InputError
 from amata.quantity import number, positive, whole
-
-
-class Control(NamedTuple):
-    """u = (K, alpha): the number of inner steps and the length of each."""
-
-    steps: int
-    step_size: float
-
-
-class Schedule(Protocol):
-    def __call__(self, epoch: int, epochs: int) -> Control:
-        """The control of `epoch` (from 0) in a run of `epochs`."""
-        ...
+from amata.schedules.contract import Control
 
 
 def _half_up(value: float) -> int:
     return math.floor(value + 0.5)
 
 
-def _check_range(schedule: "Linear | Exponential") -> None:
+def check_range(schedule: Any) -> None:
+    """Read k_min, k_max and tau as numbers; refuse bounds the wrong way round."""
     set_field = object.__setattr__
     set_field(schedule, "k_min", whole(schedule.k_min, "k_min", 1))
     set_field(schedule, "k_max", whole(schedule.k_max, "k_max", 1))
@@ -67,7 +56,7 @@ class Linear:
     tau: float
 
     def __post_init__(self) -> None:
-        _check_range(self)
+        check_range(self)
 
     def __call__(self, epoch: int, epochs: int) -> Control:
         # Integers are multiplied before the one division, so that a half is an exact half and rounds up on every machine.
@@ -85,7 +74,7 @@ class Exponential:
     eta: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_range(self)
+        check_range(self)
         object.__setattr__(self, "eta", positive(self.eta, "eta"))
 
     def __call__(self, epoch: int, epochs: int) -> Control:
@@ -116,6 +105,3 @@ class Piecewise:
     def __call__(self, epoch: int, epochs: int) -> Control:
         steps = [k for first, k in self.stages if first <= epoch][-1]
         return Control(steps, self.tau / max(steps, 1))
-
-
-SCHEDULES: dict[str, type] = {"constant": Constant, "linear": Linear, "exponential": Exponential, "piecewise": Piecewise}

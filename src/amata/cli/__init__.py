@@ -1,0 +1,34 @@
+"""The `amata` command. Torch is imported by the commands that need it, not by --help."""
+
+import sys
+from typing import Any
+
+import typer
+
+from amata.cli import catalogue, control, runs
+from amata.cli.app import app
+from amata.errors import AmataError
+
+__all__ = ["app", "catalogue", "control", "main", "runs"]
+
+# Usage errors come from the click that typer brings along, in whichever place it keeps it.
+_UsageError: type[Any] = typer.BadParameter.__bases__[0]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command; every expected failure is one line on stderr and an exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = app(arguments or ["--help"], standalone_mode=False)
+        if code == 130:  # typer turns Ctrl-C into a status
+            raise KeyboardInterrupt
+    except AmataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = error.exit_code
+    except _UsageError as error:
+        print(f"error: {' '.join(error.format_message().split())} See `amata --help`.", file=sys.stderr)
+        code = 2
+    except (KeyboardInterrupt, typer.Abort):
+        print("error: interrupted", file=sys.stderr)
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,91 @@
+"""amata recipes and amata data."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from amata.cli.app import app
+from amata.errors import unknown
+
+recipes_app = typer.Typer(help="The built-in recipes.", invoke_without_command=True)
+data_app = typer.Typer(help="Data sets: list, fetch, check.", invoke_without_command=True)
+app.add_typer(recipes_app, name="recipes")
+app.add_typer(data_app, name="data")
+
+
+@recipes_app.callback(epilog="Example: amata recipes show cifar10-amata")
+def list_recipes(ctx: typer.Context) -> None:
+    """List the built-in recipes; `show NAME` prints one."""
+    if ctx.invoked_subcommand is None:
+        from amata.recipes import built_in
+
+        recipes = built_in()
+        width = max(map(len, recipes))
+        for name, text in recipes.items():
+            print(f"{name:{width}}  {text.splitlines()[0].lstrip('# ')}")
+
+
+@recipes_app.command("show", epilog="Example: amata recipes show mnist5k-amata > mine.toml")
+def show_recipe(name: Annotated[str, typer.Argument(help="A built-in recipe.")]) -> None:
+    """Print a recipe, ready to be saved and changed."""
+    from amata.recipes import built_in
+
+    recipes = built_in()
+    if name not in recipes:
+        raise unknown("recipe", name, recipes)
+    print(recipes[name], end="")
+
+
+Root = Annotated[Path | None, typer.Option(help="Where data sets live; $AMATA_DATA or ~/.cache/amata by default.")]
+
+
+@data_app.callback(epilog="Example: amata data fetch cifar10")
+def list_data(ctx: typer.Context) -> None:
+    """List the data sets; `fetch NAME` downloads one, `check NAME` reads one through."""
+    if ctx.invoked_subcommand is None:
+        from amata.data import DATASETS, data_root
+        from amata.data.fetch import SOURCES
+
+        for name, text in DATASETS.items():
+            print(f"{name:10}  {text}{' (fetch)' if name in SOURCES else ''}")
+        print(f"{'caltech256':10}  Caltech-256, to be read as a folder (fetch)")
+        print(f"\ndata folder {data_root()}")
+
+
+@data_app.command("fetch", epilog="Example: amata data fetch mnist --root ~/data")
+def fetch_data(name: Annotated[str, typer.Argument(help="A data set with a public source.")], root: Root = None) -> None:
+    """Download a data set: resumed where it stopped, verified, unpacked safely."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from amata.console import err
+    from amata.data import data_root
+    from amata.data.fetch import SOURCES, fetch
+
+    if name not in SOURCES:
+        raise unknown("data set to fetch:", name, SOURCES)
+    folder = (root.expanduser() if root else data_root()) / name
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, disable=not err.is_terminal) as progress:
+        for remote in SOURCES[name]:
+            task = progress.add_task(remote.name, total=None)
+            path = fetch(remote, folder, lambda _, done, total, task=task: progress.update(task, completed=done, total=total))  # type: ignore[misc]
+            print(f"{path} verified")
+
+
+@data_app.command("check", epilog="Example: amata data check mnist5k")
+def check_data(name: Annotated[str, typer.Argument(help="A data set.")], root: Root = None) -> None:
+    """Read a data set through and say what is in it."""
+    import torch
+
+    from amata.data import Loader, load
+
+    splits = load(name, root=root)
+    for part, images in (("train", splits.train), ("test", splits.test)):
+        shape, counts = None, torch.zeros(images.classes, dtype=torch.long)
+        for batch in Loader(images, 512, torch.device("cpu")).epoch():
+            shape = tuple(batch.x.shape[1:])
+            counts += torch.bincount(batch.y, minlength=images.classes)
+        print(
+            f"{name} {part}: {len(images):,} images of {shape}, {images.classes} classes, {int(counts.min())} to {int(counts.max())} each"
+        )

@@ -1,0 +1,82 @@
+"""amata train and amata eval."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from amata.cli.app import Json, Set, app
+from amata.errors import InputError
+
+
+@app.command(epilog="Example: amata train mnist5k-amata --set train.epochs=5 --out runs/first")
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="A built-in recipe's name, or a TOML file.")] = None,
+    set_: Set = [],  # noqa: B006
+    out: Annotated[Path | None, typer.Option(help="A new folder for the run; runs/RECIPE by default.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
+) -> None:
+    """Train a model by a recipe, evaluate it, and leave a run folder."""
+    if (recipe is None) == (resume is None):
+        raise InputError("give a recipe or --resume RUN, one of the two; `amata recipes` lists the recipes")
+    if resume is not None and out is not None:
+        raise InputError("--resume goes on in its own folder; leave --out away")
+    from amata import recipes as recipe_room
+    from amata.console import ConsoleReporter, results_table
+    from amata.console import out as console
+    from amata.training.experiment import resume as resume_run
+    from amata.training.experiment import train as train_recipe
+
+    with ConsoleReporter() as reporter:
+        if resume is not None:
+            run = resume_run(resume, tuple(set_), reporter)
+        else:
+            assert recipe is not None
+            loaded = recipe_room.load(recipe, set_)
+            run = train_recipe(loaded, out or _free_folder(Path("runs") / loaded.name), reporter)
+    summary = json.loads((run.path / "summary.json").read_text())
+    console.print(results_table(summary["evaluation"]))
+    best = "last epoch kept" if summary["best_epoch"] is None else f"best epoch {summary['best_epoch'] + 1} of {summary['epochs']}"
+    console.print(
+        f"trained {summary['train_seconds']:.1f} s, {summary['grad_evals']:,} gradient evaluations "
+        f"({summary['grad_evals_per_image']:.2f} per image and epoch), {best}",
+        soft_wrap=True,
+    )
+    console.print(f"run folder {run.path}", soft_wrap=True)
+
+
+def _free_folder(base: Path) -> Path:
+    candidates = (base if i == 1 else base.with_name(f"{base.name}-{i}") for i in range(1, 100_000))
+    return next(path for path in candidates if not path.exists())
+
+
+@app.command("eval", epilog="Example: amata eval runs/mnist5k-amata --attacks clean,pgd-20,cw-pgd-20,autoattack --limit 100")
+def evaluate(
+    model: Annotated[Path, typer.Argument(metavar="RUN|WEIGHTS", help="A run folder, or a weights file.")],
+    attacks: Annotated[str | None, typer.Option(help="Comma-separated; the recipe's by default.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N test images.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="The recipe of a weights file that does not name its own.")] = None,
+    set_: Set = [],  # noqa: B006
+    json_: Json = False,
+) -> None:
+    """Evaluate a trained model on the test set under one or more attacks."""
+    from amata.console import ConsoleReporter, err, results_table
+    from amata.console import out as console
+    from amata.evaluation import parse_attack
+    from amata.training.experiment import evaluate_recipe, load_trained
+
+    names = [name.strip() for name in attacks.split(",")] if attacks else None
+    for name in names or []:
+        parse_attack(name)
+    net, loaded, splits = load_trained(model, tuple(set_), recipe)
+    with ConsoleReporter() as reporter:
+        results = evaluate_recipe(net, loaded, splits.test, reporter, names, limit)
+    for name, result in results.items():
+        for warning in result.warnings:
+            err.print(f"warning: {name}: {warning}", soft_wrap=True)
+    plain = {name: result.to_dict() for name, result in results.items()}
+    if json_:
+        print(json.dumps(plain, indent=2))
+    else:
+        console.print(results_table(plain))

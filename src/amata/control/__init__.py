@@ -1,0 +1,21 @@
+"""Adversarial training as optimal control: the Hamiltonian, the criterion C, Pontryagin's equations, and the problems solved with them."""
+
+from amata.control.criterion import ControlSpace, Criterion, StrategyCriterion, criterion, maximise, strategy
+from amata.control.hamiltonian import COSTS, GradientCost, Measured, Probe, RunningCost, SecondCost, StepCost, hamiltonian
+
+__all__ = [
+    "COSTS",
+    "ControlSpace",
+    "Criterion",
+    "GradientCost",
+    "Measured",
+    "Probe",
+    "RunningCost",
+    "SecondCost",
+    "StepCost",
+    "StrategyCriterion",
+    "criterion",
+    "hamiltonian",
+    "maximise",
+    "strategy",
+]

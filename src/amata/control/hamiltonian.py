@@ -1,0 +1,137 @@
+"""The Hamiltonian of adversarial training, measured on a batch (the paper's section on optimal control, and its last appendix).
+
+Training is a controlled flow theta' = F(theta, u) = -grad_theta l(h[A_u(x)], y) with running cost R(u), so
+H(theta, p, u) = <p, F(theta, u)> - R(u). Over one short step the co-state is p = -grad_theta l(h[A_z(x)], y), and with g_u for the
+gradient that the control u leads to
+
+    H(u) = |g_u|^2 - R(u)        the squared-norm form, z replaced by u itself
+    H(u) = <g_u, g_z> - R(u)     the inner-product form, with a fixed strong z
+
+A_u is whatever the method's own step does under u: the gradient is the one its last update would have used.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from amata.batch import Batch
+from amata.engine import ProbeNet
+from amata.methods import Memory, Method
+from amata.schedules import Control
+from amata.seeds import derive, generator
+from amata.threat import Ball
+
+
+class Measured(NamedTuple):
+    """What one control does to one batch."""
+
+    control: Control
+    value: float
+    """|g_u|^2, or <g_u, g_z> with a fixed z."""
+    grad_evals: float
+    """Full-network gradient evaluations per image."""
+    seconds: float
+
+
+class RunningCost(Protocol):
+    def __call__(self, measured: Measured) -> float: ...
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """R(u) = gamma K: the paper's."""
+
+    gamma: float = 0.04
+
+    def __call__(self, measured: Measured) -> float:
+        return self.gamma * measured.control.steps
+
+
+@dataclass(frozen=True)
+class GradientCost:
+    """R(u) = gamma times the gradient evaluations per image, which also counts what a method does beside its K steps."""
+
+    gamma: float = 0.04
+
+    def __call__(self, measured: Measured) -> float:
+        return self.gamma * measured.grad_evals
+
+
+@dataclass(frozen=True)
+class SecondCost:
+    """R(u) = gamma times the seconds that the batch took on this machine."""
+
+    gamma: float = 0.04
+
+    def __call__(self, measured: Measured) -> float:
+        return self.gamma * measured.seconds
+
+
+COSTS: dict[str, type[StepCost] | type[GradientCost] | type[SecondCost]] = {
+    "steps": StepCost,
+    "gradients": GradientCost,
+    "seconds": SecondCost,
+}
+
+
+@dataclass
+class Probe:
+    """Measures controls on a model, a method and one batch, each from the same state: same start, same noise, same BatchNorm.
+
+    The model itself is never touched. `z` chooses the inner-product form.
+    """
+
+    net: ProbeNet
+    method: Method
+    batch: Batch
+    memory: Memory
+    seed: int = 0
+    z: Control | None = None
+
+    def __post_init__(self) -> None:
+        self._costate: Tensor | None = None
+
+    def gradient(self, u: Control) -> Tensor:
+        """g_u: the weight gradient of the batch-mean loss that the method would step along."""
+        device = self.batch.x.device
+        self.net.rewind()
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(derive(self.seed, "layers"))  # dropout draws from the global generator
+            rng = generator(self.seed, "probe", device=device)
+            self.method.step(self.net, self.batch, u, rng, {k: v.clone() for k, v in self.memory.items()})
+        return self.net.gradient
+
+    def __call__(self, u: Control) -> Measured:
+        if self.z is not None and self._costate is None:
+            self._costate = self.gradient(self.z)
+        _synchronize(self.batch.x)
+        before, started = self.net.grad_evals, time.perf_counter()
+        g = self.gradient(u)
+        _synchronize(self.batch.x)
+        seconds = time.perf_counter() - started
+        p = g if self._costate is None else self._costate
+        return Measured(u, float(g.double() @ p.double()), (self.net.grad_evals - before) / len(self.batch.x), seconds)
+
+    def fosc(self, u: Control, ball: Ball) -> Tensor:
+        """Each sample's first-order stationarity at the image that u leads to: 0 where the inner maximisation has converged."""
+        self.gradient(u)
+        self.net.rewind()
+        return ball.fosc(self.net.x_adv, self.batch.x, self.net.input_grad(self.net.x_adv, self.batch.y))
+
+
+def hamiltonian(measured: Measured, cost: RunningCost) -> float:
+    """H(u) of a measured control."""
+    return measured.value - cost(measured)
+
+
+def _synchronize(x: Tensor) -> None:
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
+
+
+Measure = Callable[[Control], Measured]
+Controls = Sequence[Control]

@@ -1,0 +1,70 @@
+"""Adversarial logistic regression with two weights, as a control problem with whole-numbered controls.
+
+The adversary moves each point by up to eps against its margin, in steps of length eps / k_max: K steps move it by eps K / k_max, which
+lowers its margin y <w, x> by that times |w|. Training follows the gradient at the moved points, held fixed as in adversarial training; each
+step costs gamma; what counts in the end is the loss under the full move.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from amata.control.pmp import ControlProblem
+from amata.quantity import positive, whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logistic:
+    eps: float = 0.5
+    k_max: int = 5
+    gamma: float = 0.002
+    horizon: float = 4.0
+    parts: int = 40
+
+    def __post_init__(self) -> None:
+        positive(self.eps, "eps"), whole(self.k_max, "k_max", 1), positive(self.horizon, "horizon"), whole(self.parts, "parts", 1)
+
+    @staticmethod
+    def points() -> tuple[Tensor, Tensor]:
+        """Two classes: one feature tells them apart well, the other a little, and a few points lie on the wrong side."""
+        x = [
+            [1.0, 0.3],
+            [1.4, -0.2],
+            [0.7, 0.5],
+            [0.2, 0.6],
+            [-0.3, 0.4],
+            [-1.1, -0.4],
+            [-0.8, 0.1],
+            [-1.3, -0.5],
+            [-0.2, -0.7],
+            [0.4, -0.3],
+        ]
+        return torch.tensor(x, dtype=torch.float64), torch.tensor([1.0] * 5 + [-1.0] * 5, dtype=torch.float64)
+
+    def problem(self) -> ControlProblem:
+        x, y = self.points()
+
+        def margins(w: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+            length = w.norm(dim=1, keepdim=True).clamp_min(1e-12)
+            move = (self.eps * steps / self.k_max)[:, None]
+            moved = x[None] - (y[None] * move)[:, :, None] * (w / length)[:, None]  # each point against its own margin
+            return (moved @ w[:, :, None])[:, :, 0] * y[None], moved
+
+        def flow(w: Tensor, steps: Tensor) -> Tensor:
+            m, moved = margins(w, steps)
+            return (torch.sigmoid(-m)[:, :, None] * y[None, :, None] * moved).mean(1)  # -grad_w of the mean loss at the moved points
+
+        def robust(w: Tensor) -> Tensor:
+            return softplus(-margins(w, torch.full((len(w),), float(self.k_max), dtype=torch.float64))[0]).mean(1)
+
+        return ControlProblem(
+            flow=flow,
+            running=lambda w, steps: self.gamma * steps,
+            terminal=robust,
+            theta0=torch.tensor([0.1, 1.0], dtype=torch.float64),
+            horizon=self.horizon,
+            controls=torch.arange(self.k_max + 1, dtype=torch.float64),
+            parts=self.parts,
+        )

@@ -1,0 +1,149 @@
+"""Pontryagin's maximum principle solved by successive approximations, for small problems with discrete or continuous controls.
+
+    minimise  Phi(theta_T) + integral of R(theta, u) dt    subject to  theta' = F(theta, u),  u in G
+
+1. run the state forward under the controls so far;  2. run the co-state backward, p(T) = -grad Phi, p' = -grad_theta H;
+3. at every time take the u that maximises H = <p, F> - R;  4. go there, or part of the way if going all the way does not lower the
+objective (Chernousko and Lyubushin 1982); stop when no time gains any more.
+
+Time is cut into equal steps with one control each. The state takes a fourth-order Runge-Kutta step, and the co-state is the exact adjoint
+of that step, so p is minus the gradient of the discretised objective.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from amata.errors import InputError
+
+Rows = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlProblem:
+    """A Bolza problem. Functions work on rows: theta of shape (N, d) and u of shape (N,) give (N, d) for F and (N,) for R and Phi."""
+
+    flow: Rows
+    running: Rows
+    terminal: Callable[[Tensor], Tensor]
+    theta0: Tensor
+    horizon: float
+    controls: Tensor | tuple[float, float]
+    """The values that u may take, or the interval that it may lie in."""
+    parts: int = 200
+    """Into how many steps the time is cut."""
+
+    def times(self) -> Tensor:
+        """The times at which the steps begin."""
+        return torch.arange(self.parts, dtype=torch.float64) * (self.horizon / self.parts)
+
+    def hamiltonian(self, theta: Tensor, p: Tensor, u: Tensor) -> Tensor:
+        """H = <p, F> - R, by rows."""
+        return (p * self.flow(theta, u)).sum(1) - self.running(theta, u)
+
+    def advance(self, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """One step: the next states, and the running cost along the way."""
+        h = self.horizon / self.parts
+        k1, r1 = self.flow(theta, u), self.running(theta, u)
+        k2, r2 = self.flow(theta + h / 2 * k1, u), self.running(theta + h / 2 * k1, u)
+        k3, r3 = self.flow(theta + h / 2 * k2, u), self.running(theta + h / 2 * k2, u)
+        k4, r4 = self.flow(theta + h * k3, u), self.running(theta + h * k3, u)
+        return theta + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4), h / 6 * (r1 + 2 * r2 + 2 * r3 + r4)
+
+
+@dataclass(frozen=True)
+class Course:
+    """A control with its states theta(t_0) .. theta(t_n), its co-states p(t_0) .. p(t_n), and what it costs in all."""
+
+    u: Tensor
+    theta: Tensor
+    p: Tensor
+    objective: float
+
+
+def run(problem: ControlProblem, u: Tensor) -> Course:
+    """State forward, co-state backward, under the controls u, one for each step of time."""
+    if u.shape != (problem.parts,):
+        raise InputError(f"the problem has {problem.parts} steps of time and {tuple(u.shape)} controls")
+    states, spent = [problem.theta0[None]], torch.zeros((), dtype=torch.float64)
+    for step in range(problem.parts):
+        with torch.no_grad():
+            theta, cost = problem.advance(states[-1], u[step : step + 1])
+        states.append(theta)
+        spent = spent + cost[0]
+    end = states[-1].clone().requires_grad_()
+    phi = problem.terminal(end)[0]
+    (slope,) = torch.autograd.grad(phi, end)
+    costates = [-slope]
+    for step in reversed(range(problem.parts)):
+        theta = states[step].clone().requires_grad_()
+        after, cost = problem.advance(theta, u[step : step + 1])
+        # p_k = (d theta_{k+1} / d theta_k)^T p_{k+1} - d R_k / d theta_k
+        (p,) = torch.autograd.grad((costates[-1] * after).sum() - cost.sum(), theta)
+        costates.append(p)
+    objective = float(phi.detach() + spent)
+    return Course(u, torch.cat(states), torch.cat(costates[::-1]), objective)
+
+
+def best_controls(problem: ControlProblem, course: Course) -> tuple[Tensor, Tensor]:
+    """At every step of time the control that maximises the Hamiltonian along a course, and the value that it has there."""
+    theta, p = course.theta[:-1], course.p[:-1]
+
+    def among(candidates: Tensor) -> tuple[Tensor, Tensor]:
+        """The best of a table of candidates, a row per time."""
+        many = candidates.shape[1]
+        with torch.no_grad():
+            h = problem.hamiltonian(theta.repeat_interleave(many, 0), p.repeat_interleave(many, 0), candidates.reshape(-1))
+        value, index = h.view(-1, many).max(1)
+        return candidates.gather(1, index[:, None])[:, 0], value
+
+    own = course.u[:, None]
+    if isinstance(problem.controls, Tensor):
+        return among(torch.cat([own, problem.controls.to(own).expand(problem.parts, -1)], 1))
+    low, high = problem.controls
+    best, value = among(torch.cat([own, torch.linspace(low, high, 65, dtype=own.dtype).expand(problem.parts, -1)], 1))
+    width = (high - low) / 64
+    offsets = torch.linspace(-1, 1, 17, dtype=own.dtype)
+    while width > 1e-9 * (high - low):  # look closer around the best point so far
+        best, value = among((best[:, None] + width * offsets).clamp(low, high))
+        width /= 8
+    return best, value
+
+
+def criterion(problem: ControlProblem, u: Tensor) -> float:
+    """C(u) over the whole interval: the mean over time of max_v H - H(u), on u's own states and co-states."""
+    course = run(problem, u)
+    return float(_gaps(problem, course)[1].mean())
+
+
+def _gaps(problem: ControlProblem, course: Course) -> tuple[Tensor, Tensor]:
+    best, value = best_controls(problem, course)
+    with torch.no_grad():
+        own = problem.hamiltonian(course.theta[:-1], course.p[:-1], course.u)
+    return best, (value - own).clamp_min(0)
+
+
+def solve(problem: ControlProblem, u0: Tensor, *, iterations: int = 100, tolerance: float = 1e-10) -> Course:
+    """The method of successive approximations from the controls u0."""
+    course = run(problem, u0)
+    for _ in range(iterations):
+        best, gap = _gaps(problem, course)
+        if float(gap.mean()) <= tolerance:
+            break
+        order = gap.argsort(descending=True)
+        share = 1.0
+        while True:
+            # Where the principle is furthest from holding, the controls move first: this works for discrete ones too.
+            moved = course.u.clone()
+            chosen = order[: max(1, round(share * len(order)))]
+            moved[chosen] = best[chosen]
+            candidate = run(problem, moved)
+            if candidate.objective < course.objective:
+                course = candidate
+                break
+            if share * len(order) <= 1:
+                return course
+            share /= 2
+    return course

@@ -1,0 +1,155 @@
+"""The paper's toy problem, solved three ways: in closed form, by Pontryagin's principle, and greedily.
+
+l(theta, x) = theta^2 / 2 - (x - theta)^2 / (theta^2 + 1), the data point x = 0. K gradient steps of length alpha = tau / K from x = 0 end
+at x = theta - theta q with q = (1 - 2 alpha / (theta^2 + 1))^K, and training under them is the flow
+
+    theta' = -theta + 2 theta q / (theta^2 + 1) - 2 theta^3 q^2 / (theta^2 + 1)^2
+
+with running cost gamma K, terminal cost theta^2 / 2, and inner loops that must be stable: alpha <= (1 + theta^2) / 2. That set depends
+on the state, so the control here is beta = 2 alpha / (1 + theta^2) in (0, 1], the step as a share of the longest stable one, and
+K = 2 tau / (beta (1 + theta^2)). The paper holds alpha instead and takes no notice of its moving bound in the co-state, which misses a
+term: p' = p - 4 gamma tau theta / (1 + theta^2)^2, as a larger theta saves steps. With it p may take theta's sign, but never by enough:
+where it does, p <= 2 gamma tau theta / (1 + theta^2), so a shorter step gains at most 0.16 of what it costs. For tau > 1 + theta_0^2 the
+optimum is beta = 1 at any price of a step.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amata.control.pmp import ControlProblem, Course, criterion, solve
+from amata.errors import InputError
+from amata.quantity import number, positive, whole
+
+LEAST = 0.05
+"""The least share of the longest stable step that is considered."""
+
+
+def loss(theta: Tensor | float, x: Tensor) -> Tensor:
+    """l(theta, x)."""
+    return torch.as_tensor(theta**2 / 2 - (x - theta) ** 2 / (theta**2 + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toy:
+    theta0: float = 1.0
+    tau: float = 3.0
+    horizon: float = 2.0
+    gamma: float = 0.04
+    """The price of a step."""
+    parts: int = 100
+
+    def __post_init__(self) -> None:
+        (
+            number(self.theta0, "theta0"),
+            positive(self.tau, "tau"),
+            positive(self.horizon, "horizon"),
+            positive(self.gamma, "gamma"),
+            whole(self.parts, "parts", 2),
+        )
+        if self.theta0 == 0:
+            raise InputError("theta0 = 0 is the robust minimum already; start somewhere else")
+        if self.tau <= 1 + self.theta0**2:
+            raise InputError(f"tau = {self.tau:g} must be above 1 + theta0^2 = {1 + self.theta0**2:g} for the closed form to hold")
+
+    def closed_form(self, t: Tensor) -> Tensor:
+        """K*(t) = 2 tau / (theta_0^2 e^(-2t) + 1)."""
+        return 2 * self.tau / (self.theta0**2 * torch.exp(-2 * t) + 1)
+
+    def steps(self, theta: Tensor, beta: Tensor) -> Tensor:
+        """K of a control beta at a state theta of shape (N,)."""
+        return 2 * self.tau / (beta * (1 + theta**2))
+
+    def problem(self) -> ControlProblem:
+        def flow(rows: Tensor, beta: Tensor) -> Tensor:
+            theta = rows[:, 0]
+            s = theta**2 + 1
+            q = (1 - beta) ** self.steps(theta, beta)
+            return (-theta + 2 * theta * q / s - 2 * theta**3 * q**2 / s**2)[:, None]
+
+        return ControlProblem(
+            flow=flow,
+            running=lambda rows, beta: self.gamma * self.steps(rows[:, 0], beta),
+            terminal=lambda rows: rows[:, 0] ** 2 / 2,
+            theta0=torch.tensor([self.theta0], dtype=torch.float64),
+            horizon=self.horizon,
+            controls=(LEAST, 1.0),
+            parts=self.parts,
+        )
+
+    def follow(self, steps: Callable[[Tensor, float], float]) -> Tensor:
+        """The controls beta of a rule K(theta, t), laid along the states that it leads to."""
+        problem, theta, controls = self.problem(), torch.tensor([[self.theta0]], dtype=torch.float64), []
+        for t in problem.times().tolist():
+            beta = self.steps(theta[:, 0], torch.ones(1)) / steps(theta[0, 0], t)
+            controls.append(beta.clamp(LEAST, 1.0))
+            theta, _ = problem.advance(theta, controls[-1])
+        return torch.cat(controls)
+
+    def greedy(self) -> Tensor:
+        """K(t) of the greedy rule: at each state the control with the highest |grad_theta l|^2 - gamma K."""
+        problem = self.problem()
+        candidates = torch.linspace(LEAST, 1.0, 400, dtype=torch.float64)
+
+        def best(theta: Tensor, _: float) -> float:
+            rows = theta.expand(len(candidates), 1)
+            h = problem.flow(rows, candidates)[:, 0] ** 2 - problem.running(rows, candidates)
+            return float(self.steps(theta, candidates[h.argmax()]))
+
+        course = self.follow(best)
+        return self._steps_along(course)
+
+    def linear(self) -> Callable[[float], float]:
+        """Of the straight lines K(t) that keep the inner loop stable all the time, the one with the fewest steps in all."""
+        t = torch.linspace(0, self.horizon, 1001, dtype=torch.float64)
+        needed = self.closed_form(t)
+        slopes = torch.linspace(0, float((needed.diff() / t.diff()).max()), 501, dtype=torch.float64)
+        starts = (needed[None] - slopes[:, None] * t[None]).amax(1)
+        best = int((starts + slopes * self.horizon / 2).argmin())
+        start, slope = float(starts[best]), float(slopes[best])
+        return lambda at: start + slope * at
+
+    def constant(self) -> float:
+        """The least constant K that keeps the inner loop stable all the time."""
+        return float(self.closed_form(torch.tensor(self.horizon, dtype=torch.float64)))
+
+    def _steps_along(self, beta: Tensor) -> Tensor:
+        problem, theta, found = self.problem(), torch.tensor([[self.theta0]], dtype=torch.float64), []
+        for part in range(self.parts):
+            found.append(self.steps(theta[:, 0], beta[part : part + 1]))
+            theta, _ = problem.advance(theta, beta[part : part + 1])
+        return torch.cat(found)
+
+    def solve(self) -> Course:
+        """By successive approximations, from half the longest stable step."""
+        return solve(self.problem(), torch.full((self.parts,), 0.5, dtype=torch.float64))
+
+    def report(self) -> dict[str, Any]:
+        """Everything that `amata toy` prints and draws."""
+        problem, course = self.problem(), self.solve()
+        t = problem.times()
+        line, level = self.linear(), self.constant()
+        strategies = {
+            "optimal": torch.ones(self.parts, dtype=torch.float64),
+            "constant": self.follow(lambda _, __: level),
+            "linear": self.follow(lambda _, at: line(at)),
+        }
+        return {
+            "theta0": self.theta0,
+            "tau": self.tau,
+            "horizon": self.horizon,
+            "gamma": self.gamma,
+            "t": t.tolist(),
+            "k_closed_form": self.closed_form(t).tolist(),
+            "k_msa": self.steps(course.theta[:-1, 0], course.u).tolist(),
+            "k_greedy": self.greedy().tolist(),
+            "k_constant": [level] * self.parts,
+            "k_linear": [line(at) for at in t.tolist()],
+            "theta": course.theta[:-1, 0].tolist(),
+            "theta_closed_form": (self.theta0 * torch.exp(-t)).tolist(),
+            "c_msa": criterion(problem, course.u),
+            **{f"c_{name}": criterion(problem, u) for name, u in strategies.items()},
+        }

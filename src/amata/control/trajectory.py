@@ -1,0 +1,123 @@
+"""The full criterion C of a recorded training run, for networks small enough to keep every step.
+
+Plain gradient descent theta_{t+1} = theta_t - eta g_t(theta_t, u_t) is recorded. The co-state comes backward through the recording,
+p_T = -grad Phi(theta_T) and p_t = p_{t+1} - eta (d g_t / d theta)^T p_{t+1}; at every step H(v) = -<p_{t+1}, g_t(theta_t, v)> - gamma K.
+The adversarial images are held while differentiating, which for sign steps and clamps is exact almost everywhere.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from amata.batch import Batch
+from amata.control.criterion import standard_error
+from amata.control.hamiltonian import Probe, RunningCost, StepCost
+from amata.engine import ProbeNet
+from amata.errors import InputError
+from amata.losses import ce
+from amata.methods import Method
+from amata.schedules import Control
+from amata.seeds import derive
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One step: the weights before it, the batch, the control, and the adversarial images that the method trained on."""
+
+    theta: Tensor
+    batch: Batch
+    control: Control
+    x_adv: Tensor
+    seed: int
+
+
+@dataclass
+class Trajectory:
+    model: nn.Module
+    method: Method
+    lr: float
+    steps: list[Recorded] = field(default_factory=list)
+
+    @property
+    def end(self) -> Tensor:
+        return _weights(self.model)
+
+
+def record(
+    model: nn.Module, method: Method, batches: Iterable[Batch], control: Callable[[int], Control], *, lr: float, seed: int = 0
+) -> Trajectory:
+    """Train `model` in place by plain gradient descent, one batch a step, and keep every step. `control` gives u of each step."""
+    if any(True for _ in model.buffers()):
+        raise InputError("a recorded trajectory needs a model without buffers: BatchNorm's statistics are no part of its state")
+    trajectory = Trajectory(model, method, lr)
+    for index, batch in enumerate(batches):
+        u, net = control(index), ProbeNet(model, attack_mode="train")
+        key = derive(seed, index)
+        g = Probe(net, method, batch, {}, key).gradient(u)
+        trajectory.steps.append(Recorded(_weights(model), batch, u, net.x_adv, key))
+        _load(model, trajectory.steps[-1].theta - lr * g)
+    return trajectory
+
+
+@dataclass(frozen=True)
+class FullCriterion:
+    per_step: list[float]
+    best: list[Control]
+    costate: Tensor
+    """p_0: minus the gradient of Phi with respect to the weights that training began from."""
+
+    @property
+    def c(self) -> float:
+        return sum(self.per_step) / len(self.per_step)
+
+    @property
+    def c_stderr(self) -> float | None:
+        return standard_error(self.per_step)
+
+
+def full_criterion(
+    trajectory: Trajectory, candidates: Sequence[Control], terminal: Callable[[nn.Module], Tensor], *, cost: RunningCost | None = None
+) -> FullCriterion:
+    """C of the recorded controls over the whole interval. `terminal` is Phi, a differentiable function of the model."""
+    model, cost = trajectory.model, cost or StepCost()
+    end = trajectory.end
+    p = -torch.cat([g.flatten() for g in torch.autograd.grad(terminal(model), list(model.parameters()))])
+    per_step: list[float] = []
+    best: list[Control] = []
+    for step in reversed(trajectory.steps):
+        _load(model, step.theta)
+        probe = Probe(ProbeNet(model, attack_mode="train"), trajectory.method, step.batch, {}, step.seed)
+        tried = []
+        for v in [step.control, *candidates]:
+            found = probe(v)
+            tried.append((-float(p.double() @ probe.net.gradient.double()) - cost(found), v))
+        top = max(tried, key=lambda pair: pair[0])
+        per_step.append(top[0] - tried[0][0])
+        best.append(top[1])
+        p = p - trajectory.lr * _hessian_product(model, step, p)
+    _load(model, end)
+    return FullCriterion(per_step[::-1], best[::-1], p)
+
+
+def _hessian_product(model: nn.Module, step: Recorded, p: Tensor) -> Tensor:
+    """(d g / d theta)^T p of the batch-mean loss at the recorded images."""
+    names = [name for name, _ in model.named_parameters()]
+    parts: Any = [q.detach().requires_grad_() for q in model.parameters()]
+    value = ce(functional_call(model, dict(zip(names, parts, strict=True)), (step.x_adv,)), step.batch.y).mean()
+    gradients = torch.autograd.grad(value, parts, create_graph=True)
+    product = sum((g.flatten() @ v for g, v in zip(gradients, p.split([q.numel() for q in parts]), strict=True)), torch.zeros(()))
+    return torch.cat([h.flatten() for h in torch.autograd.grad(product, parts)])
+
+
+def _weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+
+
+def _load(model: nn.Module, flat: Tensor) -> None:
+    with torch.no_grad():
+        for p, values in zip(model.parameters(), flat.split([p.numel() for p in model.parameters()]), strict=True):
+            p.copy_(values.view_as(p))

@@ -1,0 +1,1 @@
+"""What people look at. This room is handed plain results and knows nothing of how they came about."""

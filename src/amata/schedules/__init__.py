@@ -1,0 +1,28 @@
+"""Schedules over a method's control u_t = (K_t, alpha_t). To add one: write its class, give it a name here."""
+
+from amata.schedules.adaptive import Adaptive
+from amata.schedules.annealing import Constant, Exponential, Linear, Piecewise
+from amata.schedules.contract import Account, Choice, ClosedLoop, Control, Response, Schedule
+
+SCHEDULES: dict[str, type] = {
+    "constant": Constant,
+    "linear": Linear,
+    "exponential": Exponential,
+    "piecewise": Piecewise,
+    "adaptive": Adaptive,
+}
+
+__all__ = [
+    "SCHEDULES",
+    "Account",
+    "Adaptive",
+    "Choice",
+    "ClosedLoop",
+    "Constant",
+    "Control",
+    "Exponential",
+    "Linear",
+    "Piecewise",
+    "Response",
+    "Schedule",
+]

@@ -1,0 +1,195 @@
+"""The paper's Table 1 for any strategies: C with its error beside robustness, time and gradient evaluations.
+
+A strategy is a run folder that kept its epochs, or a recipe, which is then trained. All strategies are held against one common G, on the
+same probe batches where they share data and seed. What has been measured is kept after every epoch, so an interrupted study goes on.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from amata import recipes
+from amata.control import COSTS, ControlSpace, Criterion, criterion, strategy
+from amata.engine import ProbeNet
+from amata.errors import InputError, unknown
+from amata.losses import smooth_ce
+from amata.quantity import number, positive, whole
+from amata.recipes import Recipe
+from amata.schedules import Control
+from amata.training import Reporter, RunFolder
+from amata.training.device import resolve_device
+from amata.training.experiment import build_model, load_data, resume, train
+from amata.training.files import load_tensors, write_json
+from amata.training.fit import training_batches
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriterionSettings:
+    """How C is measured. The paper: gamma = 0.04, the squared-norm form, R = gamma K."""
+
+    gamma: float = 0.04
+    cost: str = "steps"
+    z: tuple[int, float] | None = None
+    """The fixed control of the inner-product form; none for the squared-norm form."""
+    batches: int = 4
+    k_max: int | None = None
+    """The largest K of G; the largest of all strategies by default."""
+    alphas: int = 6
+    search: str = "grid"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if number(self.gamma, "gamma") < 0:
+            raise InputError(f"gamma = {self.gamma:g} must not be negative")
+        if self.cost not in COSTS:
+            raise unknown("cost", self.cost, COSTS)
+        if self.search not in ("grid", "tpe", "gp"):
+            raise unknown("search", self.search, ("grid", "tpe", "gp"))
+        for name in ("batches", "alphas", *(["k_max"] if self.k_max is not None else [])):
+            whole(getattr(self, name), name, 1)
+
+    def of_run(self, k_max: int) -> dict[str, Any]:
+        """What decides the numbers of a run, to recognise those of an earlier call."""
+        return json.loads(json.dumps({**asdict(self), "k_max": self.k_max or k_max}))
+
+
+def strategies(targets: Sequence[str], overrides: Sequence[str], out: Path, reporter: Reporter) -> list[RunFolder]:
+    """The run folders of the targets; recipes among them are trained into `out`, or taken up where an earlier call left them."""
+    plans: list[tuple[str, Recipe | None]] = []
+    for target in targets:
+        if (Path(target) / "recipe.toml").is_file():
+            if overrides:
+                raise InputError(f"--set changes recipes before they are trained; {target} is trained already")
+            plans.append((target, None))
+        else:
+            recipe = recipes.load(target, [*overrides, "train.keep_epochs=true"])
+            plans.append((recipe.name, recipe))
+    names = [Path(name).name for name, _ in plans]
+    if len(set(names)) < len(names):
+        raise InputError(f"two strategies are both called {next(n for n in names if names.count(n) > 1)!r}; rename one's folder or file")
+    runs = []
+    for name, planned in plans:
+        if planned is None:
+            runs.append(RunFolder.open(Path(name))[0])
+            continue
+        folder = out / "runs" / name
+        if (folder / "recipe.toml").is_file():
+            if RunFolder.open(folder)[1].fingerprint() != planned.fingerprint():
+                raise InputError(f"{folder} was trained by another version of recipe {name}; choose another --out")
+            runs.append(resume(folder, reporter=reporter))
+        else:
+            reporter.note(f"training {name}")
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            runs.append(train(planned, folder, reporter))
+    return runs
+
+
+def measure_strategies(runs: Sequence[RunFolder], settings: CriterionSettings, out: Path, reporter: Reporter) -> list[dict[str, Any]]:
+    """A row per strategy, the epochs' own numbers under `epochs`; `out/criterion.json` holds the same."""
+    for run in runs:
+        if not run.finished:
+            raise InputError(f"{run.path} is not finished; `amata train --resume {run.path}` first")
+        if not run.epoch_file(0).is_file():
+            raise InputError(f"{run.path} kept no epochs; train it again with --set train.keep_epochs=true")
+    controls = {run.path: _controls(run) for run in runs}
+    k_max = settings.k_max or max(u.steps for of_run in controls.values() for u in of_run)
+    rows = [_measure(run, controls[run.path], settings, k_max, out, reporter) for run in runs]
+    write_json(out / "criterion.json", {"settings": settings.of_run(k_max), "strategies": rows})
+    return rows
+
+
+def _controls(run: RunFolder) -> list[Control]:
+    """What each epoch was trained with, in the end: an epoch that was rolled back counts as it was trained again."""
+    of_epoch = {row["epoch"]: Control(row["steps"], row["step_size"]) for row in run.read_rows() if "event" not in row}
+    return [of_epoch[epoch] for epoch in sorted(of_epoch)]
+
+
+def _measure(
+    run: RunFolder, controls: list[Control], settings: CriterionSettings, k_max: int, out: Path, reporter: Reporter
+) -> dict[str, Any]:
+    file = out / f"{run.path.name}.criterion.json"
+    recipe = RunFolder.open(run.path)[1]
+    about = {"recipe": recipe.name, "fingerprint": recipe.fingerprint(), **settings.of_run(k_max)}
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    epochs: list[dict[str, Any]] = known["epochs"] if known.get("about") == about else []
+    if len(epochs) < len(controls):
+        device = resolve_device(recipe.train.device)
+        images = load_data(recipe).train
+        model = build_model(recipe, images).to(device)
+        batches = list(islice(training_batches(images, recipe, device).epoch(recipe.train.epochs), settings.batches))
+        space = ControlSpace.of(recipe.ball, k_max)
+        for epoch in range(len(epochs), len(controls)):
+            state = load_tensors(run.epoch_file(epoch))
+            parts = {room: {k.removeprefix(room): v for k, v in state.items() if k.startswith(room)} for room in ("model/", "memory/")}
+            model.load_state_dict(parts["model/"])
+            loss = smooth_ce(recipe.optim.label_smoothing)
+            found = criterion(
+                model,
+                batches,
+                controls[epoch],
+                method=recipe.method,
+                ball=recipe.ball,
+                space=space,
+                cost=COSTS[settings.cost](settings.gamma),
+                z=Control(*settings.z) if settings.z else None,
+                memory={k: v.to(device) for k, v in parts["memory/"].items()},
+                search=settings.search,  # type: ignore[arg-type]
+                alphas=settings.alphas,
+                seed=settings.seed,
+                net=ProbeNet(model, loss=loss, attack_mode=recipe.train.attack_mode, first_layer=recipe.model.first_layer),
+            )
+            epochs.append({"epoch": epoch, **found.to_dict()})
+            write_json(file, {"about": about, "epochs": epochs})
+            best, own = found.argmax.steps, controls[epoch].steps
+            reporter.note(f"{run.path.name} epoch {epoch + 1}/{len(controls)}: C {found.c:.4f}, best K {best} against {own}")
+    return _row(run, epochs)
+
+
+def _row(run: RunFolder, epochs: list[dict[str, Any]]) -> dict[str, Any]:
+    summary = json.loads((run.path / "summary.json").read_text())
+    of_strategy = strategy([_criterion(e) for e in epochs])
+    attack = robust_attack(summary["evaluation"])
+    result = summary["evaluation"][attack] if attack else None
+    return {
+        "strategy": run.path.name,
+        **of_strategy._asdict(),
+        "fosc": sum(e["fosc"] for e in epochs) / len(epochs),
+        "robust_accuracy": result["accuracy"] if result else None,
+        "robust_attack": attack,
+        "robust_n": result["n"] if result else None,
+        "train_seconds": summary["train_seconds"],
+        "grad_evals": summary["grad_evals"],
+        "epochs": epochs,
+    }
+
+
+def _criterion(row: dict[str, Any]) -> Criterion:
+    return Criterion(
+        Control(row["steps"], row["step_size"]),
+        row["per_batch"],
+        row["hamiltonian"],
+        row["best_hamiltonian"],
+        Control(row["best_steps"], row["best_step_size"]),
+        row["c_of_means"],
+        row["fosc"],
+    )
+
+
+def robust_attack(evaluation: dict[str, Any]) -> str | None:
+    """The attack whose accuracy stands for robustness: PGD with the most steps, else the strongest there is."""
+    pgd = [name for name in evaluation if name.startswith("pgd-")]
+    if pgd:
+        return max(pgd, key=lambda name: int(name.split("-")[1]))
+    attacked = [name for name in evaluation if name != "clean"]
+    return min(attacked, key=lambda name: evaluation[name]["accuracy"], default=None)
+
+
+def parse_z(text: str) -> tuple[int, float]:
+    """The control written "K,ALPHA"."""
+    steps, comma, alpha = text.partition(",")
+    if not comma:
+        raise InputError(f"--z {text!r} must read K,ALPHA, as in --z 20,0.025")
+    return whole(steps, "K of --z", 1), positive(alpha, "ALPHA of --z")

@@ -1,0 +1,396 @@
+"""Search for a schedule under a budget: shape, k_min, k_max and tau, by held-out robust accuracy or by the criterion C.
+
+An optuna study in SQLite. Each trial trains one schedule in a folder named after the schedule itself and held while it trains, so several
+processes can work on one study without training anything twice, and a killed trial is taken up from its last checkpoint by whoever comes.
+"""
+
+import hashlib
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from amata import recipes
+from amata.batch import Batch
+from amata.data import Splits
+from amata.engine import ProbeNet
+from amata.errors import InputError, missing, unknown
+from amata.evaluation import parse_attack
+from amata.quantity import positive, whole
+from amata.recipes import Recipe
+from amata.schedules import ClosedLoop, Control, Schedule
+from amata.seeds import derive, generator
+from amata.studies.criterion import CriterionSettings, measure_strategies
+from amata.training import Reporter, RunFolder, fit
+from amata.training.device import resolve_device
+from amata.training.experiment import build_model, load_data
+from amata.training.files import write_json
+from amata.training.interrupt import Interrupted
+from amata.training.lock import Busy, hold
+
+try:
+    import optuna
+except ImportError:
+    raise missing("optuna", "amata search", "search") from None
+
+SHAPES = ("linear", "exponential", "piecewise")
+ETAS = [0.1, 0.3, 1.0, 3.0]
+SWITCHES = [0.25, 0.5, 0.75]
+GIVE_UP = 100
+"""So many proposals in a row that were all tried before mean that there is nothing left to try."""
+
+_State = optuna.trial.TrialState
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings:
+    budget: float
+    """Gradient evaluations per image and epoch."""
+    objective: Literal["robust", "criterion"] = "robust"
+    k_cap: int = 10
+    shapes: tuple[str, ...] = SHAPES
+    trials: int = 20
+    prune: bool = True
+    seed: int = 0
+    gamma: float = 0.04
+
+    def __post_init__(self) -> None:
+        positive(self.budget, "budget")
+        whole(self.k_cap, "k_cap", 1), whole(self.trials, "trials", 1)
+        if self.objective not in ("robust", "criterion"):
+            raise unknown("objective", self.objective, ("robust", "criterion"))
+        for shape in self.shapes:
+            if shape not in SHAPES:
+                raise unknown("shape", shape, SHAPES)
+
+
+@dataclass(frozen=True)
+class StepPrice:
+    """What a method costs per image: base + per_step * K gradient evaluations, measured on two images."""
+
+    base: float
+    per_step: float
+
+    @classmethod
+    def of(cls, recipe: Recipe, splits: Splits) -> "StepPrice":
+        images = splits.train
+        positions = torch.arange(2)
+        x, y = next(iter(images.read([positions], torch.device("cpu"), None)))
+        batch = Batch(x, y, images.ids[positions], int(images.ids.max()) + 1, 0, None)
+        net = ProbeNet(build_model(recipe, images), first_layer=recipe.model.first_layer)
+        costs = []
+        for steps in (1, 2):
+            before = net.grad_evals
+            recipe.method.step(net, batch, Control(steps, recipe.ball.eps / steps), generator(0, "price"), {})
+            costs.append((net.grad_evals - before) / 2)
+        if costs[1] <= costs[0]:
+            raise InputError(f"method {recipe.tables['method']['name']} costs no more for more steps; there is no schedule to search for")
+        return cls(2 * costs[0] - costs[1], costs[1] - costs[0])
+
+    def __call__(self, schedule: Schedule, epochs: int) -> float:
+        """Gradient evaluations per image and epoch under a schedule."""
+        return self.base + self.per_step * sum(schedule(t, epochs).steps for t in range(epochs)) / epochs
+
+
+class Search:
+    """One study in a folder: study.db, trials/, search.json, best.toml."""
+
+    def __init__(self, recipe: Recipe, settings: SearchSettings, out: Path, reporter: Reporter) -> None:
+        if recipe.data.valid == 0:
+            raise InputError("the search chooses by held-out accuracy, and this recipe holds nothing out; --set data.valid=500")
+        self.recipe, self.settings, self.out, self.reporter = recipe, settings, out, reporter
+        self.attack = parse_attack(recipe.train.valid_attack).name
+        self.splits = load_data(recipe)
+        self.price = StepPrice.of(recipe, self.splits)
+        cheapest = self.price.base + self.price.per_step
+        if settings.budget < cheapest:
+            raise InputError(f"a budget of {settings.budget:.2f} gradient evaluations per image and epoch is below K = 1, {cheapest:.2f}")
+        (out / "trials").mkdir(parents=True, exist_ok=True)
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.direction: Literal["maximize", "minimize"] = "maximize" if settings.objective == "robust" else "minimize"
+        with hold(out, "starting a study", wait=True):  # two processes that start together must not both make its tables
+            self.study = self._open_study()
+
+    def _open_study(self) -> optuna.Study:
+        out, settings = self.out, self.settings
+        storage = optuna.storages.RDBStorage(f"sqlite:///{out / 'study.db'}", engine_kwargs={"connect_args": {"timeout": 120}})
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=max(1, self.recipe.train.epochs // 3))
+        study = optuna.create_study(
+            study_name="amata", storage=storage, direction=self.direction, load_if_exists=True,
+            pruner=pruner if settings.prune and settings.objective == "robust" else optuna.pruners.NopPruner(),
+        )  # fmt: skip
+        about = {"fingerprint": self.recipe.fingerprint(), **{k: v for k, v in asdict(self.settings).items() if k != "trials"}}
+        about = json.loads(json.dumps(about))
+        known = study.user_attrs.get("about")
+        if known is None:
+            self._propose_own(study)
+            study.set_user_attr("about", about)
+        elif known != about:
+            changed = ", ".join(k for k in about if known.get(k) != about[k])
+            raise InputError(f"{self.out} holds a study with another {changed}; go on with the same settings or choose another --out")
+        return study
+
+    def _propose_own(self, study: optuna.Study) -> None:
+        """The recipe's own schedule is tried first, where the search could have proposed it."""
+        table = self.recipe.tables["schedule"]
+        if table["name"] == "linear" and "linear" in self.settings.shapes:
+            share = round(table["tau"] / self.recipe.ball.eps / 0.25) * 0.25
+            rise = table["k_max"] - table["k_min"]
+            study.enqueue_trial({"shape": "linear", "k_min": table["k_min"], "rise": rise, "tau": share})
+
+    def run(self) -> dict[str, Any]:
+        """Go on until the study has its number of trials; what earlier calls and other processes did counts."""
+        stale = 0
+        while stale < GIVE_UP:
+            self._take_up_the_killed()
+            trial = self.study.ask()
+            trial.set_user_attr("process", _process())
+            if sum(1 for t in self.study.get_trials(deepcopy=False) if _counts(t) and t.number < trial.number) >= self.settings.trials:
+                self.study.tell(trial, state=_State.FAIL)
+                break
+            # Seeded by the trial's number, two processes that start together do not propose the same.
+            self.study.sampler = optuna.samplers.TPESampler(seed=derive(self.settings.seed, trial.number) % 2**31, n_startup_trials=6)
+            stale = 0 if self._try(trial) else stale + 1
+        if stale:
+            self.reporter.note("every schedule that is within the budget has been tried")
+        return self.summary()
+
+    def _take_up_the_killed(self) -> None:
+        for frozen in self.study.get_trials(deepcopy=False, states=(_State.RUNNING,)):
+            process = frozen.user_attrs.get("process")
+            started = frozen.datetime_start or datetime.now()
+            if _is_dead(process) if process else datetime.now() - started > timedelta(minutes=1):
+                self._give_back(frozen.number, frozen.params)
+
+    def _give_back(self, number: int, params: dict[str, Any]) -> None:
+        """A trial that was not finished fails, and its schedule is proposed again: training then goes on where it stopped."""
+        try:
+            self.study.tell(number, state=_State.FAIL)
+        except (ValueError, RuntimeError):
+            return  # another process was faster
+        if params:
+            self.study.enqueue_trial(params)
+
+    def _suggest(self, trial: optuna.Trial) -> dict[str, Any] | None:
+        """A schedule table within the budget: k_max is lowered until it fits. None where even k_min does not."""
+        c, epochs = self.settings, self.recipe.train.epochs
+        shape = trial.suggest_categorical("shape", list(c.shapes))
+        k_min, rise = trial.suggest_int("k_min", 1, c.k_cap), trial.suggest_int("rise", 0, c.k_cap - 1)
+        tau = trial.suggest_float("tau", 1.0, 4.0, step=0.25) * self.recipe.ball.eps
+        if shape == "exponential":
+            eta = trial.suggest_categorical("eta", ETAS)
+        elif shape == "piecewise":
+            switch = max(1, round(trial.suggest_categorical("switch", SWITCHES) * epochs))
+        for k_max in range(min(k_min + rise, c.k_cap), k_min - 1, -1):
+            if shape == "piecewise":
+                table = {"name": shape, "stages": [[0, k_min], [switch, k_max]], "tau": tau}
+            else:
+                table = {"name": shape, "k_min": k_min, "k_max": k_max, "tau": tau} | ({"eta": eta} if shape == "exponential" else {})
+            if self.price(self._with(table).schedule, epochs) <= c.budget + 1e-9:
+                return table
+        return None
+
+    def _with(self, table: dict[str, Any]) -> Recipe:
+        tables = {**self.recipe.tables, "schedule": table}
+        parsed = recipes.parse(tables, f"{self.recipe.name}-searched")
+        return replace(parsed, name=self.recipe.name)
+
+    def _try(self, trial: optuna.Trial) -> bool:
+        """Train what the trial proposes; False where that was over the budget, or tried before, or is being tried elsewhere."""
+        table = self._suggest(trial)
+        if table is None:
+            self.study.tell(trial, state=_State.FAIL)
+            return False
+        recipe = self._with(table)
+        epochs = recipe.train.epochs
+        key = hashlib.sha256(repr([recipe.schedule(t, epochs) for t in range(epochs)]).encode()).hexdigest()[:12]
+        folder = self.out / "trials" / key
+        folder.mkdir(exist_ok=True)
+        try:
+            with hold(folder, "training"):
+                for name, value in (("schedule", table), ("key", key), ("cost", self.price(recipe.schedule, epochs))):
+                    trial.set_user_attr(name, value)
+                if (folder / "result.json").is_file():
+                    return self._adopt(trial, json.loads((folder / "result.json").read_text()))
+                self._train(trial, recipe, folder)
+        except Busy:
+            self.study.tell(trial, state=_State.FAIL)
+            return False
+        except Interrupted as interrupted:
+            self._give_back(trial.number, trial.params)
+            text = f"interrupted in trial {trial.number}; the same command goes on with the study in {self.out}"
+            raise Interrupted(text, interrupted.exit_code - 128) from None
+        return True
+
+    def _adopt(self, trial: optuna.Trial, result: dict[str, Any]) -> bool:
+        """A schedule that is trained already: news only if its process was killed before it could tell the study."""
+        owner = self.study.get_trials(deepcopy=False)[result["trial"]]
+        if owner.state in (_State.COMPLETE, _State.PRUNED):
+            self.study.tell(trial, state=_State.FAIL)
+            return False
+        self._tell(trial, result)
+        return True
+
+    def _train(self, trial: optuna.Trial, recipe: Recipe, folder: Path) -> None:
+        watcher = _Watcher(trial, self.attack, self.reporter, self.settings)
+        path = folder / "run"
+        recipe = recipe if self.settings.objective == "robust" else self._keeping_epochs(recipe)
+        if (path / "recipe.toml").is_file():
+            run = RunFolder.open(path)[0]
+            for row in run.read_rows():
+                watcher.report(row)  # what an earlier process has trained
+        else:
+            run = RunFolder.create(path, recipe)
+            run.write_environment(resolve_device(recipe.train.device))
+        self.reporter.note(f"trial {trial.number}: {_describe(trial.user_attrs['schedule'])}, cost {trial.user_attrs['cost']:.2f}")
+        try:
+            fitted = fit(build_model(recipe, self.splits.train), self.splits.train, self.splits.valid, recipe, run=run, reporter=watcher)
+        except optuna.TrialPruned:
+            self._finish(trial, folder, "PRUNED", max(watcher.seen), None, None)
+            return
+        accuracy = max(row["valid"][self.attack] for row in fitted.rows if "valid" in row)
+        value = accuracy
+        if self.settings.objective == "criterion":
+            write_json(
+                run.path / "summary.json", {"train_seconds": fitted.train_seconds, "grad_evals": fitted.grad_evals, "evaluation": {}}
+            )
+            settings = CriterionSettings(gamma=self.settings.gamma, k_max=self.settings.k_cap, seed=self.settings.seed)
+            (row,) = measure_strategies([run], settings, folder, self.reporter)
+            value = row["c"]
+        self._finish(trial, folder, "COMPLETE", accuracy, value, fitted.grad_evals)
+
+    @staticmethod
+    def _keeping_epochs(recipe: Recipe) -> Recipe:
+        return replace(recipe, train=recipe.train.model_copy(update={"keep_epochs": True}))
+
+    def _finish(self, trial: optuna.Trial, folder: Path, state: str, accuracy: float, value: float | None, grad_evals: int | None) -> None:
+        result = {"trial": trial.number, "state": state, "accuracy": accuracy, "value": value, "grad_evals": grad_evals}
+        write_json(folder / "result.json", result)  # before the study is told: after a kill in between it can still be told
+        self._tell(trial, result)
+        score = f"C {value:.4f}, " if self.settings.objective == "criterion" and value is not None else ""
+        self.reporter.note(f"trial {trial.number} {state.lower()}: {score}held-out {self.attack} {accuracy:.1%}")
+
+    def _tell(self, trial: optuna.Trial, result: dict[str, Any]) -> None:
+        for name in ("accuracy", "grad_evals"):
+            trial.set_user_attr(name, result[name])
+        self.study.tell(trial, result["value"], state=getattr(_State, result["state"]))
+
+    def summary(self) -> dict[str, Any]:
+        """The study so far: every trial, the Pareto front of cost and held-out accuracy, and the winner."""
+        trials = [_row(t) for t in self.study.get_trials(deepcopy=False) if t.state in (_State.COMPLETE, _State.PRUNED)]
+        done = [t for t in trials if t["state"] == "complete"]
+        if not done:
+            raise InputError(f"the study in {self.out} has no finished trial; raise --trials")
+        sign = 1 if self.direction == "maximize" else -1
+        best = max(done, key=lambda t: (sign * t["value"], -t["cost"]))
+        front = [t for t in done if not any(o["cost"] <= t["cost"] and o["accuracy"] > t["accuracy"] for o in done if o is not t)]
+        for t in trials:
+            t["front"] = t in front
+        recipe = self._with(best["schedule"])
+        result = {
+            "recipe": self.recipe.name,
+            "attack": self.attack,
+            "valid_n": len(self.splits.valid or []),
+            "epochs": self.recipe.train.epochs,
+            **asdict(self.settings),
+            "best": best,
+            "toml": recipe.to_toml(),
+            "trials": trials,
+        }
+        write_json(self.out / "search.json", result)
+        (self.out / "best.toml").write_text(
+            f"# {_describe(best['schedule'])}: found for {self.recipe.name} by amata search\n{recipe.to_toml()}"
+        )
+        return result
+
+
+class _Watcher(Reporter):
+    """Passes a trial's epochs on to the study, which may end it, and its life signs to the real reporter."""
+
+    def __init__(self, trial: optuna.Trial, attack: str, reporter: Reporter, settings: SearchSettings) -> None:
+        self.trial, self.attack, self.inner, self.settings = trial, attack, reporter, settings
+        self.seen: list[float] = []
+        self.batch = reporter.batch  # type: ignore[method-assign]
+        self.evaluating = reporter.evaluating  # type: ignore[method-assign]
+        self.note = reporter.note  # type: ignore[method-assign]
+
+    def report(self, row: dict[str, Any]) -> None:
+        if "valid" in row:
+            self.seen.append(row["valid"][self.attack])
+            self.trial.report(self.seen[-1], row["epoch"])
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        if "event" in row:
+            return
+        self.report(row)
+        self.inner.epoch(row)
+        if "valid" in row and self.trial.should_prune():
+            raise optuna.TrialPruned
+
+
+def reference_cost(recipe: Recipe, price: StepPrice, steps: int | None) -> tuple[float, int]:
+    """What PGD-K costs per image and epoch; K is the largest of the recipe's schedule unless given."""
+    epochs = recipe.train.epochs
+    if steps is None:
+        if isinstance(recipe.schedule, ClosedLoop):
+            raise InputError("an adaptive schedule has no K of its own to compare with; give --reference-steps")
+        steps = max(recipe.schedule(t, epochs).steps for t in range(epochs))
+    return price.base + price.per_step * steps, steps
+
+
+def _counts(trial: Any) -> bool:
+    return trial.state in (_State.COMPLETE, _State.PRUNED, _State.RUNNING)
+
+
+def _process() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def _is_dead(process: str) -> bool:
+    """Whether a process of this machine is no more; of another machine's nothing is known."""
+    host, _, pid = process.rpartition(":")
+    if host != socket.gethostname():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return _is_zombie(pid)
+
+
+def _is_zombie(pid: str) -> bool:
+    """A killed child that nobody has waited for still has a process id."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False
+
+
+def _row(trial: Any) -> dict[str, Any]:
+    attrs = trial.user_attrs
+    return {
+        "number": trial.number,
+        "state": trial.state.name.lower(),
+        "value": trial.value if trial.state == _State.COMPLETE else None,
+        "accuracy": attrs["accuracy"],
+        "cost": attrs["cost"],
+        "grad_evals": attrs.get("grad_evals"),
+        "schedule": attrs["schedule"],
+        "key": attrs["key"],
+        "epochs_trained": len(trial.intermediate_values),
+    }
+
+
+def _describe(table: dict[str, Any]) -> str:
+    if table["name"] == "piecewise":
+        (_, first), (switch, second) = table["stages"]
+        return f"piecewise K {first} -> {second} at epoch {switch}, tau {table['tau']:.4g}"
+    shape = f"exponential (eta {table['eta']:g})" if table["name"] == "exponential" else table["name"]
+    return f"{shape} K {table['k_min']} -> {table['k_max']}, tau {table['tau']:.4g}"
