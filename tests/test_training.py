@@ -606,7 +606,7 @@ def test_a_closed_loop_trains_like_its_own_choices_laid_down_beforehand() -> Non
     fitted = fit(small_net(), toy_data(), None, recipe)
     stages = [[row["epoch"], row["steps"]] for row in fitted.rows]
     assert len({k for _, k in stages}) > 1
-    replay = toy_recipe("schedule.name=piecewise", "schedule.tau=0.1", f"schedule.stages={stages}", "train.guard=ignore")
+    replay = recipes.parse({**recipe.tables, "schedule": {"name": "piecewise", "tau": 0.1, "stages": stages}}, "replay")
     again = fit(small_net(), toy_data(), None, replay)
     assert all(torch.equal(a, b) for a, b in zip(fitted.model.state_dict().values(), again.model.state_dict().values(), strict=True))
 
