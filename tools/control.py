@@ -5,7 +5,6 @@ strategies with their criterion (half an hour on two cores), and the search (a q
 """
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -99,8 +98,8 @@ def criterion_table() -> str:
     n = studies[0]["mnist5k-amata"]["robust_n"]
     grid = f"K = 1 to {about['k_max']} with {about['alphas']} step sizes each"
     lines.append(
-        f"\nOne value per seed (0, 1, 2). gamma = {about['gamma']}, {about['batches']} probe batches, G: {grid}; ± is the standard error over "
-        f"the probe batches; {n:,} test digits; from `results/control/criterion-seed*/`."
+        f"\nOne value per seed (0, 1, 2). gamma = {about['gamma']}, {about['batches']} probe batches, G: {grid}; ± is the standard error "
+        f"over the probe batches; {n:,} test digits; from `results/control/criterion-seed*/`."
     )
     return "\n".join(lines)
 
@@ -139,9 +138,9 @@ def toy_line() -> str:
     worst = max(abs(a / b - 1) for a, b in zip(toy["k_msa"], toy["k_closed_form"], strict=True))
     drift = max(abs(a - b) for a, b in zip(toy["theta"], toy["theta_closed_form"], strict=True))
     return (
-        f"For theta0 = {toy['theta0']:g}, tau = {toy['tau']:g}, gamma = {toy['gamma']:g} the solver's K is within {worst:.0e} of K*, its theta "
-        f"within {drift:.0e} of theta0 e^(-t). C over the whole interval: optimal {toy['c_optimal']:.2g}, Linear {toy['c_linear']:.2g}, "
-        f"Constant {toy['c_constant']:.2g} (`results/control/toy/`)."
+        f"For theta0 = {toy['theta0']:g}, tau = {toy['tau']:g}, gamma = {toy['gamma']:g} the solver's K is within {worst:.0e} of K*, its "
+        f"theta within {drift:.0e} of theta0 e^(-t). C over the whole interval: optimal {toy['c_optimal']:.2g}, Linear "
+        f"{toy['c_linear']:.2g}, Constant {toy['c_constant']:.2g} (`results/control/toy/`)."
     )
 
 
@@ -169,7 +168,8 @@ PARTS = {
 
 def updated(page: str) -> str:
     for name, write in PARTS.items():
-        page = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m, write=write: f"{m[1]}{write()}\n{m[2]}", page, flags=re.S)
+        head, tail = page.split(f"<!-- {name} -->\n", 1)
+        page = f"{head}<!-- {name} -->\n{write()}\n<!-- end -->{tail.split('<!-- end -->', 1)[1]}"
     return page
 
 
