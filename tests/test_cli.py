@@ -95,7 +95,9 @@ def test_recipes_and_data_are_listed(amata: Amata) -> None:
     assert "mnist5k test: 1,000 images of (1, 28, 28), 10 classes, 100 to 100 each" in amata("data", "check", "mnist5k").out
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "recipes", "data", "recipes show", "data fetch", "data check"])
+@pytest.mark.parametrize(
+    "command", ["train", "eval", "criterion", "search", "toy", "convergence", "recipes", "data", "recipes show", "data fetch", "data check"]
+)
 def test_every_command_has_help_with_an_example(amata: Amata, command: str) -> None:
     called = amata(*command.split(), "--help")
     assert called.code == 0

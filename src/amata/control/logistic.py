@@ -6,12 +6,13 @@ step costs gamma; what counts in the end is the loss under the full move.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from amata.control.pmp import ControlProblem
+from amata.control.pmp import ControlProblem, criterion, run, solve
 from amata.quantity import positive, whole
 
 
@@ -68,3 +69,16 @@ class Logistic:
             controls=torch.arange(self.k_max + 1, dtype=torch.float64),
             parts=self.parts,
         )
+
+    def report(self) -> dict[str, Any]:
+        """The optimal controls, and the weights and objectives under them, under no adversary and under the full one."""
+        problem = self.problem()
+        zeros = torch.zeros(self.parts, dtype=torch.float64)
+        courses = {"optimal": solve(problem, zeros), "none": run(problem, zeros), "full": run(problem, zeros + self.k_max)}
+        return {
+            "t": problem.times().tolist(),
+            "k_msa": courses["optimal"].u.tolist(),
+            "criteria": {name: criterion(problem, course.u) for name, course in courses.items()},
+            "objectives": {name: course.objective for name, course in courses.items()},
+            "weights": {name: course.theta.tolist() for name, course in courses.items()},
+        }

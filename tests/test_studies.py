@@ -1,0 +1,235 @@
+"""Studies of many runs: the criterion's table and the search, both of which survive being stopped."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amata import recipes
+from amata.errors import InputError
+from amata.studies.criterion import robust_attack
+from amata.studies.search import Search, SearchSettings, StepPrice
+from amata.training import Reporter
+from amata.training.experiment import load_data
+from tests.conftest import Called
+from tests.test_training import QUICK
+
+Amata = Callable[..., Called]
+FAST = [f"--set={o}" for o in (*QUICK, "train.epochs=2", "optim.ema=0")]
+CONSTANT = [f"--set={o}" for o in (*[q for q in QUICK if not q.startswith("schedule")], "train.epochs=2", "optim.ema=0")]
+
+
+def test_toy_prints_the_promised_keys(amata: Amata, tmp_path: Path) -> None:
+    called = amata("toy", "--theta0", "0.7", "--tau", "2", "--parts", "30", "--out", tmp_path, "--json")
+    assert called.code == 0
+    result = json.loads(called.out)
+    assert {"t", "k_closed_form", "k_msa", "theta", "c_optimal", "c_constant", "c_linear"} <= result.keys()
+    assert result["k_msa"] == pytest.approx(result["k_closed_form"], rel=0.01)
+    assert result["c_optimal"] <= 1e-6 < result["c_linear"] < result["c_constant"]
+    assert json.loads((tmp_path / "toy.json").read_text()) == result
+    assert (tmp_path / "toy.svg").stat().st_size > 5000
+    assert "found by MSA" in amata("toy", "--parts", "10").out
+    bad = amata("toy", "--theta0", "2", "--tau", "4")
+    assert bad.code == 2
+    assert bad.err == "error: tau = 4 must be above 1 + theta0^2 = 5 for the closed form to hold\n"
+
+
+def test_convergence_prints_measured_and_bound(amata: Amata, tmp_path: Path) -> None:
+    called = amata("convergence", "--repeats", "2", "--out", tmp_path, "--json")
+    result = json.loads(called.out)
+    for row in [*result["over_steps"], *result["over_delta"]]:
+        assert row["squares"] <= row["printed"]
+    assert (tmp_path / "convergence.png").is_file()
+
+
+def test_criterion_trains_measures_and_goes_on(amata: Amata, tmp_path: Path) -> None:
+    options = [*CONSTANT, "--out", tmp_path / "c", "--batches", "2", "--alphas", "2", "--k-max", "2"]
+    called = amata("criterion", "mnist5k-pgd2", "mnist5k-adaptive", *options, "--set=data.batch_size=200", "--json")
+    assert called.code == 0, called.err
+    rows = json.loads(called.out)["strategies"]
+    assert [r["strategy"] for r in rows] == ["mnist5k-pgd2", "mnist5k-adaptive"]
+    for row in rows:
+        assert row["c"] >= row["c_of_means"] >= 0
+        assert {"c_stderr", "robust_accuracy", "train_seconds", "grad_evals", "fosc"} <= row.keys()
+        assert len(row["epochs"]) == 2
+    assert [e["steps"] for e in rows[0]["epochs"]] == [2, 2]
+    assert (tmp_path / "c" / "criterion.svg").is_file()
+    # An interrupted study: half of one strategy's epochs are measured, the other strategy is not trained to its end
+    file = tmp_path / "c" / "mnist5k-pgd2.criterion.json"
+    known = json.loads(file.read_text())
+    file.write_text(json.dumps({**known, "epochs": known["epochs"][:1]}))
+    again = amata("criterion", "mnist5k-pgd2", "mnist5k-adaptive", *options, "--set=data.batch_size=200", "--json")
+    assert "epoch 1/2" not in again.err.replace("mnist5k-adaptive", "")
+    assert json.loads(again.out)["strategies"] == rows
+    # Other settings are measured anew; a run folder is a strategy too
+    run = tmp_path / "c" / "runs" / "mnist5k-pgd2"
+    dear = amata("criterion", run, "--out", tmp_path / "d", "--gamma", "5", "--batches", "2", "--alphas", "2", "--z", "2,0.1", "--json")
+    (row,) = json.loads(dear.out)["strategies"]
+    assert row["epochs"][0]["best_steps"] == 1  # at such a price nobody buys a second step
+    table = amata("criterion", run, "--out", tmp_path / "d", "--batches", "1", "--alphas", "1", "--search", "tpe", "--cost", "seconds")
+    assert "mnist5k-pgd2" in table.out
+
+
+BAD: dict[str, tuple[list[str], str]] = {
+    "no epochs": (["criterion", "RUN", "--out", "NEW"], "kept no epochs; train it again with --set train.keep_epochs=true"),
+    "set on a run": (["criterion", "RUN", "--set=optim.lr=1", "--out", "NEW"], "is trained already"),
+    "cost": (
+        ["criterion", "mnist5k-pgd", "--cost", "euros", "--out", "NEW"],
+        "unknown cost 'euros'; choose from gradients, seconds, steps",
+    ),
+    "search": (["criterion", "mnist5k-pgd", "--search", "random", "--out", "NEW"], "unknown search 'random'"),
+    "z": (["criterion", "mnist5k-pgd", "--z", "20", "--out", "NEW"], "must read K,ALPHA"),
+    "gamma": (["criterion", "mnist5k-pgd", "--gamma", "-1", "--out", "NEW"], "must not be negative"),
+    "twice": (["criterion", "mnist5k-pgd", "mnist5k-pgd", "--out", "NEW"], "two strategies are both called 'mnist5k-pgd'"),
+    "no budget": (["search", "mnist5k-amata", "--out", "NEW"], "give --budget SHARE or --grad-evals N"),
+    "tiny budget": (["search", "mnist5k-amata", "--budget", "0.1", "--out", "NEW"], "is below K = 1, 2.00"),
+    "no valid": (["search", "mnist5k-amata", "--budget", "0.9", "--set=data.valid=0", "--out", "NEW"], "holds nothing out"),
+    "shape": (["search", "mnist5k-amata", "--budget", "0.9", "--shapes", "cubic", "--out", "NEW"], "unknown shape 'cubic'"),
+    "objective": (["search", "mnist5k-amata", "--budget", "0.9", "--objective", "luck", "--out", "NEW"], "unknown objective 'luck'"),
+    "erm": (["search", "mnist5k-amata", "--budget", "0.9", "--set=method.name=erm", "--out", "NEW"], "no schedule to search for"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line(amata: Amata, tmp_path: Path, name: str) -> None:
+    arguments, message = BAD[name]
+    if "RUN" in arguments:
+        assert amata("train", "mnist5k-amata", *FAST, "--set=train.epochs=1", "--out", tmp_path / "run").code == 0
+    places = {"RUN": tmp_path / "run", "NEW": tmp_path / "new"}
+    called = amata(*[places.get(a, a) for a in arguments])
+    assert called.code == 2
+    assert message in called.err.splitlines()[-1]
+    assert "Traceback" not in called.err
+
+
+# The search
+
+SEARCH = ["search", "mnist5k-amata", *FAST, "--budget", "0.9", "--reference-steps", "3", "--shapes", "linear,piecewise"]
+
+
+def trials(folder: Path) -> list[Any]:
+    import optuna
+
+    study = optuna.load_study(study_name="amata", storage=f"sqlite:///{folder / 'study.db'}")
+    return study.get_trials(deepcopy=False)
+
+
+def finished(folder: Path) -> list[Any]:
+    return [t for t in trials(folder) if t.state.name in ("COMPLETE", "PRUNED")]
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "amata", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def test_a_killed_search_goes_on_with_its_study(amata: Amata, tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    process = start(*SEARCH, "--trials", "4", "--out", out)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:  # kill it in the second trial, when its first epoch is saved
+        rows = [f for f in out.glob("trials/*/run/metrics.jsonl") if not (f.parents[1] / "result.json").is_file() and f.read_text()]
+        if rows and list(out.glob("trials/*/result.json")):
+            break
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    (killed,) = [f.parent for f in out.glob("trials/*/run") if not (f.parent / "result.json").is_file()]
+    before = [t.number for t in finished(out)]
+    called = amata(*SEARCH, "--trials", "4", "--out", out, "--json")
+    assert called.code == 0, called.err
+    assert "resumed at epoch 1" in called.err  # from its checkpoint, not from the beginning
+    result = json.loads(called.out)
+    done = finished(out)
+    assert len(done) == 4
+    assert len({t.user_attrs["key"] for t in done}) == 4
+    assert killed.name in {t.user_attrs["key"] for t in done}
+    assert set(before) <= {t.number for t in done}
+    assert not [t for t in trials(out) if t.state.name == "RUNNING"]
+    assert result["best"]["value"] == max(t["value"] for t in result["trials"] if t["state"] == "complete")
+    best = recipes.load(str(out / "best.toml"))
+    assert best.tables["schedule"] == recipes.parse(recipes.read_toml(result["toml"], "x"), "x").tables["schedule"]
+    assert all(t["cost"] <= 0.9 * 4 + 1e-9 for t in result["trials"])
+    assert (out / "pareto.svg").is_file()
+    other = amata(*SEARCH[:-1], "linear", "--trials", "4", "--out", out)
+    assert other.code == 2
+    assert "holds a study with another shapes" in other.err
+
+
+def test_two_processes_share_a_study_and_repeat_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    processes = [start(*SEARCH, "--trials", "6", "--out", out, "--no-prune") for _ in range(2)]
+    assert [p.wait(timeout=240) for p in processes] == [0, 0]
+    done = finished(out)
+    assert len(done) == 6
+    assert len({t.user_attrs["key"] for t in done}) == 6
+    assert len({t.user_attrs["process"] for t in done}) == 2
+    assert len(list(out.glob("trials/*/result.json"))) == 6
+
+
+def test_a_result_that_the_study_was_not_told_of_is_told(amata: Amata, tmp_path: Path) -> None:
+    """Killed between writing the result and telling the study: the schedule is proposed again, and nothing is trained twice."""
+    out = tmp_path / "study"
+    amata(*SEARCH, "--trials", "1", "--out", out)
+    (done,) = finished(out)
+    with sqlite3.connect(out / "study.db") as db:
+        db.execute("update trials set state = 'RUNNING', datetime_complete = null where number = ?", (done.number,))
+        db.execute("update trial_user_attributes set value_json = ? where key = 'process'", (json.dumps(f"{os.uname().nodename}:999999"),))
+    called = amata(*SEARCH, "--trials", "1", "--out", out)
+    assert called.code == 0, called.err
+    (told,) = finished(out)
+    assert told.number != done.number
+    assert told.value == done.value
+    assert "epoch" not in called.err.replace("epochs", "")
+
+
+def test_the_search_can_minimise_c(amata: Amata, tmp_path: Path) -> None:
+    called = amata(*SEARCH, "--trials", "2", "--objective", "criterion", "--out", tmp_path, "--json")
+    assert called.code == 0, called.err
+    result = json.loads(called.out)
+    values = [t["value"] for t in result["trials"]]
+    assert result["best"]["value"] == min(values)
+    assert values == [
+        json.loads(f.read_text())["strategies"][0]["c"]
+        for t in result["trials"]
+        for f in (tmp_path / "trials" / t["key"]).glob("criterion.json")
+    ]
+
+
+def test_prices_are_those_of_the_methods() -> None:
+    for method, base, per_step in (("pgd", 1, 1), ("free", 0, 1), ("trades", 2, 1), ("yopo", 0, 1)):
+        recipe = recipes.load("mnist5k-amata", [f"method.name={method}", "train.device=cpu"])
+        assert StepPrice.of(recipe, load_data(recipe)) == StepPrice(base, per_step), method
+    recipe = recipes.load("mnist5k-amata", ["train.device=cpu"])
+    assert StepPrice(1, 1)(recipe.schedule, 10) == pytest.approx(6.6)
+
+
+def test_a_trial_never_costs_more_than_the_budget(tmp_path: Path) -> None:
+    import optuna
+
+    recipe = recipes.load("mnist5k-amata", ["train.device=cpu"])
+    search = Search(recipe, SearchSettings(budget=5.0), tmp_path, Reporter())
+    for shape in ("linear", "exponential", "piecewise"):
+        for k_min, rise in ((1, 9), (4, 6), (9, 0)):
+            fixed = {"shape": shape, "k_min": k_min, "rise": rise, "tau": 2.0, "eta": 1.0, "switch": 0.5}
+            table = search._suggest(optuna.trial.FixedTrial(fixed))  # type: ignore[arg-type]
+            assert (table is None) == (k_min == 9)
+            if table is not None:
+                assert 4.4 < search.price(search._with(table).schedule, 10) <= 5.0
+
+
+def test_robustness_is_told_by_the_longest_pgd() -> None:
+    results = {"clean": {"accuracy": 1.0}, "pgd-20": {"accuracy": 0.6}, "pgd-100": {"accuracy": 0.5}, "cw-pgd-40": {"accuracy": 0.4}}
+    assert robust_attack(results) == "pgd-100"
+    assert robust_attack({"clean": {"accuracy": 1.0}, "fgsm": {"accuracy": 0.5}}) == "fgsm"
+    assert robust_attack({"clean": {"accuracy": 1.0}}) is None
+    with pytest.raises(InputError, match="must be above 0"):
+        SearchSettings(budget=0)
