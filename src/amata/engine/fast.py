@@ -31,7 +31,13 @@ BUCKETS = (1.0, 0.5, 0.25, 0.125)
 
 class FastNet(PlainNet):
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, precision: Precision = "bf16", compiled: bool | None = None, **options: Any
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        precision: Precision = "bf16",
+        compiled: bool | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(model, optimizer, precision=precision, **options)
         self.graphed = self.device.type == "cuda"
@@ -42,6 +48,8 @@ class FastNet(PlainNet):
         self.attacked = AttackedNet(model, train_mode=self.attack_mode == "train", dtype=dtype)
         if self.graphed:
             self.attacked.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            if self.average is not None:
+                self.average.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             for p in model.parameters():
                 p.grad = torch.zeros_like(p)  # in one place for good: graphs add to it
         self.graphs: dict[Hashable, Graph] = {}
@@ -69,7 +77,6 @@ class FastNet(PlainNet):
         self.stale = True
 
     def weights_changed(self) -> None:
-        """To be called when the weights were changed by anybody else, such as a checkpoint."""
         self.stale = True
 
     # The work itself. Each piece is made twice: to be recorded, compiled, and to be run once on an unusual shape, as it is.

@@ -61,6 +61,9 @@ class PlainNet:
         """Which path runs, in a few words."""
         return f"plain engine, {self.precision}"
 
+    def weights_changed(self) -> None:
+        """To be told when the weights were changed from outside, as by a checkpoint."""
+
     def logits(self, x: Tensor) -> Tensor:
         return self._logits(x)
 

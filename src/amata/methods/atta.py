@@ -61,7 +61,7 @@ class ATTA:
         if "store" not in memory:
             pad = batch.frame.pad if batch.frame else 0
             shape = (batch.total, batch.x.shape[1], batch.x.shape[2] + 2 * pad, batch.x.shape[3] + 2 * pad)
-            memory["store"] = torch.zeros(shape, device=device)
+            memory["store"] = torch.zeros(shape, device=device, dtype=batch.x.dtype)
             memory["fresh"] = torch.ones(batch.total, dtype=torch.bool, device=device)
             memory["epoch"] = torch.tensor(batch.epoch)
         elif memory["store"].device != device:  # a resumed run has it where it was loaded
