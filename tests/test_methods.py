@@ -16,7 +16,7 @@ from amata.losses import smooth_ce
 from amata.methods import ATTA, DAT, ERM, FAT, METHODS, NFGSM, PGD, TRADES, YOPO, Fast, Free, Memory, Method
 from amata.schedules import Constant, Control, Linear
 from amata.seeds import generator
-from amata.threat import L2, Linf
+from amata.threat import L2, Linf, Region
 from tests.conftest import images, labels, small_net
 
 EPS = 0.1
@@ -441,9 +441,9 @@ def test_fasts_starts(init: Any) -> None:
     seen: list[Tensor] = []
 
     class Watch(PlainNet):
-        def input_grad(self, x: Tensor, y: Tensor, **options: Any) -> Tensor:
+        def ascent(self, region: Region, x: Tensor, y: Tensor, step_size: float, **options: Any) -> Tensor:
             seen.append(x.clone())
-            return super().input_grad(x, y, **options)
+            return super().ascent(region, x, y, step_size, **options)
 
     model = small_net()
     net, memory = Watch(model, sgd(model)), Memory()

@@ -22,7 +22,7 @@ ARROWS: dict[str, set[str]] = {
     "losses": set(),
     "attacks": {"errors", "losses", "seeds", "threat"},
     "methods": {"batch", "errors", "losses", "quantity", "schedules", "threat"},
-    "engine": {"errors", "losses"},
+    "engine": {"errors", "losses", "threat"},
     "models": {"errors", "seeds"},
     "data": {"batch", "errors", "seeds"},
     "evaluation": {"attacks", "errors", "losses", "seeds", "threat"},

@@ -1,7 +1,30 @@
 """How the verbs of a method are computed. The only room that may know of compilation, graphs, precision and distribution."""
 
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
 from amata.engine.average import WeightAverage
-from amata.engine.plain import PlainNet
+from amata.engine.fast import FastNet
+from amata.engine.plain import PlainNet, Precision
 from amata.engine.probe import ProbeNet
 
-__all__ = ["PlainNet", "ProbeNet", "WeightAverage"]
+Engine = Literal["auto", "plain", "fast"]
+
+__all__ = ["Engine", "FastNet", "PlainNet", "Precision", "ProbeNet", "WeightAverage", "make_net"]
+
+
+def make_net(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    engine: Engine = "auto",
+    precision: Literal["auto", "fp32", "bf16"] = "auto",
+    **options: Any,
+) -> PlainNet:
+    """The engine for a model where it is: on a GPU the fast one, elsewhere the plain one; the fast one on a GPU in bf16, all else in fp32."""
+    on_gpu = next(model.parameters()).device.type == "cuda"
+    fast = engine == "fast" or (engine == "auto" and on_gpu)
+    chosen: Precision = ("bf16" if fast and on_gpu else "fp32") if precision == "auto" else precision
+    return (FastNet if fast else PlainNet)(model, optimizer, precision=chosen, **options)

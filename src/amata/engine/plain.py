@@ -1,4 +1,7 @@
-"""The engine's verbs in plain eager PyTorch: the reference that the tests trust and every faster engine is held equal to."""
+"""The engine's verbs in plain eager PyTorch: the reference that the tests trust and every faster engine is held equal to.
+
+Each verb counts what it costs and hands the work to a method of the same name with an underscore; a faster engine replaces those alone.
+"""
 
 from collections.abc import Callable
 from typing import Literal
@@ -9,8 +12,10 @@ from torch import Tensor, nn
 from amata.engine.average import WeightAverage
 from amata.engine.split import FirstLayer
 from amata.losses import Loss, ce
+from amata.threat import Region
 
 Mode = Literal["eval", "train"]
+Precision = Literal["fp32", "bf16"]
 
 
 class PlainNet:
@@ -18,7 +23,8 @@ class PlainNet:
 
     `attack_mode` is the mode of the modules during `input_grad`. "eval": BatchNorm uses its running statistics and leaves them alone,
     dropout is off. "train": BatchNorm uses the statistics of the attacked batch and updates the running ones, dropout is on.
-    `backward` always runs in train mode, and so do the split verbs.
+    `backward` always runs in train mode, and so do the split verbs. In "bf16" the network computes under autocast; weights, gradients,
+    losses and the optimiser stay in fp32.
     """
 
     def __init__(
@@ -31,8 +37,11 @@ class PlainNet:
         attack_mode: Mode = "eval",
         average: WeightAverage | None = None,
         first_layer: str | None = None,
+        precision: Precision = "fp32",
     ) -> None:
         self.model = model
+        self.precision = precision
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.optimizer = optimizer
         self.loss = loss
         self.attack_loss = attack_loss
@@ -45,26 +54,30 @@ class PlainNet:
         """Gradient evaluations of the first layer alone, in images."""
         self.last_loss: Tensor | None = None
         """The batch-mean training loss of the last pass that trained weights, left on its device."""
+        self.compile_seconds = 0.0
+        """Time spent on making the verbs fast rather than on training."""
+
+    def describe(self) -> str:
+        """Which path runs, in a few words."""
+        return f"plain engine, {self.precision}"
+
+    def weights_changed(self) -> None:
+        """To be told when the weights were changed from outside, as by a checkpoint."""
 
     def logits(self, x: Tensor) -> Tensor:
-        self.model.train(self.attack_mode == "train")
-        with torch.no_grad():
-            return self.model(x)
+        return self._logits(x)
 
     def input_grad(self, x: Tensor, y: Tensor, *, loss: Loss | None = None) -> Tensor:
+        self.grad_evals += len(x)
         return self._input_grad(x, y, loss or self.attack_loss)[0]
 
     def input_grad_and_logits(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        self.grad_evals += len(x)
         return self._input_grad(x, y, self.attack_loss)
 
-    def _input_grad(self, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
-        self.model.train(self.attack_mode == "train")
-        x = x.detach().requires_grad_()
-        z = self.model(x)
-        # Summed, not averaged: each sample's own gradient. Autograd is asked for x alone, so weight gradients are never computed.
-        (g,) = torch.autograd.grad(loss(z, y).sum(), x)
+    def ascent(self, region: Region, x: Tensor, y: Tensor, step_size: float, *, loss: Loss | None = None) -> Tensor:
         self.grad_evals += len(x)
-        return g, z.detach()
+        return self._ascent(region, x, y, step_size, loss or self.attack_loss)
 
     def backward(
         self,
@@ -75,14 +88,10 @@ class PlainNet:
         scale: float = 1.0,
         wrt_input: bool = False,
     ) -> Tensor | None:
-        self.model.train()
-        inputs = [t.detach().requires_grad_(wrt_input) for t in (x if isinstance(x, tuple) else (x,))]
-        objective: Callable[..., Tensor] = loss or self.loss
-        value = objective(*[self.model(t) for t in inputs], y).mean()
-        (value * scale if scale != 1 else value).backward()
+        inputs = x if isinstance(x, tuple) else (x,)
         self.grad_evals += sum(len(t) for t in inputs)
-        self.last_loss = value.detach()
-        return inputs[0].grad
+        self.last_loss, g = self._backward(inputs, y, loss or self.loss, scale, wrt_input)
+        return g
 
     def apply(self) -> None:
         self.optimizer.step()
@@ -91,29 +100,77 @@ class PlainNet:
             self.average.update()
 
     def costate(self, x: Tensor, y: Tensor, *, first: bool) -> Tensor:
+        self.grad_evals += len(x)
+        self.last_loss, p = self._costate(x, y, first)
+        return p
+
+    def first_grad(self, x: Tensor, p: Tensor) -> Tensor:
+        self.first_layer_evals += len(x)
+        return self._first_grad(x, p)
+
+    def first_backward(self, x: Tensor, p: Tensor) -> None:
+        self.first_layer_evals += len(x)
+        self._first_backward(x, p)
+
+    # The work itself
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        with self._autocast():
+            z = self.model(x)
+        return z.float() if z.dtype == torch.bfloat16 else z
+
+    def _logits(self, x: Tensor) -> Tensor:
+        self.model.train(self.attack_mode == "train")
+        with torch.no_grad():
+            return self._forward(x)
+
+    def _input_grad(self, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
+        self.model.train(self.attack_mode == "train")
+        x = x.detach().requires_grad_()
+        z = self._forward(x)
+        # Summed, not averaged: each sample's own gradient. Autograd is asked for x alone, so weight gradients are never computed.
+        (g,) = torch.autograd.grad(loss(z, y).sum(), x)
+        return g, z.detach()
+
+    def _ascent(self, region: Region, x: Tensor, y: Tensor, step_size: float, loss: Loss) -> Tensor:
+        g, _ = self._input_grad(x, y, loss)
+        return region.project(region.ascend(x, g, step_size))
+
+    def _backward(
+        self, inputs: tuple[Tensor, ...], y: Tensor, loss: Callable[..., Tensor], scale: float, wrt_input: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        self.model.train()
+        inputs = tuple(t.detach().requires_grad_(wrt_input) for t in inputs)
+        value = loss(*[self._forward(t) for t in inputs], y).mean()
+        (value * scale if scale != 1 else value).backward()
+        return value.detach(), inputs[0].grad
+
+    def _costate(self, x: Tensor, y: Tensor, first: bool) -> tuple[Tensor, Tensor]:
         self.model.train()
         with self.first.cut() as cut:
-            loss = self.loss(self.model(x.detach()), y).mean()
+            loss = self.loss(self._forward(x.detach()), y).mean()
         loss.backward()
         p = cut.behind.grad
         assert p is not None
         if first and cut.before.requires_grad:
             cut.before.backward(p)
-        self.grad_evals += len(x)
-        self.last_loss = loss.detach()
-        return p
+        return loss.detach(), p
 
-    def first_grad(self, x: Tensor, p: Tensor) -> Tensor:
+    def _first_grad(self, x: Tensor, p: Tensor) -> Tensor:
+        self.model.train()
         x = x.detach().requires_grad_()
-        (g,) = torch.autograd.grad((self._first(x) * p).sum(), x)
+        with self._autocast():
+            z = self.first(x)
+        (g,) = torch.autograd.grad((z * p).sum(), x)
         return g
 
-    def first_backward(self, x: Tensor, p: Tensor) -> None:
-        product = (self._first(x.detach()) * p).sum()
+    def _first_backward(self, x: Tensor, p: Tensor) -> None:
+        self.model.train()
+        with self._autocast():
+            z = self.first(x.detach())
+        product = (z * p).sum()
         if product.requires_grad:  # a first layer may have no weights
             product.backward()
-
-    def _first(self, x: Tensor) -> Tensor:
-        self.model.train()
-        self.first_layer_evals += len(x)
-        return self.first(x)

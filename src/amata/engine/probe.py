@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from amata.engine.plain import Mode, PlainNet
+from amata.engine.plain import Mode, PlainNet, Precision
 from amata.losses import Loss, ce
 
 
@@ -21,13 +21,22 @@ class ProbeNet(PlainNet):
     x_adv: Tensor
 
     def __init__(
-        self, model: nn.Module, *, loss: Loss = ce, attack_loss: Loss = ce, attack_mode: Mode = "eval", first_layer: str | None = None
+        self,
+        model: nn.Module,
+        *,
+        loss: Loss = ce,
+        attack_loss: Loss = ce,
+        attack_mode: Mode = "eval",
+        first_layer: str | None = None,
+        precision: Precision = "fp32",
     ) -> None:
         copied = copy.deepcopy(model).requires_grad_(True)
         for p in copied.parameters():
             p.grad = None
         idle = torch.optim.SGD(copied.parameters(), lr=0.0)
-        super().__init__(copied, idle, loss=loss, attack_loss=attack_loss, attack_mode=attack_mode, first_layer=first_layer)
+        super().__init__(
+            copied, idle, loss=loss, attack_loss=attack_loss, attack_mode=attack_mode, first_layer=first_layer, precision=precision
+        )
         self.buffers = [(b, b.detach().clone()) for b in copied.buffers()]
         self.passes = 0
 

@@ -45,8 +45,7 @@ class ATTA:
         delta = torch.where(fresh, self.noise * torch.randn(x.shape, generator=rng, device=x.device, dtype=x.dtype), delta)
         x_adv = region.project(x + delta)
         for _ in range(u.steps):  # k = 1 .. K
-            g = net.input_grad(x_adv, y)
-            x_adv = region.project(region.ascend(x_adv, g, u.step_size))
+            x_adv = net.ascent(region, x_adv, y, u.step_size)
         net.backward(x_adv, y, scale=1 / len(x) if self.loss_scale == "reference" else 1.0)
         net.apply()
         self._keep(batch, memory, ids, kept, x_adv - x)
@@ -62,7 +61,7 @@ class ATTA:
         if "store" not in memory:
             pad = batch.frame.pad if batch.frame else 0
             shape = (batch.total, batch.x.shape[1], batch.x.shape[2] + 2 * pad, batch.x.shape[3] + 2 * pad)
-            memory["store"] = torch.zeros(shape, device=device)
+            memory["store"] = torch.zeros(shape, device=device, dtype=batch.x.dtype)
             memory["fresh"] = torch.ones(batch.total, dtype=torch.bool, device=device)
             memory["epoch"] = torch.tensor(batch.epoch)
         elif memory["store"].device != device:  # a resumed run has it where it was loaded

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from amata.batch import Batch
 from amata.schedules import Control
+from amata.threat import Region
 
 
 class Net(Protocol):
@@ -27,6 +28,15 @@ class Net(Protocol):
 
     def input_grad_and_logits(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """`input_grad`, and the logits that the same pass computed."""
+        ...
+
+    def ascent(
+        self, region: Region, x: Tensor, y: Tensor, step_size: float, *, loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """One projected step up the loss: P(x + step_size direction(g)), g = `input_grad(x, y)`, in the feasible set `region`.
+
+        What comes back may be overwritten by the next call: go on with it, or copy it.
+        """
         ...
 
     def backward(

@@ -27,8 +27,7 @@ class PGD:
         x, y, region = batch.x, batch.y, self.ball.around(batch.x)
         x_adv = region.start(rng) if self.random_start else x  # x^0
         for _ in range(u.steps):  # k = 1 .. K_t
-            g = net.input_grad(x_adv, y)
-            x_adv = region.project(region.ascend(x_adv, g, u.step_size))  # x^k = P(x^(k-1) + alpha_t sign g)
+            x_adv = net.ascent(region, x_adv, y, u.step_size)  # x^k = P(x^(k-1) + alpha_t sign grad_x l(x^(k-1), y))
         net.backward(x_adv, y)
         if self.clean_term:
             net.backward(x, y)

@@ -28,8 +28,7 @@ class TRADES:
         z = net.logits(x)
         x_adv = region.project(x + self.noise * torch.randn(x.shape, generator=rng, device=x.device, dtype=x.dtype))
         for _ in range(u.steps):  # k = 1 .. K
-            g = net.input_grad(x_adv, z, loss=kl)
-            x_adv = region.project(region.ascend(x_adv, g, u.step_size))
+            x_adv = net.ascent(region, x_adv, z, u.step_size, loss=kl)
         net.backward((x, x_adv), y, loss=self.loss)
         net.apply()
 

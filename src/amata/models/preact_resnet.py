@@ -13,6 +13,8 @@ from amata.models.normalize import Normalize
 
 
 class PreActBlock(nn.Module):
+    folds = (("conv1", "bn2"),)
+
     def __init__(self, width_in: int, width: int, stride: int, shortcut: str) -> None:
         super().__init__()
         self.feed_preact = shortcut == "preact"

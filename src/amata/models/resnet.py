@@ -12,6 +12,7 @@ from amata.models.normalize import Normalize
 
 class BasicBlock(nn.Module):
     expansion = 1
+    folds = (("conv1", "bn1"), ("conv2", "bn2"), ("downsample.0", "downsample.1"))
 
     def __init__(self, width_in: int, width: int, stride: int, downsample: nn.Module | None) -> None:
         super().__init__()
@@ -29,6 +30,7 @@ class BasicBlock(nn.Module):
 
 class Bottleneck(nn.Module):
     expansion = 4
+    folds = (("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"), ("downsample.0", "downsample.1"))
 
     def __init__(self, width_in: int, width: int, stride: int, downsample: nn.Module | None) -> None:
         super().__init__()
@@ -49,6 +51,7 @@ class Bottleneck(nn.Module):
 
 class ResNet(nn.Module):
     first_layer = "conv1"
+    folds = (("conv1", "bn1"),)
 
     def __init__(
         self,

@@ -13,6 +13,8 @@ from amata.models.normalize import Normalize
 
 
 class WideBlock(nn.Module):
+    folds = (("conv1", "bn2"),)
+
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(width_in)

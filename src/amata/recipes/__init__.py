@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["OPERATIONAL", "Recipe", "built_in", "load", "parse", "read_toml"]
 
-OPERATIONAL = frozenset({"data.root", "data.workers", "train.device", "train.keep_epochs", "train.save_minutes", "train.tensorboard"})
+OPERATIONAL = frozenset(
+    {
+        "data.root", "data.workers", "train.device", "train.engine", "train.deterministic", "train.keep_epochs", "train.save_minutes",
+        "train.tensorboard",
+    }
+)  # fmt: skip
 """Keys that say how a run is carried out, not what it computes: they may change when it is resumed."""
 
 _KEYED = {"threat": "norm", "method": "name", "schedule": "name"}

@@ -80,6 +80,12 @@ class Train(Table):
     epochs: Count = 10
     seed: int = Field(0, ge=0)
     device: str = "auto"
+    engine: Literal["auto", "plain", "fast"] = "auto"
+    """auto is fast on a GPU and plain elsewhere."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """auto is bf16 where the fast engine runs on a GPU, and fp32 elsewhere."""
+    deterministic: bool = False
+    """Whether only kernels are used that give the same bits every time; slower on a GPU."""
     attack_mode: Literal["eval", "train"] = "eval"
     """The mode of BatchNorm and dropout during the attack."""
     valid_attack: str = "pgd-10"

@@ -111,6 +111,8 @@ class _Fit:
         trainer = self.trainer
         if self.run:
             self._resume()
+        if trainer.device.type == "cuda":
+            self.reporter.note(trainer.net.describe())
         with Board(self.run.path if self.run and self.recipe.train.tensorboard else None, trainer.at.epoch, self.reporter.note) as board:
             while trainer.at.epoch < self.recipe.train.epochs:
                 self._keep_epoch()
@@ -176,6 +178,7 @@ class _Fit:
             "step_size": u.step_size,
             "loss": trainer.mean_loss(),
             "train_seconds": round(at.train_seconds, 3),
+            **({"compile_seconds": round(at.compile_seconds, 3)} if at.compile_seconds else {}),
             "grad_evals": at.grad_evals,
             "grad_evals_per_image": at.grad_evals / at.images,
             "lr": trainer.lr(at.batch - 1),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from amata.attacks.guard import check_images, check_logits
 from amata.batch import Batch
 from amata.control import Probe
-from amata.engine import PlainNet, ProbeNet, WeightAverage
+from amata.engine import ProbeNet, WeightAverage, make_net
 from amata.errors import AmataError, InputError
 from amata.losses import smooth_ce
 from amata.methods import Memory
@@ -44,6 +44,8 @@ class Position:
     epoch: int = 0
     batch: int = 0
     train_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    """Spent on compiling and recording, beside the training time."""
     grad_evals: int = 0
     first_layer_evals: int = 0
     images: int = 0
@@ -69,14 +71,20 @@ class Trainer:
         self.model = model.to(device)
         self.average = WeightAverage(self.model, recipe.optim.ema) if recipe.optim.ema else None
         self.optimizer = make_optimizer(self.model, recipe.optim)
-        self.net = PlainNet(
+        if device.type == "cuda":
+            torch.use_deterministic_algorithms(recipe.train.deterministic, warn_only=True)
+            torch.backends.cudnn.benchmark = not recipe.train.deterministic
+        self.net = make_net(
             self.model,
             self.optimizer,
+            engine=recipe.train.engine,
+            precision=recipe.train.precision,
             loss=smooth_ce(recipe.optim.label_smoothing),
             attack_mode=recipe.train.attack_mode,
             average=self.average,
             first_layer=recipe.model.first_layer,
         )
+        self._made = 0.0
         self.memory: Memory = {}
         self.at = Position()
         self.loss_sum = torch.zeros((), device=device, dtype=torch.float64)
@@ -105,7 +113,13 @@ class Trainer:
         schedule, at, seed = self.recipe.schedule, self.at, self.recipe.train.seed
         if not isinstance(schedule, ClosedLoop) or at.chosen is not None:
             return
-        net = ProbeNet(self.model, loss=self.net.loss, attack_mode=self.net.attack_mode, first_layer=self.recipe.model.first_layer)
+        net = ProbeNet(
+            self.model,
+            loss=self.net.loss,
+            attack_mode=self.net.attack_mode,
+            first_layer=self.recipe.model.first_layer,
+            precision=self.net.precision,
+        )
         batches = list(islice(self.batches.epoch(at.epoch), schedule.probe_batches))
         if at.epoch == 0:
             self._check_batch(batches[0])
@@ -172,9 +186,10 @@ class Trainer:
         self._tick()
 
     def _tick(self) -> None:
-        now = time.perf_counter()
-        self.at.train_seconds += now - self._since
-        self._since = now
+        now, made = time.perf_counter(), self.net.compile_seconds - self._made
+        self.at.train_seconds += now - self._since - made
+        self.at.compile_seconds += made
+        self._since, self._made = now, self.net.compile_seconds
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -206,7 +221,7 @@ class Trainer:
         """Go back to an earlier state, but not in what was spent since."""
         spent = self.at
         self.restore({k: v.clone() for k, v in tensors.items()}, record)  # the state gone back to may be needed once more
-        self.at.train_seconds, self.at.images = spent.train_seconds, spent.images
+        self.at.train_seconds, self.at.compile_seconds, self.at.images = spent.train_seconds, spent.compile_seconds, spent.images
         self.at.grad_evals = self.net.grad_evals = spent.grad_evals
         self.at.first_layer_evals = self.net.first_layer_evals = spent.first_layer_evals
         self.at.probe_evals = spent.probe_evals
@@ -237,10 +252,13 @@ class Trainer:
             index, _, key = name.partition("/")
             state.setdefault(int(index), {})[key] = value
         self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
+        for p, entries in self.optimizer.state.items():  # laid out in memory as the weights are, which fused optimisers rely on
+            entries |= {k: torch.empty_like(p).copy_(v) for k, v in entries.items() if isinstance(v, Tensor) and v.shape == p.shape}
         self.memory = _under(tensors, "memory/")  # on the CPU, or where it was: each method knows where it wants its own
         self.loss_sum = tensors["loss_sum"].to(self.device)
         self.at = Position(**{k: record[k] for k in asdict(self.at) if k in record})
         self.net.grad_evals, self.net.first_layer_evals = self.at.grad_evals, self.at.first_layer_evals
+        self.net.weights_changed()
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

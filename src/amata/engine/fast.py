@@ -1,0 +1,257 @@
+"""The verbs at speed. Every step that a GPU repeats is compiled, recorded as a CUDA graph and replayed; see docs/engine.md for what each part gives.
+
+- attacks run on a frozen copy of the network in bf16, its BatchNorms folded, refreshed once after every update (`AttackedNet`)
+- one ascent step is one graph: the step size is a scalar on the device and the image is updated in place, so K and alpha may change from
+  epoch to epoch and nothing is compiled or recorded again
+- the update runs in bf16 under autocast, with weights, gradients and optimiser state in fp32; gradients are added up in fixed places
+- nothing waits for the device
+
+Shapes that come once, such as a last batch with fewer images, run eagerly in the same precision.
+"""
+
+import math
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amata.engine.attacked import AttackedNet
+from amata.engine.graphs import Graph
+from amata.engine.plain import PlainNet, Precision
+from amata.losses import Loss
+from amata.threat import Region
+
+BUCKETS = (1.0, 0.5, 0.25, 0.125)
+"""Attacks on part of a batch, as of methods whose samples finish one by one, run with the next larger of these shares of it."""
+
+
+class FastNet(PlainNet):
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        precision: Precision = "bf16",
+        compiled: bool | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, optimizer, precision=precision, **options)
+        self.graphed = self.device.type == "cuda"
+        self.compiled = self.graphed if compiled is None else compiled
+        dtype = torch.bfloat16 if precision == "bf16" else next(model.parameters()).dtype
+        if self.graphed:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.attacked = AttackedNet(model, train_mode=self.attack_mode == "train", dtype=dtype)
+        if self.graphed:
+            self.attacked.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            if self.average is not None:
+                self.average.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p)  # in one place for good: graphs add to it
+        self.graphs: dict[Hashable, Graph] = {}
+        self.functions: dict[Hashable, Callable[..., Tensor]] = {}
+        self.ascents: dict[Hashable, AscentGraph] = {}
+        self.shapes: dict[Hashable, Any] = {}
+        self.largest: dict[Hashable, int] = {}
+        self.stale = False
+        self.alpha = torch.zeros((), device=self.device)
+        self.step_size: float | None = None
+        self.pool = torch.cuda.graph_pool_handle() if self.graphed else None
+
+    def describe(self) -> str:
+        parts = [f"fast engine, {self.precision}"]
+        parts += ["torch.compile"] if self.compiled else []
+        parts += ["CUDA graphs, channels_last"] if self.graphed else ["eager (no CUDA device)"]
+        parts += [f"{len(self.attacked.pairs)} BatchNorms folded in attacks"] if self.attacked.pairs else []
+        return ", ".join(parts)
+
+    def apply(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=not self.graphed)
+        if self.average is not None:
+            self.average.update()
+        self.stale = True
+
+    def weights_changed(self) -> None:
+        self.stale = True
+
+    # The work itself. Each piece is made twice: to be recorded, compiled, and to be run once on an unusual shape, as it is.
+
+    def _logits(self, x: Tensor) -> Tensor:
+        self._freshen()
+
+        def work(x: Tensor) -> Tensor:
+            with torch.no_grad():
+                return self._attacked(x)
+
+        return self._run("logits", lambda _: work, (x,), self._attack_state())
+
+    def _input_grad(self, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
+        self._freshen()
+        key, n = ("input_grad", loss), len(x)
+        if not self.graphed or self.attack_mode == "train":
+            return self._run(key, lambda recorded: self._attack(loss, recorded), (x, y), self._attack_state())
+        full = self.largest[key] = max(n, self.largest.get(key, 0))
+        size = next(s for s in sorted(math.ceil(share * full) for share in BUCKETS) if s >= n)
+        if (key, size) not in self.graphs:
+            rows = [torch.cat([t, t[-1:].expand(size - n, *t.shape[1:])]) for t in (x, y)]
+            with self._making():
+                self.graphs[key, size] = Graph(self._attack(loss, True), rows, pool=self.pool)
+        g, z = self.graphs[key, size](x, y)
+        return (g, z) if size == n else (g[:n], z[:n])
+
+    def _attacked(self, x: Tensor) -> Tensor:
+        with self._autocast():
+            z = self.attacked.model(x)
+        return z.float() if z.dtype == torch.bfloat16 else z
+
+    def _attack(self, loss: Loss, recorded: bool) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        def value(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            z = self._attacked(x)
+            return loss(z, y).sum(), z  # summed, not averaged: small gradients would vanish in bf16
+
+        best = self._compiled(("attack", loss), value) if recorded else value
+
+        def work(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            x = x.detach().requires_grad_()
+            total, z = best(x, y)
+            (g,) = torch.autograd.grad(total, x)
+            return g, z.detach()
+
+        return work
+
+    def _ascent(self, region: Region, x: Tensor, y: Tensor, step_size: float, loss: Loss) -> Tensor:
+        self._freshen()
+        key = ("ascent", loss, type(region))
+        if not self.graphed or not self._is_usual(key, x):
+            g, _ = self._attack(loss, False)(x, y)
+            return region.project(region.ascend(x, g, step_size))
+        if self.step_size != step_size:
+            self.alpha.fill_(step_size)
+            self.step_size = step_size
+        if key not in self.ascents:
+            with self._making():
+                self.ascents[key] = AscentGraph(self._attack(loss, True), region, x, y, self.alpha, self._attack_state(), self.pool)
+        return self.ascents[key](region, x, y)
+
+    def _backward(
+        self, inputs: tuple[Tensor, ...], y: Tensor, loss: Callable[..., Tensor], scale: float, wrt_input: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        self.model.train()
+
+        def value(*tensors: Tensor) -> Tensor:
+            *xs, y = tensors
+            return loss(*[self._forward(x) for x in xs], y).mean()
+
+        def make(recorded: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
+            best = self._compiled(("train", loss, len(inputs), wrt_input), value) if recorded else value
+
+            def work(*tensors: Tensor) -> tuple[Tensor, Tensor | None]:
+                *xs, y = tensors
+                xs = [t.detach().requires_grad_(wrt_input) for t in xs]
+                total = best(*xs, y)
+                (total * scale if scale != 1 else total).backward()
+                return total.detach(), xs[0].grad
+
+            return work
+
+        return self._run(("backward", loss, len(inputs), scale, wrt_input), make, (*inputs, y), self._train_state())
+
+    def _costate(self, x: Tensor, y: Tensor, first: bool) -> tuple[Tensor, Tensor]:
+        return self._as_plain(("costate", first), lambda x, y: PlainNet._costate(self, x, y, first), (x, y))
+
+    def _first_grad(self, x: Tensor, p: Tensor) -> Tensor:
+        return self._as_plain("first_grad", lambda x, p: PlainNet._first_grad(self, x, p), (x, p))
+
+    def _first_backward(self, x: Tensor, p: Tensor) -> None:
+        self._as_plain("first_backward", lambda x, p: PlainNet._first_backward(self, x, p), (x, p))
+
+    # How work is carried out
+
+    def _as_plain(self, key: Hashable, plain: Callable[..., Any], tensors: tuple[Tensor, ...]) -> Any:
+        """What the plain engine does, recorded as it is: the cut through a network that the split verbs make is nothing for a compiler."""
+        return self._run(key, lambda _: plain, tensors, self._train_state())
+
+    def _compiled(self, key: Hashable, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, compiled where that is wanted; once for every key."""
+        if key not in self.functions:
+            self.functions[key] = torch.compile(function, dynamic=False) if self.compiled else function
+        return self.functions[key]
+
+    def _run(self, key: Hashable, make: Callable[[bool], Callable[..., Any]], tensors: tuple[Tensor, ...], touches: list[Tensor]) -> Any:
+        """Replay the recorded work, recording it first; on an unusual shape, or without a GPU, do it as it is."""
+        if not self.graphed or not self._is_usual(key, tensors[0]):
+            return make(False)(*tensors)
+        if key not in self.graphs:
+            with self._making():
+                self.graphs[key] = Graph(make(True), tensors, touches=touches, pool=self.pool)
+        return self.graphs[key](*tensors)
+
+    def _is_usual(self, key: Hashable, x: Tensor) -> bool:
+        """The first shape that a piece of work meets is the usual one; others, such as a last small batch, come once an epoch."""
+        return self.shapes.setdefault(key, x.shape) == x.shape
+
+    def _freshen(self) -> None:
+        """Bring the attacked copy up to date, once after each update."""
+        if not self.stale:
+            return
+        self.stale = False
+        if not self.graphed:
+            self.attacked.refresh()
+            return
+        if "refresh" not in self.graphs:
+            with self._making():
+                self.graphs["refresh"] = Graph(self.attacked.refresh, (), pool=self.pool)
+        self.graphs["refresh"]()
+
+    def _attack_state(self) -> list[Tensor]:
+        """What an attack may change: BatchNorm's statistics, where it runs in train mode."""
+        return list(self.model.buffers()) if self.attack_mode == "train" else []
+
+    def _train_state(self) -> list[Tensor]:
+        return [*self.model.buffers(), *(p.grad for p in self.model.parameters() if p.grad is not None)]
+
+    @contextmanager
+    def _making(self) -> Iterator[None]:
+        torch.cuda.synchronize(self.device)
+        started = time.perf_counter()
+        yield
+        torch.cuda.synchronize(self.device)
+        self.compile_seconds += time.perf_counter() - started
+
+
+class AscentGraph:
+    """One ascent step on an image that stays in its place, within a feasible set that is copied in once per batch."""
+
+    def __init__(
+        self,
+        attack: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        region: Any,
+        x: Tensor,
+        y: Tensor,
+        alpha: Tensor,
+        touches: list[Tensor],
+        pool: Any,
+    ) -> None:
+        self.names = [f.name for f in fields(region) if isinstance(getattr(region, f.name), Tensor)]
+        self.fixed = replace(region, **{name: getattr(region, name).clone() for name in self.names})
+        self.current: Any = None
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            g, _ = attack(x, y)
+            return x.copy_(self.fixed.project(self.fixed.ascend(x, g, alpha)))
+
+        self.graph = Graph(step, (x, y), touches=touches, pool=pool)
+
+    def __call__(self, region: Any, x: Tensor, y: Tensor) -> Tensor:
+        own_x, own_y = self.graph.inputs
+        if region is not self.current:  # a new batch
+            for name in self.names:
+                getattr(self.fixed, name).copy_(getattr(region, name))
+            own_y.copy_(y)
+            self.current = region
+        return self.graph(x, own_y)
