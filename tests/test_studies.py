@@ -218,12 +218,12 @@ def test_a_trial_never_costs_more_than_the_budget(tmp_path: Path) -> None:
     recipe = recipes.load("mnist5k-amata", ["train.device=cpu"])
     search = Search(recipe, SearchSettings(budget=5.0), tmp_path, Reporter())
     for shape in ("linear", "exponential", "piecewise"):
-        for k_min, rise in ((1, 9), (4, 6), (9, 0)):
+        for k_min, rise in ((1, 9), (3, 6), (4, 9)):
             fixed = {"shape": shape, "k_min": k_min, "rise": rise, "tau": 2.0, "eta": 1.0, "switch": 0.5}
             table = search._suggest(optuna.trial.FixedTrial(fixed))  # type: ignore[arg-type]
-            assert (table is None) == (k_min == 9)
-            if table is not None:
-                assert 4.4 < search.price(search._with(table).schedule, 10) <= 5.0
+            assert 4.4 < search.price(search._with(table).schedule, 10) <= 5.0
+    with pytest.raises(ValueError, match="out of the range"):  # five steps all the time would cost six
+        search._suggest(optuna.trial.FixedTrial({"shape": "linear", "k_min": 5, "rise": 0, "tau": 2.0}))  # type: ignore[arg-type]
 
 
 def test_robustness_is_told_by_the_longest_pgd() -> None:

@@ -6,6 +6,7 @@ processes can work on one study without training anything twice, and a killed tr
 
 import hashlib
 import json
+import math
 import os
 import socket
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +24,7 @@ from amata.errors import InputError, missing, unknown
 from amata.evaluation import parse_attack
 from amata.quantity import positive, whole
 from amata.recipes import Recipe
-from amata.schedules import ClosedLoop, Control, Schedule
+from amata.schedules import Control, Schedule
 from amata.seeds import derive, generator
 from amata.studies.criterion import CriterionSettings, measure_strategies
 from amata.training import Reporter, RunFolder, fit
@@ -153,8 +154,10 @@ class Search:
             if sum(1 for t in self.study.get_trials(deepcopy=False) if _counts(t) and t.number < trial.number) >= self.settings.trials:
                 self.study.tell(trial, state=_State.FAIL)
                 break
-            # Seeded by the trial's number, two processes that start together do not propose the same.
-            self.study.sampler = optuna.samplers.TPESampler(seed=derive(self.settings.seed, trial.number) % 2**31, n_startup_trials=6)
+            # Seeded by the trial's number, two processes that start together do not propose the same. What was tried before teaches the
+            # sampler nothing, so after such a proposal it would insist; chance does not.
+            seed = derive(self.settings.seed, trial.number) % 2**31
+            self.study.sampler = optuna.samplers.RandomSampler(seed) if stale else optuna.samplers.TPESampler(seed=seed, n_startup_trials=6)
             stale = 0 if self._try(trial) else stale + 1
         if stale:
             self.reporter.note("every schedule that is within the budget has been tried")
@@ -176,11 +179,12 @@ class Search:
         if params:
             self.study.enqueue_trial(params)
 
-    def _suggest(self, trial: optuna.Trial) -> dict[str, Any] | None:
-        """A schedule table within the budget: k_max is lowered until it fits. None where even k_min does not."""
+    def _suggest(self, trial: optuna.Trial) -> dict[str, Any]:
+        """A schedule table within the budget: k_max is lowered until it fits."""
         c, epochs = self.settings, self.recipe.train.epochs
         shape = trial.suggest_categorical("shape", list(c.shapes))
-        k_min, rise = trial.suggest_int("k_min", 1, c.k_cap), trial.suggest_int("rise", 0, c.k_cap - 1)
+        dearest = min(c.k_cap, math.floor((c.budget + 1e-9 - self.price.base) / self.price.per_step))
+        k_min, rise = trial.suggest_int("k_min", 1, dearest), trial.suggest_int("rise", 0, c.k_cap - 1)
         tau = trial.suggest_float("tau", 1.0, 4.0, step=0.25) * self.recipe.ball.eps
         if shape == "exponential":
             eta = trial.suggest_categorical("eta", ETAS)
@@ -192,8 +196,8 @@ class Search:
             else:
                 table = {"name": shape, "k_min": k_min, "k_max": k_max, "tau": tau} | ({"eta": eta} if shape == "exponential" else {})
             if self.price(self._with(table).schedule, epochs) <= c.budget + 1e-9:
-                return table
-        return None
+                break
+        return table
 
     def _with(self, table: dict[str, Any]) -> Recipe:
         tables = {**self.recipe.tables, "schedule": table}
@@ -201,11 +205,8 @@ class Search:
         return replace(parsed, name=self.recipe.name)
 
     def _try(self, trial: optuna.Trial) -> bool:
-        """Train what the trial proposes; False where that was over the budget, or tried before, or is being tried elsewhere."""
+        """Train what the trial proposes; False where that was tried before, or is being tried elsewhere."""
         table = self._suggest(trial)
-        if table is None:
-            self.study.tell(trial, state=_State.FAIL)
-            return False
         recipe = self._with(table)
         epochs = recipe.train.epochs
         key = hashlib.sha256(repr([recipe.schedule(t, epochs) for t in range(epochs)]).encode()).hexdigest()[:12]
@@ -334,12 +335,10 @@ class _Watcher(Reporter):
 
 
 def reference_cost(recipe: Recipe, price: StepPrice, steps: int | None) -> tuple[float, int]:
-    """What PGD-K costs per image and epoch; K is the largest of the recipe's schedule unless given."""
-    epochs = recipe.train.epochs
+    """What PGD-K costs per image and epoch; K is where the recipe's schedule ends unless given."""
     if steps is None:
-        if isinstance(recipe.schedule, ClosedLoop):
-            raise InputError("an adaptive schedule has no K of its own to compare with; give --reference-steps")
-        steps = max(recipe.schedule(t, epochs).steps for t in range(epochs))
+        schedule, epochs = recipe.schedule, recipe.train.epochs
+        steps = getattr(schedule, "k_max", None) or max(schedule(t, epochs).steps for t in range(epochs))
     return price.base + price.per_step * steps, steps
 
 
