@@ -96,7 +96,8 @@ def test_recipes_and_data_are_listed(amata: Amata) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "eval", "criterion", "search", "toy", "convergence", "recipes", "data", "recipes show", "data fetch", "data check"]
+    "command",
+    ["train", "eval", "criterion", "search", "toy", "convergence", "bench", "recipes", "data", "recipes show", "data fetch", "data check"],
 )
 def test_every_command_has_help_with_an_example(amata: Amata, command: str) -> None:
     called = amata(*command.split(), "--help")

@@ -1,5 +1,6 @@
 """The fast engine computes what the plain one computes: every method, several batches, on the CPU and where there is one on a GPU."""
 
+import json
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ def foldable(device: str) -> nn.Module:
 def moved(batch: Batch, device: str) -> Batch:
     frame = batch.frame
     if frame is not None:
-        frame = type(frame)(*(v.to(device) if isinstance(v, torch.Tensor) else v for v in frame))
+        frame = frame._replace(rows=frame.rows.to(device), columns=frame.columns.to(device))
     return batch._replace(x=batch.x.double().to(device), y=batch.y.to(device), frame=frame)
 
 
@@ -125,3 +126,113 @@ def test_the_engine_is_chosen_by_device_and_says_what_runs() -> None:
     assert make_net(model, sgd(model)).describe() == "plain engine, fp32"
     assert make_net(model, sgd(model), engine="fast").describe() == "fast engine, fp32, eager (no CUDA device)"
     assert make_net(model, sgd(model), precision="bf16").describe() == "plain engine, bf16"
+
+
+def test_bench_prints_a_row_per_variant(amata: Any, tmp_path: Any) -> None:
+    called = amata(
+        "bench", "mnist5k-pgd", "--batch", "8", "--steps", "2", "--seconds", "0.05", "--device", "cpu", "--out", tmp_path, "--json"
+    )
+    assert called.code == 0, called.err
+    rows = json.loads(called.out)["rows"]
+    assert [r["variant"] for r in rows] == ["reference", "amp", "plain", "fast"]
+    promised = (
+        "variant method model batch steps seconds_per_epoch images_per_second tflops ceiling_share ratio_to_reference compile_seconds"
+    )
+    assert {*promised.split(), "peak_memory_bytes"} <= rows[0].keys()
+    assert rows[0]["ratio_to_reference"] == 1
+    assert rows[0]["seconds_per_epoch"] == pytest.approx(4000 / rows[0]["images_per_second"])
+    assert len({round(r["tflops"] * r["seconds_per_step"], 12) for r in rows}) == 1, "all variants are credited with the same work"
+    assert (tmp_path / "bench.svg").is_file()
+    assert "error: unknown variant 'warp'" in amata("bench", "mnist5k-pgd", "--variants", "warp", "--device", "cpu").err
+    assert "must be whole numbers" in amata("bench", "mnist5k-pgd", "--batch", "many").err
+
+
+def test_the_work_of_a_step_is_counted_from_the_network() -> None:
+    from amata import recipes
+    from amata.studies.bench import Case
+
+    pgd = recipes.load("cifar10-pgd10")
+    forward = 1.11e9  # of PreActResNet-18 on one image, in FLOPs
+    assert Case(pgd, 4, Control(10, 0.01)).flops() == pytest.approx(4 * 23 * forward, rel=0.01)
+    free = recipes.load("cifar10-free")
+    assert Case(free, 4, Control(3, 0.01)).flops() == pytest.approx(4 * 9 * forward, rel=0.01)
+
+
+# On a GPU only
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def blobs(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ten classes of noisy images, each around its own pattern."""
+    rng = generator(seed, "blobs", device="cuda")
+    patterns = torch.rand(10, 3, 8, 8, generator=generator("patterns", device="cuda"), device="cuda")
+    y = torch.randint(10, (n,), generator=rng, device="cuda")
+    noise = torch.rand(n, 3, 32, 32, generator=rng, device="cuda")
+    return 0.3 * nn.functional.interpolate(patterns, 32)[y] + 0.7 * noise, y
+
+
+def curve(kind: type[PlainNet], precision: str, seed: int, steps: int = 200) -> torch.Tensor:
+    from amata.methods import PGD
+    from amata.threat import Linf
+
+    model = build("preactresnet18", in_channels=3, classes=10, seed=seed).cuda()
+    net = kind(model, torch.optim.SGD(model.parameters(), 0.05, 0.9), precision=precision)  # type: ignore[arg-type]
+    losses = []
+    for index in range(steps):
+        x, y = blobs(128, 1000 * seed + index)
+        u = Control(1 + index // 100, 8 / 255)
+        PGD(ball=Linf(8 / 255)).step(net, Batch(x, y, torch.arange(128)), u, generator(seed, index, device="cuda"), {})
+        assert net.last_loss is not None
+        losses.append(net.last_loss.clone())
+    return torch.stack(losses).view(-1, 20).mean(1).cpu()
+
+
+@gpu
+def test_bf16_loss_curves_lie_within_the_spread_of_seeds() -> None:
+    plain = torch.stack([curve(PlainNet, "fp32", seed) for seed in range(4)])
+    fast = torch.stack([curve(FastNet, "bf16", seed) for seed in range(4)])
+    print("plain fp32, mean and spread of 20-step windows", plain.mean(0).tolist(), (plain.amax(0) - plain.amin(0)).tolist())
+    print("fast bf16, mean", fast.mean(0).tolist())
+    assert plain[:, -1].mean() < 0.5 * plain[:, 0].mean(), "nothing was learned"
+    assert ((fast.mean(0) - plain.mean(0)).abs() <= plain.amax(0) - plain.amin(0)).all()
+
+
+@gpu
+def test_nothing_is_compiled_or_recorded_again_when_k_and_alpha_change() -> None:
+    from torch._dynamo.utils import counters
+
+    from amata.methods import PGD
+    from amata.threat import Linf
+
+    model = build("preactresnet18", in_channels=3, classes=10, seed=0).cuda()
+    net = FastNet(model, sgd(model), precision="bf16")
+    seen = []
+    for index, u in enumerate([Control(2, 0.04), Control(3, 0.03), Control(10, 0.01), Control(1, 0.1)]):
+        x, y = blobs(64, index)
+        PGD(ball=Linf(8 / 255)).step(net, Batch(x, y, torch.arange(64)), u, generator(index, device="cuda"), {})
+        if index == 1:
+            x, y = blobs(17, index)  # a last small batch, every epoch again: not worth compiling
+            PGD(ball=Linf(8 / 255)).step(net, Batch(x, y, torch.arange(17)), u, generator(index, device="cuda"), {})
+        seen.append((counters["stats"]["unique_graphs"], len(net.graphs), len(net.ascents)))
+    assert seen[0][0] > 0
+    assert seen[1:] == [(seen[0][0], seen[1][1], 1)] * 3  # the copy's refresh is recorded when it is first needed
+
+
+@gpu
+def test_a_run_on_a_gpu_resumes_in_both_engines(tmp_path: Any) -> None:
+    from amata import recipes
+    from amata.training import RunFolder, fit
+
+    x, y = blobs(200, 0)
+    options = ["train.epochs=2", "data.valid=0", "data.batch_size=64", "train.tensorboard=false", "model.name=preactresnet18"]
+    for engine in ("plain", "fast"):
+        recipe = recipes.load("cifar10-amata", [*options, f"train.engine={engine}"])
+        stop = recipes.load("cifar10-amata", [*options, f"train.engine={engine}"])
+        net = build("preactresnet18", in_channels=3, classes=10, seed=0)
+        fitted = fit(net, (x.cpu(), y.cpu()), None, recipe, run=tmp_path / engine)
+        assert fitted.rows[-1]["loss"] > 0
+        run, stop = RunFolder.open(tmp_path / engine)
+        (tmp_path / engine / "checkpoints" / "00002-0000000.json").unlink()
+        again = fit(build("preactresnet18", in_channels=3, classes=10, seed=0), (x.cpu(), y.cpu()), None, stop, run=run)
+        assert again.rows[-1]["loss"] == pytest.approx(fitted.rows[-1]["loss"], rel=0.05)

@@ -53,6 +53,7 @@ ARROWS: dict[str, set[str]] = {
         "evaluation",
         "losses",
         "methods",
+        "models",
         "quantity",
         "recipes",
         "schedules",

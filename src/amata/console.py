@@ -129,3 +129,21 @@ def search_table(result: dict[str, Any]) -> Table:
         mark = "*" if t["number"] == result["best"]["number"] else ""
         table.add_row(mark, f"{t['schedule']['name']} {schedule}", f"{t['cost']:.2f}", f"{t['accuracy']:.1%}")
     return table
+
+
+def bench_table(result: dict[str, Any]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("recipe", "batch", "K", "variant", "s/epoch", "images/s", "TFLOP/s", "ceiling", "ratio", "compile s", "peak MiB"):
+        table.add_column(column, justify="left" if column in ("recipe", "variant") else "right", no_wrap=True)
+    for r in result["rows"]:
+        ratio = f"{r['ratio_to_reference']:.2f}" if r["ratio_to_reference"] else "-"
+        speed = (
+            f"{r['seconds_per_epoch']:.2f}",
+            f"{r['images_per_second']:,.0f}",
+            f"{r['tflops']:.1f}",
+            f"{r['ceiling_share']:.1%}",
+            ratio,
+        )
+        rest = (f"{r['compile_seconds']:.1f}", f"{r['peak_memory_bytes'] / 2**20:,.0f}")
+        table.add_row(r["recipe"], str(r["batch"]), str(r["steps"]), r["variant"], *speed, *rest)
+    return table

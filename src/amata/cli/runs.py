@@ -16,12 +16,21 @@ def train(
     set_: Set = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="A new folder for the run; runs/RECIPE by default.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
+    engine: Annotated[str | None, typer.Option(help="plain, fast or auto: short for --set train.engine=...")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or auto: short for --set train.precision=...")] = None,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="Only kernels that give the same bits every time.")] = False,
 ) -> None:
     """Train a model by a recipe, evaluate it, and leave a run folder."""
     if (recipe is None) == (resume is None):
         raise InputError("give a recipe or --resume RUN, one of the two; `amata recipes` lists the recipes")
     if resume is not None and out is not None:
         raise InputError("--resume goes on in its own folder; leave --out away")
+    set_ = [
+        *set_,
+        *([f"train.engine={engine}"] if engine else []),
+        *([f"train.precision={precision}"] if precision else []),
+        *(["train.deterministic=true"] if deterministic else []),
+    ]
     from amata import recipes as recipe_room
     from amata.console import ConsoleReporter, results_table
     from amata.console import out as console

@@ -23,7 +23,7 @@ def make_net(
     precision: Literal["auto", "fp32", "bf16"] = "auto",
     **options: Any,
 ) -> PlainNet:
-    """The engine for a model where it is: on a GPU the fast one, elsewhere the plain one; the fast one on a GPU in bf16, all else in fp32."""
+    """The engine for a model where it is. "auto": fast on a GPU, plain elsewhere; bf16 for the fast one on a GPU, fp32 for all else."""
     on_gpu = next(model.parameters()).device.type == "cuda"
     fast = engine == "fast" or (engine == "auto" and on_gpu)
     chosen: Precision = ("bf16" if fast and on_gpu else "fp32") if precision == "auto" else precision

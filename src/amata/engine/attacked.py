@@ -27,7 +27,7 @@ class AttackedNet:
         for conv_name, bn_name in self.pairs:
             conv = modules[conv_name]
             if conv.bias is None:
-                conv.bias = nn.Parameter(conv.weight.new_zeros(conv.weight.shape[0]), requires_grad=False)  # type: ignore[operator,union-attr]
+                conv.bias = nn.Parameter(conv.weight.new_zeros(conv.weight.shape[0]), requires_grad=False)
             self.fold.append((conv, sources[conv_name], sources[bn_name]))
             _replace(self.model, bn_name, nn.Identity())
         weighty = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -38,7 +38,7 @@ class AttackedNet:
                 module._buffers = dict(sources[name]._buffers)  # statistics of the attacked batch go into the model's own
         convs = {conv for conv, _ in self.pairs}
         own, theirs = dict(self.model.named_parameters()), dict(source.named_parameters())
-        self.copied = [(own[n], theirs[n]) for n in own if n in theirs and n.rpartition(".")[0] not in convs]
+        self.copied: list[tuple[Tensor, Tensor]] = [(own[n], theirs[n]) for n in own if n in theirs and n.rpartition(".")[0] not in convs]
         buffers, originals = dict(self.model.named_buffers()), dict(source.named_buffers())
         self.copied += [(b, originals[n]) for n, b in buffers.items() if n in originals and b is not originals[n]]
         self.refresh()
@@ -52,8 +52,8 @@ class AttackedNet:
             bias = bn.bias - bn.running_mean * scale  # type: ignore[operator]
             if theirs.bias is not None:
                 bias = bias + theirs.bias * scale  # type: ignore[operator]
-            conv.weight.copy_(theirs.weight * scale.view(-1, *[1] * (conv.weight.dim() - 1)))  # type: ignore[operator,union-attr]
-            conv.bias.copy_(bias)  # type: ignore[operator,union-attr]
+            conv.weight.copy_(theirs.weight * scale.view(-1, *[1] * (conv.weight.dim() - 1)))  # type: ignore[operator]
+            conv.bias.copy_(bias)  # type: ignore[operator]
 
 
 def folded_pairs(model: nn.Module) -> list[tuple[str, str]]:
@@ -72,6 +72,3 @@ def folded_pairs(model: nn.Module) -> list[tuple[str, str]]:
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
     parent, _, leaf = name.rpartition(".")
     setattr(model.get_submodule(parent) if parent else model, leaf, module)
-
-
-Tensors = tuple[Tensor, ...]

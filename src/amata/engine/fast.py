@@ -1,4 +1,4 @@
-"""The verbs at speed. Every step that a GPU repeats is compiled, recorded as a CUDA graph and replayed; see docs/engine.md for what each part gives.
+"""The verbs at speed: what a GPU repeats is compiled, recorded as a CUDA graph and replayed. docs/engine.md says what each part gives.
 
 - attacks run on a frozen copy of the network in bf16, its BatchNorms folded, refreshed once after every update (`AttackedNet`)
 - one ascent step is one graph: the step size is a scalar on the device and the image is updated in place, so K and alpha may change from
@@ -248,7 +248,7 @@ class AscentGraph:
         self.graph = Graph(step, (x, y), touches=touches, pool=pool)
 
     def __call__(self, region: Any, x: Tensor, y: Tensor) -> Tensor:
-        own_x, own_y = self.graph.inputs
+        own_y = self.graph.inputs[1]
         if region is not self.current:  # a new batch
             for name in self.names:
                 getattr(self.fixed, name).copy_(getattr(region, name))

@@ -145,3 +145,20 @@ def logistic_figure(result: dict[str, Any], path: Path) -> None:
             plane.plot([p[0] for p in w], [p[1] for p in w], color=colour, marker="o", ms=2, label=f"{name}, objective {objective:.4f}")
         plane.set(xlabel="w1", ylabel="w2", title="weights during training")
         plane.legend(frameon=False, fontsize=8)
+
+
+def bench_figure(result: dict[str, Any], path: Path) -> None:
+    """Seconds per epoch of every variant, case by case."""
+    cases = list(dict.fromkeys((r["recipe"], r["batch"], r["steps"]) for r in result["rows"]))
+    with _figure(path, 1, len(cases), (max(3.0 * len(cases), 4.0), 3.0)) as axes:
+        for ax, case in zip(axes[0], cases, strict=True):
+            rows = [r for r in result["rows"] if (r["recipe"], r["batch"], r["steps"]) == case]
+            colours = [ORANGE if r["variant"] == "fast" else GREY for r in rows]
+            bars = ax.barh([r["variant"] for r in rows], [r["seconds_per_epoch"] for r in rows], color=colours)
+            labels = [
+                f"{r['seconds_per_epoch']:.3g} s" + (f", {r['ratio_to_reference']:.1f}x" if r["ratio_to_reference"] else "") for r in rows
+            ]
+            ax.bar_label(bars, labels, padding=3, fontsize=8)
+            ax.set(title=f"{case[0]}\nbatch {case[1]}, K = {case[2]}", xlabel="seconds per epoch")
+            ax.set_xlim(0, 1.35 * max(r["seconds_per_epoch"] for r in rows))
+            ax.invert_yaxis()

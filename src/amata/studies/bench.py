@@ -5,7 +5,8 @@ Four variants of the same computation, on random images of the recipe's shape th
     amp        the same under autocast
     plain      the plain engine, fp32, input gradients only
     fast       the fast engine
-Times are those of whole training steps, synchronised at both ends, after compiling and warming up; an epoch is the recipe's number of images.
+Times are those of whole training steps, synchronised at both ends, after compiling and warming up; an epoch has the data
+set's number of images.
 """
 
 import copy
@@ -23,7 +24,7 @@ from amata.engine import FastNet, PlainNet
 from amata.errors import AmataError, unknown
 from amata.losses import Loss
 from amata.recipes import Recipe
-from amata.schedules import Control
+from amata.schedules import ClosedLoop, Control
 from amata.seeds import generator
 from amata.training.optim import make_optimizer
 
@@ -115,6 +116,18 @@ class Case:
         return forward * self.batch * (2 * attacks + 3 * net.updates / 2)
 
 
+def cases(recipe: Recipe, batches: Sequence[int], steps: Sequence[int]) -> list[Case]:
+    """A recipe at several batch sizes and K; its own batch size and the largest K of its schedule where none are given."""
+    epochs = recipe.train.epochs
+    if isinstance(recipe.schedule, ClosedLoop):
+        controls = recipe.schedule.candidates()
+    else:
+        controls = [recipe.schedule(t, epochs) for t in range(epochs)]
+    top = max(controls, key=lambda u: u.steps)
+    chosen = [Control(k, top.step_size * top.steps / k) for k in steps] or [top]
+    return [Case(recipe, batch, u) for batch in (batches or [recipe.data.batch_size]) for u in chosen]
+
+
 def matmul_ceiling(device: torch.device, precision: torch.dtype, size: int) -> float:
     """TFLOP/s of a large matrix product."""
     a, b = (torch.randn(size, size, device=device, dtype=precision) for _ in range(2))
@@ -195,10 +208,12 @@ def _time(case: Case, variant: str, device: torch.device, seconds: float) -> dic
     once = run(2) / 2
     count = max(3, min(200, round(seconds / 3 / once)))
     times = [run(count) / count for _ in range(3)]
-    host = _host_share(lambda: case.recipe.method.step(net, batches[0], case.control, rng, memory), device, count)
     if net.compile_seconds != made:
         raise AmataError(f"the {variant} engine compiled again while it was being timed")
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    host = None
+    if variant == "fast":
+        host = _host_share(lambda: case.recipe.method.step(net, batches[0], case.control, rng, memory), device, count, min(times))
     return {
         "precision": net.precision,
         "engine": net.describe(),
@@ -211,17 +226,22 @@ def _time(case: Case, variant: str, device: torch.device, seconds: float) -> dic
     }
 
 
-def _host_share(step: Callable[[], None], device: torch.device, count: int) -> float | None:
-    """The share of the time that Python needs to hand the work to the device; the rest of it the device works alone."""
+def _host_share(step: Callable[[], None], device: torch.device, count: int, seconds: float) -> float | None:
+    """Python's share of a step's time: the step with every recorded graph left out, so that nothing but the host's work remains."""
     if device.type != "cuda":
         return None
-    _wait(device)
-    started = time.perf_counter()
-    for _ in range(min(count, 10)):  # few enough for the queue to the device not to fill up
-        step()
-    handed = time.perf_counter() - started
-    _wait(device)
-    return handed / (time.perf_counter() - started)
+    replay = torch.cuda.CUDAGraph.replay
+    torch.cuda.CUDAGraph.replay = lambda self: None  # type: ignore[method-assign]
+    try:
+        _wait(device)
+        started = time.perf_counter()
+        for _ in range(count):
+            step()
+        handed = (time.perf_counter() - started) / count
+        _wait(device)
+    finally:
+        torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
+    return handed / seconds
 
 
 def _wait(device: torch.device) -> None:

@@ -1,0 +1,57 @@
+"""amata bench: how fast the engines are on this device."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from amata.cli.app import Json, Set, app
+from amata.errors import InputError
+
+
+@app.command(epilog="Example: amata bench cifar10-pgd10 --batch 128,512 --steps 10 --out runs/bench")
+def bench(
+    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="Whose method, model and shapes are timed.")],
+    set_: Set = [],  # noqa: B006
+    batch: Annotated[str, typer.Option(help="Batch sizes, comma-separated; the recipe's by default.")] = "",
+    steps: Annotated[str, typer.Option(help="Values of K, comma-separated; the largest of the recipe's schedule by default.")] = "",
+    variants: Annotated[str, typer.Option(help="Comma-separated.")] = "reference,amp,plain,fast",
+    seconds: Annotated[float, typer.Option(min=0.01, help="How long each is timed.")] = 2.0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="A folder for bench.json and bench.svg.")] = None,
+    json_: Json = False,
+) -> None:
+    """Time whole training steps on random images: the usual way to write them, the plain engine and the fast one."""
+    from amata import recipes as recipe_room
+    from amata.console import bench_table, err
+    from amata.console import out as console
+    from amata.report.figures import bench_figure
+    from amata.studies.bench import bench as run_bench
+    from amata.studies.bench import cases
+    from amata.training.device import resolve_device
+    from amata.training.files import write_json
+
+    where = resolve_device(device)
+    sizes, controls = _whole_numbers(batch, "--batch"), _whole_numbers(steps, "--steps")
+    timed = [case for name in recipes for case in cases(recipe_room.load(name, set_), sizes, controls)]
+    note = lambda text: err.print(f"note: {text}", soft_wrap=True)  # noqa: E731
+    result = run_bench(timed, where, variants=[v.strip() for v in variants.split(",")], seconds=seconds, note=note)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "bench.json", result)
+        bench_figure(result, out / "bench")
+    if json_:
+        print(json.dumps(result, indent=2))
+    else:
+        console.print(bench_table(result))
+
+
+def _whole_numbers(text: str, name: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise InputError(f"{name} {text!r} must be whole numbers with commas between them, as in {name} 128,512") from None
+    if any(n < 1 for n in numbers):
+        raise InputError(f"{name} {text!r} must be at least 1")
+    return numbers
