@@ -37,19 +37,21 @@ class FastNet(PlainNet):
         *,
         precision: Precision = "bf16",
         compiled: bool | None = None,
+        channels_last: bool | None = None,
         **options: Any,
     ) -> None:
         super().__init__(model, optimizer, precision=precision, **options)
         self.graphed = self.device.type == "cuda"
         self.compiled = self.graphed if compiled is None else compiled
         dtype = torch.bfloat16 if precision == "bf16" else next(model.parameters()).dtype
-        if self.graphed:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.layout = torch.channels_last if (_suits_channels_last(model) if channels_last is None else channels_last) else None
+        if self.graphed and self.layout:
+            model.to(memory_format=self.layout)  # type: ignore[call-overload]
         self.attacked = AttackedNet(model, train_mode=self.attack_mode == "train", dtype=dtype)
         if self.graphed:
-            self.attacked.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            if self.average is not None:
-                self.average.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            for copied in (self.attacked.model, *([self.average.model] if self.average is not None else [])):
+                if self.layout:
+                    copied.to(memory_format=self.layout)  # type: ignore[call-overload]
             for p in model.parameters():
                 p.grad = torch.zeros_like(p)  # in one place for good: graphs add to it
         self.graphs: dict[Hashable, Graph] = {}
@@ -65,7 +67,7 @@ class FastNet(PlainNet):
     def describe(self) -> str:
         parts = [f"fast engine, {self.precision}"]
         parts += ["torch.compile"] if self.compiled else []
-        parts += ["CUDA graphs, channels_last"] if self.graphed else ["eager (no CUDA device)"]
+        parts += ["CUDA graphs", *(["channels_last"] if self.layout else [])] if self.graphed else ["eager (no CUDA device)"]
         parts += [f"{len(self.attacked.pairs)} BatchNorms folded in attacks"] if self.attacked.pairs else []
         return ", ".join(parts)
 
@@ -222,6 +224,12 @@ class FastNet(PlainNet):
         yield
         torch.cuda.synchronize(self.device)
         self.compile_seconds += time.perf_counter() - started
+
+
+def _suits_channels_last(model: nn.Module) -> bool:
+    """Kernels for that layout want channels in eights; with others they copy to and fro."""
+    convs = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    return all(c.out_channels % 8 == 0 for c in convs)
 
 
 class AscentGraph:
