@@ -19,6 +19,20 @@ def test_the_table_of_methods_is_what_the_results_say() -> None:
     subprocess.run([sys.executable, "tools/methods.py", "--check"], cwd=ROOT, check=True)
 
 
+def test_the_control_page_is_what_the_results_say() -> None:
+    subprocess.run([sys.executable, "tools/control.py", "--check"], cwd=ROOT, check=True)
+
+
+def test_the_engine_page_is_what_the_results_say() -> None:
+    subprocess.run([sys.executable, "tools/engine.py", "--check"], cwd=ROOT, check=True)
+
+
+def test_pictures_and_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
 def test_every_method_has_a_page_and_a_line() -> None:
     from amata.methods import METHODS
 
@@ -28,7 +42,10 @@ def test_every_method_has_a_page_and_a_line() -> None:
         assert f"[`{name}`]({name}.md)" in index
 
 
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", TEXT, re.S))
+CONTROL = (ROOT / "docs" / "control.md").read_text()
+
+
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", TEXT + CONTROL, re.S))
 def test_its_python_runs(code: str) -> None:
     subprocess.run([sys.executable, "-c", f"import amata\n{code}"], cwd=ROOT, check=True, capture_output=True)
 

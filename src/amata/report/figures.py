@@ -103,9 +103,9 @@ def search_figure(search: dict[str, Any], path: Path) -> None:
             best["cost"], 100 * best["accuracy"], "o", ms=11, mfc="none", mec=ORANGE, mew=2, label=f"winner: {best['schedule']['name']}"
         )
         ax.axvline(search["budget"], color=GREY, lw=1, ls="--")
-        ax.text(search["budget"], ax.get_ylim()[0], " budget", color=GREY, fontsize=8, va="bottom", ha="right", rotation=90)
+        ax.text(search["budget"], ax.get_ylim()[0], "budget ", color=GREY, fontsize=8, va="bottom", ha="right")
         ax.set(xlabel="gradient evaluations per image and epoch", ylabel=f"held-out {search['attack']} accuracy (%)")
-        ax.legend(frameon=False, fontsize=8, loc="lower right")
+        ax.legend(frameon=False, fontsize=8, loc="upper left")
 
 
 def convergence_figure(study: dict[str, Any], path: Path) -> None:

@@ -1,0 +1,64 @@
+"""Rewrites the tables of docs/engine.md from results/bench/: python tools/engine.py (--check only compares them)."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results" / "bench" / "h200"
+PAGE = ROOT / "docs" / "engine.md"
+
+
+def read(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text())
+
+
+def speed_table() -> str:
+    results = [read("pgd.json"), read("lenet.json")]
+    lines = ["| recipe | batch | K | variant | s / epoch | TFLOP/s | of the matmul ceiling | times the reference | compile s | peak MiB | Python |"]
+    lines.append("|---" * 11 + "|")
+    for result in results:
+        for r in result["rows"]:
+            host = f"{r['host_share']:.0%}" if r["host_share"] is not None else ""
+            numbers = f"{r['seconds_per_epoch']:.2f} | {r['tflops']:.1f} | {r['ceiling_share']:.1%} | {r['ratio_to_reference']:.2f}"
+            rest = f"{r['compile_seconds']:.0f} | {r['peak_memory_bytes'] / 2**20:,.0f} | {host}"
+            lines.append(f"| {r['recipe']} | {r['batch']} | {r['steps']} | {r['variant']} | {numbers} | {rest} |")
+    first = results[0]
+    lines.append(f"\n{first['device']}, torch {first['torch']}; matrix product {first['matmul_tflops']:.0f} TFLOP/s in bf16.")
+    return "\n".join(lines)
+
+
+def training_table() -> str:
+    lines = ["| run | engine | seconds | compile s | last loss | clean % | PGD-20 % |", "|---" * 7 + "|"]
+    for name in ("amata-plain", "amata-fast", "amata-fast-seed1", "pgd10-fast"):
+        summary = read(f"{name}/summary.json")
+        last = json.loads((RESULTS / name / "metrics.jsonl").read_text().splitlines()[-1])
+        clean, robust = (summary["evaluation"][a]["accuracy"] for a in ("clean", "pgd-20"))
+        engine = "plain fp32" if "plain" in name else "fast bf16"
+        compiled = f"{last.get('compile_seconds', 0):.0f}"
+        lines.append(
+            f"| {name} | {engine} | {summary['train_seconds']:.1f} | {compiled} | {last['loss']:.4f} | {100 * clean:.1f} | {100 * robust:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+PARTS = {"speed": speed_table, "training": training_table}
+
+
+def updated(page: str) -> str:
+    for name, write in PARTS.items():
+        head, tail = page.split(f"<!-- {name} -->\n", 1)
+        page = f"{head}<!-- {name} -->\n{write()}\n<!-- end -->{tail.split('<!-- end -->', 1)[1]}"
+    return page
+
+
+def main() -> None:
+    new = updated(PAGE.read_text())
+    if "--check" in sys.argv:
+        sys.exit(new != PAGE.read_text() and "error: docs/engine.md is not what results/ say; run python tools/engine.py")
+    PAGE.write_text(new)
+
+
+if __name__ == "__main__":
+    main()
