@@ -222,6 +222,23 @@ def test_the_toys_optimum_is_the_closed_form(theta0: float, above: float, negati
     assert r["c_linear"] <= r["c_constant"]
 
 
+@given(st.floats(0.1, 3), st.integers(1, 12), st.floats(0.05, 1.0))
+def test_the_toys_flow_is_the_gradient_at_the_end_of_the_inner_loop(theta: float, steps: int, beta: float) -> None:
+    """By carrying the inner loop out: tau is what makes `steps` steps of share beta."""
+    s = 1 + theta**2
+    toy = Toy(theta0=3.5, tau=100.0)
+    object.__setattr__(toy, "tau", steps * beta * s / 2)
+    at = torch.tensor(theta, dtype=torch.float64, requires_grad=True)
+    x = torch.zeros((), dtype=torch.float64)
+    for _ in range(steps):
+        x = x + beta * s / 2 * (-2 * (x - theta) / s)
+    (slope,) = torch.autograd.grad(at**2 / 2 - (x - at) ** 2 / (at**2 + 1), at)
+    problem = toy.problem()
+    row, u = at.detach().view(1, 1), torch.tensor([beta], dtype=torch.float64)
+    assert float(problem.flow(row, u)) == pytest.approx(-float(slope), rel=1e-9, abs=1e-12)
+    assert float(problem.running(row, u)) == pytest.approx(0.04 * steps)
+
+
 def objective_of(problem: ControlProblem, u: Tensor) -> Tensor:
     theta, total = problem.theta0[None], torch.zeros(1, dtype=torch.float64)
     for part in range(problem.parts):

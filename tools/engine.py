@@ -16,7 +16,9 @@ def read(name: str) -> Any:
 
 def speed_table() -> str:
     results = [read("pgd.json"), read("lenet.json")]
-    lines = ["| recipe | batch | K | variant | s / epoch | TFLOP/s | of the matmul ceiling | times the reference | compile s | peak MiB | Python |"]
+    lines = [
+        "| recipe | batch | K | variant | s / epoch | TFLOP/s | of the matmul ceiling | times the reference | compile s | peak MiB | Python |"
+    ]
     lines.append("|---" * 11 + "|")
     for result in results:
         for r in result["rows"]:
