@@ -80,8 +80,9 @@ def test_a_fast_step_is_the_plain_step(name: str, mode: str, device: str) -> Non
         assert torch.allclose(memory[key].double(), value.double(), atol=1e-8), key
 
 
+@pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", ["preactresnet18", "resnet18", "wrn-34-10", "lenet"])
-def test_a_folded_copy_gives_the_same_logits_and_input_gradients(name: str) -> None:
+def test_a_folded_copy_gives_the_same_logits_and_input_gradients(name: str, padded: bool) -> None:
     args = {"stem": "small"} if name == "resnet18" else {"depth": 10, "widen": 1} if name == "wrn-34-10" else {}
     side, channels = (28, 1) if name == "lenet" else (32, 3)
     model = build(name, in_channels=channels, classes=10, args=args, seed=1).double()
@@ -90,7 +91,7 @@ def test_a_folded_copy_gives_the_same_logits_and_input_gradients(name: str) -> N
             generator_ = torch.Generator().manual_seed(3)
             module.running_mean = 0.1 * torch.randn(module.num_features, generator=generator_).double()
             module.running_var = 0.5 + torch.rand(module.num_features, generator=generator_).double()
-    attacked = AttackedNet(model, train_mode=False, dtype=torch.float64)
+    attacked = AttackedNet(model, train_mode=False, dtype=torch.float64, padded=padded)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.01)

@@ -47,11 +47,11 @@ class FastNet(PlainNet):
         self.layout = torch.channels_last if (_suits_channels_last(model) if channels_last is None else channels_last) else None
         if self.graphed and self.layout:
             model.to(memory_format=self.layout)  # type: ignore[call-overload]
-        self.attacked = AttackedNet(model, train_mode=self.attack_mode == "train", dtype=dtype)
+        padded = self.graphed and precision == "bf16" and self.layout is not None
+        self.attacked = AttackedNet(model, train_mode=self.attack_mode == "train", dtype=dtype, padded=padded)
         if self.graphed:
-            for copied in (self.attacked.model, *([self.average.model] if self.average is not None else [])):
-                if self.layout:
-                    copied.to(memory_format=self.layout)  # type: ignore[call-overload]
+            if self.layout and self.average is not None:
+                self.average.model.to(memory_format=self.layout)  # type: ignore[call-overload]
             for p in model.parameters():
                 p.grad = torch.zeros_like(p)  # in one place for good: graphs add to it
         self.graphs: dict[Hashable, Graph] = {}
@@ -151,13 +151,20 @@ class FastNet(PlainNet):
 
         def make(recorded: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
             best = self._compiled(("train", loss, len(inputs), wrt_input), value) if recorded else value
+            weights = [p for p in self.model.parameters() if p.requires_grad]
 
             def work(*tensors: Tensor) -> tuple[Tensor, Tensor | None]:
                 *xs, y = tensors
                 xs = [t.detach().requires_grad_(wrt_input) for t in xs]
                 total = best(*xs, y)
-                (total * scale if scale != 1 else total).backward()
-                return total.detach(), xs[0].grad
+                scaled = total * scale if scale != 1 else total
+                if not recorded:
+                    scaled.backward()
+                    return total.detach(), xs[0].grad
+                found = torch.autograd.grad(scaled, [*weights, *(xs[:1] if wrt_input else [])], allow_unused=True)
+                used = [(p.grad, g) for p, g in zip(weights, found, strict=False) if g is not None]
+                torch._foreach_add_([a for a, _ in used], [g for _, g in used])  # type: ignore[misc]
+                return total.detach(), found[-1] if wrt_input else None
 
             return work
 
@@ -207,7 +214,8 @@ class FastNet(PlainNet):
             return
         if "refresh" not in self.graphs:
             with self._making():
-                self.graphs["refresh"] = Graph(self.attacked.refresh, (), pool=self.pool)
+                refresh = torch.compile(self.attacked.refresh, dynamic=False) if self.compiled else self.attacked.refresh
+                self.graphs["refresh"] = Graph(refresh, (), pool=self.pool)
         self.graphs["refresh"]()
 
     def _attack_state(self) -> list[Tensor]:
