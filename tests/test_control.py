@@ -24,7 +24,7 @@ from amata.losses import ce
 from amata.methods import METHODS, PGD, TRADES, YOPO, Free
 from amata.schedules import Constant, Control, Linear
 from amata.seeds import generator
-from amata.threat import Linf
+from amata.threat import L2, Linf
 from tests.conftest import images, labels, small_net
 
 BALL = Linf(0.1)
@@ -239,6 +239,15 @@ def test_the_toys_flow_is_the_gradient_at_the_end_of_the_inner_loop(theta: float
     assert float(problem.running(row, u)) == pytest.approx(0.04 * steps)
 
 
+def test_the_toys_constant_is_constant_and_bad_toys_are_refused() -> None:
+    toy = Toy(theta0=10.0, tau=102.0, horizon=1.0, parts=20)
+    along = toy._steps_along(toy.follow(lambda _, __: toy.constant()))
+    assert along.tolist() == pytest.approx([toy.constant()] * 20)
+    for arguments, message in (({"theta0": 1e200, "tau": 1e300}, "out of reach"), ({"horizon": 100.0}, "raise --parts to 334")):
+        with pytest.raises(InputError, match=message):
+            Toy(**arguments)  # type: ignore[arg-type]
+
+
 def objective_of(problem: ControlProblem, u: Tensor) -> Tensor:
     theta, total = problem.theta0[None], torch.zeros(1, dtype=torch.float64)
     for part in range(problem.parts):
@@ -286,7 +295,7 @@ def test_discrete_controls_reach_what_brute_force_finds(gamma: float) -> None:
     total = total + problem.terminal(theta)
     found = solve(problem, torch.zeros(5, dtype=torch.float64))
     assert found.objective <= float(total.min()) + 5e-3 * (float(total.max()) - float(total.min()))
-    assert full_pmp_criterion(problem, found.u) < 1e-2 * full_pmp_criterion(problem, choices[int(total.argmax())])
+    assert full_pmp_criterion(problem, found.u) < 5e-2 * full_pmp_criterion(problem, choices[int(total.argmax())])
 
 
 def test_a_continuous_maximum_inside_the_interval_is_found() -> None:
@@ -298,6 +307,17 @@ def test_a_continuous_maximum_inside_the_interval_is_found() -> None:
     assert best.tolist() == pytest.approx([0.3137] * 4, abs=1e-6)
     with pytest.raises(InputError, match="4 steps of time"):
         run(problem, torch.zeros(3, dtype=torch.float64))
+
+
+def test_an_interior_optimum_is_reached() -> None:
+    """x' = u at the cost of (x^2 + u^2) / 2 over three units of time: the least cost is tanh(3) / 2, by Riccati's equation."""
+    problem = ControlProblem(
+        flow=lambda x, u: u[:, None] + 0 * x, running=lambda x, u: (x[:, 0] ** 2 + u**2) / 2, terminal=lambda x: 0 * x[:, 0],
+        theta0=torch.ones(1, dtype=torch.float64), horizon=3.0, controls=(-2.0, 2.0), parts=40,
+    )  # fmt: skip
+    found = solve(problem, torch.zeros(40, dtype=torch.float64))
+    assert found.objective == pytest.approx(math.tanh(3) / 2, abs=2e-4)
+    assert full_pmp_criterion(problem, found.u) < 1e-5
 
 
 def tiny_net() -> nn.Module:
@@ -334,6 +354,11 @@ def test_the_full_criterion_of_a_network_follows_its_recorded_trajectory() -> No
     assert best.c == 0  # nothing else is offered
     with pytest.raises(InputError, match="without buffers"):
         record(small_net(), method, batches, lambda t: Control(1, 0.1), lr=lr)
+    with pytest.raises(InputError, match="without dropout"):
+        record(nn.Sequential(tiny_net(), nn.Dropout(0.5)), method, batches, lambda t: Control(1, 0.1), lr=lr)
+    for other in (TRADES(ball=BALL), PGD(ball=L2(0.1)), PGD(ball=BALL, clean_term=True)):
+        with pytest.raises(InputError, match="needs pgd or free in L-inf"):
+            record(tiny_net(), other, batches, lambda t: Control(1, 0.1), lr=lr)
 
 
 # Theorem 1
@@ -362,6 +387,7 @@ def test_the_synthetic_constants_are_those_of_the_problem() -> None:
     # beta bounds how fast the gradient changes; sigma is the deviation of a sampled gradient
     grid = torch.linspace(-4, 4, 4001, dtype=torch.float64)[:, None].expand(-1, 3)
     assert (problem.gradient(grid).diff(dim=0) / grid.diff(dim=0)).abs().max() <= bounds.beta + 1e-6
+    assert bounds.beta == problem.s**2 / problem.mu + problem.a + problem.c
     b, x = problem.data()
     each = -b + problem.s * x
     assert bounds.sigma**2 == pytest.approx(float(((each - each.mean(0)) ** 2).sum(1).mean()))

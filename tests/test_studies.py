@@ -19,6 +19,7 @@ from amata.studies.criterion import robust_attack
 from amata.studies.search import Search, SearchSettings, StepPrice
 from amata.training import Reporter
 from amata.training.experiment import load_data
+from amata.training.lock import hold
 from tests.conftest import Called
 from tests.test_training import QUICK
 
@@ -94,6 +95,9 @@ BAD: dict[str, tuple[list[str], str]] = {
     "no valid": (["search", "mnist5k-amata", "--budget", "0.9", "--set=data.valid=0", "--out", "NEW"], "holds nothing out"),
     "shape": (["search", "mnist5k-amata", "--budget", "0.9", "--shapes", "cubic", "--out", "NEW"], "unknown shape 'cubic'"),
     "objective": (["search", "mnist5k-amata", "--budget", "0.9", "--objective", "luck", "--out", "NEW"], "unknown objective 'luck'"),
+    "negative share": (["search", "mnist5k-amata", "--budget=-1", "--out", "NEW"], "--budget -1 must be a share above 0"),
+    "gamma of a search": (["search", "mnist5k-amata", "--budget", "0.9", "--gamma=-3", "--out", "NEW"], "gamma = -3 must not be negative"),
+    "damaged study": (["search", "mnist5k-amata", "--budget", "0.9", "--out", "DAMAGED"], "is no study that can be read"),
     "erm": (["search", "mnist5k-amata", "--budget", "0.9", "--set=method.name=erm", "--out", "NEW"], "no schedule to search for"),
 }
 
@@ -103,7 +107,9 @@ def test_bad_input_is_one_line(amata: Amata, tmp_path: Path, name: str) -> None:
     arguments, message = BAD[name]
     if "RUN" in arguments:
         assert amata("train", "mnist5k-amata", *FAST, "--set=train.epochs=1", "--out", tmp_path / "run").code == 0
-    places = {"RUN": tmp_path / "run", "NEW": tmp_path / "new"}
+    places = {"RUN": tmp_path / "run", "NEW": tmp_path / "new", "DAMAGED": tmp_path / "damaged"}
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "study.db").write_text("garbage, " * 1000)
     called = amata(*[places.get(a, a) for a in arguments])
     assert called.code == 2
     assert message in called.err.splitlines()[-1]
@@ -189,6 +195,53 @@ def test_a_result_that_the_study_was_not_told_of_is_told(amata: Amata, tmp_path:
     assert told.number != done.number
     assert told.value == done.value
     assert "epoch" not in called.err.replace("epochs", "")
+    import optuna
+
+    study = optuna.load_study(study_name="amata", storage=f"sqlite:///{out / 'study.db'}")
+    study.enqueue_trial(told.params)  # told once, it is news no more
+    amata(*SEARCH, "--trials", "2", "--out", out)
+    assert len({t.user_attrs["key"] for t in finished(out)}) == len(finished(out)) == 2
+
+
+def test_schedules_that_break_off_end_themselves_and_many_in_a_row_the_search(amata: Amata, tmp_path: Path) -> None:
+    called = amata(*SEARCH, "--trials", "2", "--out", tmp_path, "--set=optim.lr=1e30")
+    assert called.code == 1
+    assert called.err.splitlines()[-1].startswith("error: 5 schedules in a row broke off, the last one so: the loss is not finite")
+    states = [t.state.name for t in trials(tmp_path)]
+    assert set(states) == {"FAIL"}
+    assert len(list(tmp_path.glob("trials/*/result.json"))) == 5
+
+
+def test_the_recipes_own_schedule_is_left_out_where_it_is_too_dear(tmp_path: Path) -> None:
+    for options, proposed in ((["schedule.k_min=5"], False), (["schedule.tau=0.1"], False), ([], True)):
+        recipe = recipes.load("mnist5k-amata", ["train.device=cpu", *options])
+        search = Search(recipe, SearchSettings(budget=3.3), tmp_path / str(proposed) / str(options), Reporter())
+        assert bool(search.study.get_trials()) == proposed
+
+
+def test_what_another_process_trains_is_left_to_it(amata: Amata, tmp_path: Path) -> None:
+    recipe = recipes.load("mnist5k-amata", [o.removeprefix("--set=") for o in FAST])
+    settings = SearchSettings(budget=0.9 * 4, k_cap=3, shapes=("linear", "piecewise"), trials=1)
+    search = Search(recipe, settings, tmp_path, Reporter())
+    trial = search.study.ask()
+    table = search._suggest(trial)
+    epochs = recipe.train.epochs
+    schedule = search._with(table).schedule
+    import hashlib
+
+    key = hashlib.sha256(repr([schedule(t, epochs) for t in range(epochs)]).encode()).hexdigest()[:12]
+    (tmp_path / "trials" / key).mkdir()
+    trial.set_user_attr("key", key)
+    with hold(tmp_path / "trials" / key, "training"):
+        waiting = amata(*SEARCH, "--trials", "1", "--out", tmp_path)
+        assert waiting.code == 0
+        assert "are being trained by other processes" in waiting.err
+        search.study.enqueue_trial(trial.params)
+        assert amata(*SEARCH, "--trials", "2", "--out", tmp_path).code == 0
+        (done,) = finished(tmp_path)
+        assert done.user_attrs["key"] != key
+    amata(*SEARCH, "--trials", "2", "--out", tmp_path)  # now its owner is gone
+    assert key in {t.user_attrs["key"] for t in finished(tmp_path)}
 
 
 def test_the_search_can_minimise_c(amata: Amata, tmp_path: Path) -> None:

@@ -91,15 +91,15 @@ def criterion_table() -> str:
             per_seed([f"{r['fosc']:.2f}" for r in rows]),
             per_seed([f"{100 * r['robust_accuracy']:.1f}" for r in rows]),
             per_seed([f"{r['train_seconds']:.0f}" for r in rows]),
-            per_seed(sorted({f"{r['grad_evals']:,}" for r in rows})),
+            per_seed(list(dict.fromkeys(f"{r['grad_evals']:,}" for r in rows))),
         )
         lines.append(f"| {title} (`{recipe}`) | {' | '.join(cells)} |")
     about = read("criterion-seed0", "criterion.json")["settings"]
     n = studies[0]["mnist5k-amata"]["robust_n"]
     grid = f"K = 1 to {about['k_max']} with {about['alphas']} step sizes each"
     lines.append(
-        f"\nOne value per seed (0, 1, 2). gamma = {about['gamma']}, {about['batches']} probe batches, G: {grid}; ± is the standard error "
-        f"over the probe batches; {n:,} test digits; from `results/control/criterion-seed*/`."
+        f"\nOne value per seed (0, 1, 2), or one for all. gamma = {about['gamma']}, {about['batches']} probe batches, G: {grid}; ± is the "
+        f"standard error over the probe batches; {n:,} test digits; from `results/control/criterion-seed*/`."
     )
     return "\n".join(lines)
 

@@ -58,7 +58,7 @@ def search(
     objective: Annotated[str, typer.Option(help="robust: held-out robust accuracy. criterion: the lowest C.")] = "robust",
     trials: Annotated[int, typer.Option(min=1, help="Trials in all, those of earlier calls and other processes included.")] = 20,
     shapes: Annotated[str, typer.Option(help="Comma-separated.")] = "linear,exponential,piecewise",
-    prune: Annotated[bool, typer.Option(help="End bad schedules early.")] = True,
+    prune: Annotated[bool, typer.Option(help="End bad schedules early; not where C decides.")] = True,
     gamma: Annotated[float, typer.Option(help="The price of a step in C.")] = 0.04,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     json_: Json = False,
@@ -66,6 +66,8 @@ def search(
     """Find a schedule under a budget; prints the winning recipe as TOML."""
     if (budget is None) == (grad_evals is None):
         raise InputError("give --budget SHARE or --grad-evals N, one of the two")
+    if budget is not None and not budget > 0:
+        raise InputError(f"--budget {budget:g} must be a share above 0 of PGD-K's cost, as in --budget 0.6")
     from amata import recipes
     from amata.console import ConsoleReporter, err, search_table
     from amata.report.figures import search_figure
@@ -90,6 +92,8 @@ def search(
     _make(out)
     with ConsoleReporter() as reporter:
         result = Search(loaded, settings, out, reporter).run()
+    if result is None:
+        return
     result["reference_cost"] = reference
     search_figure(result, out / "pareto")
     if json_:

@@ -2,7 +2,8 @@
 
 C >= 0, because u itself is always among the candidates, and C = 0 exactly where u maximises the Hamiltonian over G. Every candidate meets
 the same batches, starts and noise, so that candidates differ in nothing but the control. The maximum is taken for each probe batch and
-then averaged, as the paper defines it; where gradients are noisy that is biased upwards, so the difference of the averages is given beside.
+then averaged, as the paper defines it; where gradients are noisy that is biased upwards, so the difference of the averages, which is so
+less, is given beside.
 """
 
 import math
@@ -110,7 +111,7 @@ class Criterion:
     argmax: Control
     """The control with the highest average Hamiltonian."""
     of_means: float
-    """The criterion of the averages, max_v mean H(v) - mean H(u): without the bias of picking a winner on every batch."""
+    """The criterion of the averages, max_v mean H(v) - mean H(u): less biased than picking a winner on every batch."""
     fosc: float
     """The mean first-order stationarity of the inner maximisation under u, for comparison."""
 

@@ -62,6 +62,10 @@ class Course:
     p: Tensor
     objective: float
 
+    def middle(self) -> tuple[Tensor, Tensor]:
+        """State and co-state halfway through each step: a control acts over the whole of it, so that is where H tells most of it."""
+        return (self.theta[:-1] + self.theta[1:]) / 2, (self.p[:-1] + self.p[1:]) / 2
+
 
 def run(problem: ControlProblem, u: Tensor) -> Course:
     """State forward, co-state backward, under the controls u, one for each step of time."""
@@ -89,7 +93,7 @@ def run(problem: ControlProblem, u: Tensor) -> Course:
 
 def best_controls(problem: ControlProblem, course: Course) -> tuple[Tensor, Tensor]:
     """At every step of time the control that maximises the Hamiltonian along a course, and the value that it has there."""
-    theta, p = course.theta[:-1], course.p[:-1]
+    theta, p = course.middle()
 
     def among(candidates: Tensor) -> tuple[Tensor, Tensor]:
         """The best of a table of candidates, a row per time."""
@@ -121,7 +125,7 @@ def criterion(problem: ControlProblem, u: Tensor) -> float:
 def _gaps(problem: ControlProblem, course: Course) -> tuple[Tensor, Tensor]:
     best, value = best_controls(problem, course)
     with torch.no_grad():
-        own = problem.hamiltonian(course.theta[:-1], course.p[:-1], course.u)
+        own = problem.hamiltonian(*course.middle(), course.u)
     return best, (value - own).clamp_min(0)
 
 

@@ -13,6 +13,7 @@ where it does, p <= 2 gamma tau theta / (1 + theta^2), so a shorter step gains a
 optimum is beta = 1 at any price of a step.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +51,11 @@ class Toy:
             positive(self.gamma, "gamma"),
             whole(self.parts, "parts", 2),
         )
+        if abs(self.theta0) > 1000:
+            raise InputError(f"theta0 = {self.theta0:g} is out of reach; choose one between -1000 and 1000")
+        if self.horizon > 0.3 * self.parts:
+            needed = math.ceil(self.horizon / 0.3)
+            raise InputError(f"{self.parts} steps of time are too few for a horizon of {self.horizon:g}; raise --parts to {needed}")
         if self.theta0 == 0:
             raise InputError("theta0 = 0 is the robust minimum already; start somewhere else")
         if self.tau <= 1 + self.theta0**2:
@@ -85,7 +91,7 @@ class Toy:
         problem, theta, controls = self.problem(), torch.tensor([[self.theta0]], dtype=torch.float64), []
         for t in problem.times().tolist():
             beta = self.steps(theta[:, 0], torch.ones(1)) / steps(theta[0, 0], t)
-            controls.append(beta.clamp(LEAST, 1.0))
+            controls.append(beta.clamp(max=1.0))
             theta, _ = problem.advance(theta, controls[-1])
         return torch.cat(controls)
 

@@ -19,9 +19,10 @@ from amata.control.hamiltonian import Probe, RunningCost, StepCost
 from amata.engine import ProbeNet
 from amata.errors import InputError
 from amata.losses import ce
-from amata.methods import Method
+from amata.methods import PGD, Free, Method
 from amata.schedules import Control
 from amata.seeds import derive
+from amata.threat import Linf
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,13 @@ def record(
     """Train `model` in place by plain gradient descent, one batch a step, and keep every step. `control` gives u of each step."""
     if any(True for _ in model.buffers()):
         raise InputError("a recorded trajectory needs a model without buffers: BatchNorm's statistics are no part of its state")
+    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules()):
+        raise InputError("a recorded trajectory needs a model without dropout, whose masks are not recorded")
+    known = isinstance(method, Free) or (isinstance(method, PGD) and not method.clean_term)
+    if not known or not isinstance(getattr(method, "ball", None), Linf):
+        raise InputError(
+            "a recorded trajectory needs pgd or free in L-inf: only there may the adversarial images be held while differentiating"
+        )
     trajectory = Trajectory(model, method, lr)
     for index, batch in enumerate(batches):
         u, net = control(index), ProbeNet(model, attack_mode="train")

@@ -7,7 +7,7 @@ with every step, and the best K is then sqrt(b / gamma), between k_min and k_max
 
 gamma is given, or it is the multiplier of a budget: the price at which the epochs seen so far would on average have spent what is now left
 for each epoch to come. Where steps gain more than they did on average, an epoch spends more than its even share; where less, it saves.
-The first epoch has nothing to compare with and takes the least.
+The first epoch has nothing to compare with and takes the least. A run ends within half a step, in all, of its budget.
 """
 
 import math

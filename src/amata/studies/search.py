@@ -9,6 +9,7 @@ import json
 import math
 import os
 import socket
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -20,9 +21,9 @@ from amata import recipes
 from amata.batch import Batch
 from amata.data import Splits
 from amata.engine import ProbeNet
-from amata.errors import InputError, missing, unknown
+from amata.errors import AmataError, InputError, missing, unknown
 from amata.evaluation import parse_attack
-from amata.quantity import positive, whole
+from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
 from amata.schedules import Control, Schedule
 from amata.seeds import derive, generator
@@ -36,6 +37,7 @@ from amata.training.lock import Busy, hold
 
 try:
     import optuna
+    import sqlalchemy.exc
 except ImportError:
     raise missing("optuna", "amata search", "search") from None
 
@@ -44,6 +46,8 @@ ETAS = [0.1, 0.3, 1.0, 3.0]
 SWITCHES = [0.25, 0.5, 0.75]
 GIVE_UP = 100
 """So many proposals in a row that were all tried before mean that there is nothing left to try."""
+BROKEN = 5
+"""So many trainings in a row that broke off mean that it is not the schedule's fault."""
 
 _State = optuna.trial.TrialState
 
@@ -62,6 +66,8 @@ class SearchSettings:
 
     def __post_init__(self) -> None:
         positive(self.budget, "budget")
+        if number(self.gamma, "gamma") < 0:
+            raise InputError(f"gamma = {self.gamma:g} must not be negative")
         whole(self.k_cap, "k_cap", 1), whole(self.trials, "trials", 1)
         if self.objective not in ("robust", "criterion"):
             raise unknown("objective", self.objective, ("robust", "criterion"))
@@ -104,7 +110,7 @@ class Search:
     def __init__(self, recipe: Recipe, settings: SearchSettings, out: Path, reporter: Reporter) -> None:
         if recipe.data.valid == 0:
             raise InputError("the search chooses by held-out accuracy, and this recipe holds nothing out; --set data.valid=500")
-        self.recipe, self.settings, self.out, self.reporter = recipe, settings, out, reporter
+        self.recipe, self.settings, self.out, self.reporter, self.broken = recipe, settings, out, reporter, 0
         self.attack = parse_attack(recipe.train.valid_attack).name
         self.splits = load_data(recipe)
         self.price = StepPrice.of(recipe, self.splits)
@@ -115,7 +121,10 @@ class Search:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.direction: Literal["maximize", "minimize"] = "maximize" if settings.objective == "robust" else "minimize"
         with hold(out, "starting a study", wait=True):  # two processes that start together must not both make its tables
-            self.study = self._open_study()
+            try:
+                self.study = self._open_study()
+            except sqlalchemy.exc.SQLAlchemyError:
+                raise InputError(f"{out / 'study.db'} is no study that can be read; choose another --out") from None
 
     def _open_study(self) -> optuna.Study:
         out, settings = self.out, self.settings
@@ -136,16 +145,25 @@ class Search:
             raise InputError(f"{self.out} holds a study with another {changed}; go on with the same settings or choose another --out")
         return study
 
+    @property
+    def dearest(self) -> int:
+        """The largest K that may be taken all the time."""
+        return min(self.settings.k_cap, math.floor((self.settings.budget + 1e-9 - self.price.base) / self.price.per_step))
+
     def _propose_own(self, study: optuna.Study) -> None:
         """The recipe's own schedule is tried first, where the search could have proposed it."""
         table = self.recipe.tables["schedule"]
-        if table["name"] == "linear" and "linear" in self.settings.shapes:
-            share = round(table["tau"] / self.recipe.ball.eps / 0.25) * 0.25
-            rise = table["k_max"] - table["k_min"]
-            study.enqueue_trial({"shape": "linear", "k_min": table["k_min"], "rise": rise, "tau": share})
+        if table["name"] != "linear" or "linear" not in self.settings.shapes or table["k_min"] > self.dearest:
+            return
+        share, rise = table["tau"] / self.recipe.ball.eps, table["k_max"] - table["k_min"]
+        if 1 <= share <= 4 and abs(share / 0.25 - round(share / 0.25)) < 1e-6 and rise < self.settings.k_cap:
+            study.enqueue_trial({"shape": "linear", "k_min": table["k_min"], "rise": rise, "tau": round(share / 0.25) * 0.25})
 
-    def run(self) -> dict[str, Any]:
-        """Go on until the study has its number of trials; what earlier calls and other processes did counts."""
+    def run(self) -> dict[str, Any] | None:
+        """Go on until the study has its number of trials; what earlier calls and other processes did counts.
+
+        None where there is no result yet, because other processes are still training.
+        """
         stale = 0
         while stale < GIVE_UP:
             self._take_up_the_killed()
@@ -159,15 +177,24 @@ class Search:
             seed = derive(self.settings.seed, trial.number) % 2**31
             self.study.sampler = optuna.samplers.RandomSampler(seed) if stale else optuna.samplers.TPESampler(seed=seed, n_startup_trials=6)
             stale = 0 if self._try(trial) else stale + 1
-        if stale:
-            self.reporter.note("every schedule that is within the budget has been tried")
+        if stale >= GIVE_UP:
+            self.reporter.note("no schedule within the budget could be found that has not been tried")
+        states = {t.state for t in self.study.get_trials(deepcopy=False)}
+        if _State.COMPLETE not in states and _State.RUNNING in states:
+            self.reporter.note("all trials are being trained by other processes, which will tell the result")
+            return None
         return self.summary()
 
     def _take_up_the_killed(self) -> None:
+        """Trials that nobody trains any more: their folder is not held, or they never got as far as one."""
         for frozen in self.study.get_trials(deepcopy=False, states=(_State.RUNNING,)):
-            process = frozen.user_attrs.get("process")
-            started = frozen.datetime_start or datetime.now()
-            if _is_dead(process) if process else datetime.now() - started > timedelta(minutes=1):
+            key, started = frozen.user_attrs.get("key"), frozen.datetime_start or datetime.now()
+            try:
+                with hold(self.out / "trials" / key, "training") if key else nullcontext():
+                    dead = key is not None or datetime.now() - started > timedelta(minutes=1)
+            except Busy:
+                dead = False
+            if dead:
                 self._give_back(frozen.number, frozen.params)
 
     def _give_back(self, number: int, params: dict[str, Any]) -> None:
@@ -183,8 +210,7 @@ class Search:
         """A schedule table within the budget: k_max is lowered until it fits."""
         c, epochs = self.settings, self.recipe.train.epochs
         shape = trial.suggest_categorical("shape", list(c.shapes))
-        dearest = min(c.k_cap, math.floor((c.budget + 1e-9 - self.price.base) / self.price.per_step))
-        k_min, rise = trial.suggest_int("k_min", 1, dearest), trial.suggest_int("rise", 0, c.k_cap - 1)
+        k_min, rise = trial.suggest_int("k_min", 1, self.dearest), trial.suggest_int("rise", 0, c.k_cap - 1)
         tau = trial.suggest_float("tau", 1.0, 4.0, step=0.25) * self.recipe.ball.eps
         if shape == "exponential":
             eta = trial.suggest_categorical("eta", ETAS)
@@ -196,8 +222,8 @@ class Search:
             else:
                 table = {"name": shape, "k_min": k_min, "k_max": k_max, "tau": tau} | ({"eta": eta} if shape == "exponential" else {})
             if self.price(self._with(table).schedule, epochs) <= c.budget + 1e-9:
-                break
-        return table
+                return table
+        raise InputError(f"K = {k_min} all the time is above the budget of {c.budget:.2f} gradient evaluations per image and epoch")
 
     def _with(self, table: dict[str, Any]) -> Recipe:
         tables = {**self.recipe.tables, "schedule": table}
@@ -217,8 +243,9 @@ class Search:
                 for name, value in (("schedule", table), ("key", key), ("cost", self.price(recipe.schedule, epochs))):
                     trial.set_user_attr(name, value)
                 if (folder / "result.json").is_file():
-                    return self._adopt(trial, json.loads((folder / "result.json").read_text()))
+                    return self._adopt(trial, folder)
                 self._train(trial, recipe, folder)
+                self.broken = 0
         except Busy:
             self.study.tell(trial, state=_State.FAIL)
             return False
@@ -226,14 +253,26 @@ class Search:
             self._give_back(trial.number, trial.params)
             text = f"interrupted in trial {trial.number}; the same command goes on with the study in {self.out}"
             raise Interrupted(text, interrupted.exit_code - 128) from None
+        except InputError:
+            raise
+        except AmataError as error:  # such as a loss that is not finite: this schedule's end, not the search's
+            self._finish(trial, folder, "FAIL", 0.0, None, None)
+            self.reporter.note(f"trial {trial.number} broke off: {error}")
+            self.broken += 1
+            if self.broken >= BROKEN:
+                raise AmataError(f"{BROKEN} schedules in a row broke off, the last one so: {error}") from None
+            return False
         return True
 
-    def _adopt(self, trial: optuna.Trial, result: dict[str, Any]) -> bool:
+    def _adopt(self, trial: optuna.Trial, folder: Path) -> bool:
         """A schedule that is trained already: news only if its process was killed before it could tell the study."""
+        result = json.loads((folder / "result.json").read_text())
         owner = self.study.get_trials(deepcopy=False)[result["trial"]]
-        if owner.state in (_State.COMPLETE, _State.PRUNED):
+        if result["state"] == "FAIL" or owner.state in (_State.COMPLETE, _State.PRUNED):
             self.study.tell(trial, state=_State.FAIL)
             return False
+        result["trial"] = trial.number
+        write_json(folder / "result.json", result)
         self._tell(trial, result)
         return True
 
@@ -273,6 +312,8 @@ class Search:
         result = {"trial": trial.number, "state": state, "accuracy": accuracy, "value": value, "grad_evals": grad_evals}
         write_json(folder / "result.json", result)  # before the study is told: after a kill in between it can still be told
         self._tell(trial, result)
+        if state == "FAIL":
+            return
         score = f"C {value:.4f}, " if self.settings.objective == "criterion" and value is not None else ""
         self.reporter.note(f"trial {trial.number} {state.lower()}: {score}held-out {self.attack} {accuracy:.1%}")
 
@@ -289,7 +330,7 @@ class Search:
             raise InputError(f"the study in {self.out} has no finished trial; raise --trials")
         sign = 1 if self.direction == "maximize" else -1
         best = max(done, key=lambda t: (sign * t["value"], -t["cost"]))
-        front = [t for t in done if not any(o["cost"] <= t["cost"] and o["accuracy"] > t["accuracy"] for o in done if o is not t)]
+        front = [t for t in done if not any(_beats(o, t) for o in done)]
         for t in trials:
             t["front"] = t in front
         recipe = self._with(best["schedule"])
@@ -350,28 +391,6 @@ def _process() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def _is_dead(process: str) -> bool:
-    """Whether a process of this machine is no more; of another machine's nothing is known."""
-    host, _, pid = process.rpartition(":")
-    if host != socket.gethostname():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return _is_zombie(pid)
-
-
-def _is_zombie(pid: str) -> bool:
-    """A killed child that nobody has waited for still has a process id."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return False
-
-
 def _row(trial: Any) -> dict[str, Any]:
     attrs = trial.user_attrs
     return {
@@ -385,6 +404,12 @@ def _row(trial: Any) -> dict[str, Any]:
         "key": attrs["key"],
         "epochs_trained": len(trial.intermediate_values),
     }
+
+
+def _beats(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether a trial is at least as good as another in cost and accuracy, and better in one of them."""
+    at_least = one["cost"] <= other["cost"] and one["accuracy"] >= other["accuracy"]
+    return at_least and (one["cost"], one["accuracy"]) != (other["cost"], other["accuracy"])
 
 
 def _describe(table: dict[str, Any]) -> str:

@@ -134,7 +134,8 @@ class Trainer:
         at.grad_evals = self.net.grad_evals = at.grad_evals + net.grad_evals
         at.first_layer_evals = self.net.first_layer_evals = at.first_layer_evals + net.first_layer_evals
         at.probe_evals += net.grad_evals
-        images = self.batches.count if self.batches.count is not None else len(self.batches) * len(batches[0].x)
+        # A stream's images are counted as they come; before the first epoch its batches are taken to be alike.
+        images = self.batches.count or (at.images / at.epoch if at.epoch else len(self.batches) * len(batches[0].x))
         account = Account(at.epoch, self.recipe.train.epochs, at.grad_evals / images, net.grad_evals / images)
         curves = [[Response(Control(int(k), alpha), value, cost) for k, alpha, value, cost in past] for past in at.curves]
         choice = schedule.choose(curves, account)
