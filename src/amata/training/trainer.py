@@ -72,7 +72,8 @@ class Trainer:
         self.average = WeightAverage(self.model, recipe.optim.ema) if recipe.optim.ema else None
         self.optimizer = make_optimizer(self.model, recipe.optim)
         if device.type == "cuda":
-            torch.use_deterministic_algorithms(recipe.train.deterministic, warn_only=True)
+            if recipe.train.deterministic:
+                torch.use_deterministic_algorithms(True, warn_only=True)
             torch.backends.cudnn.benchmark = not recipe.train.deterministic
         self.net = make_net(
             self.model,
