@@ -241,7 +241,7 @@ def test_the_toys_flow_is_the_gradient_at_the_end_of_the_inner_loop(theta: float
 
 def test_the_toys_constant_is_constant_and_bad_toys_are_refused() -> None:
     toy = Toy(theta0=10.0, tau=102.0, horizon=1.0, parts=20)
-    along = toy._steps_along(toy.follow(lambda _, __: toy.constant()))
+    along = toy.steps_of(run(toy.problem(), toy.follow(lambda _, __: toy.constant())))
     assert along.tolist() == pytest.approx([toy.constant()] * 20)
     for arguments, message in (({"theta0": 1e200, "tau": 1e300}, "out of reach"), ({"horizon": 100.0}, "raise --parts to 334")):
         with pytest.raises(InputError, match=message):

@@ -11,20 +11,10 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
 
 
-def test_the_table_is_what_the_results_say() -> None:
-    subprocess.run([sys.executable, "tools/readme.py", "--check"], cwd=ROOT, check=True)
-
-
-def test_the_table_of_methods_is_what_the_results_say() -> None:
-    subprocess.run([sys.executable, "tools/methods.py", "--check"], cwd=ROOT, check=True)
-
-
-def test_the_control_page_is_what_the_results_say() -> None:
-    subprocess.run([sys.executable, "tools/control.py", "--check"], cwd=ROOT, check=True)
-
-
-def test_the_engine_page_is_what_the_results_say() -> None:
-    subprocess.run([sys.executable, "tools/engine.py", "--check"], cwd=ROOT, check=True)
+@pytest.mark.parametrize("tool", ["readme", "methods", "control", "engine"])
+def test_a_pages_tables_are_what_the_results_say(tool: str) -> None:
+    checked = subprocess.run([sys.executable, f"tools/{tool}.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
 
 
 def test_pictures_and_links_lead_somewhere() -> None:
@@ -47,7 +37,8 @@ CONTROL = (ROOT / "docs" / "control.md").read_text()
 
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", TEXT + CONTROL, re.S))
 def test_its_python_runs(code: str) -> None:
-    subprocess.run([sys.executable, "-c", f"import amata\n{code}"], cwd=ROOT, check=True, capture_output=True)
+    ran = subprocess.run([sys.executable, "-c", f"import amata\n{code}"], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_it_is_short() -> None:

@@ -16,7 +16,8 @@ import pytest
 from amata import recipes
 from amata.errors import InputError
 from amata.studies.criterion import robust_attack
-from amata.studies.search import Search, SearchSettings, StepPrice
+from amata.studies.price import StepPrice
+from amata.studies.search import Search, SearchSettings, schedule_key
 from amata.training import Reporter
 from amata.training.experiment import load_data
 from amata.training.lock import hold
@@ -224,12 +225,7 @@ def test_what_another_process_trains_is_left_to_it(amata: Amata, tmp_path: Path)
     settings = SearchSettings(budget=0.9 * 4, k_cap=3, shapes=("linear", "piecewise"), trials=1)
     search = Search(recipe, settings, tmp_path, Reporter())
     trial = search.study.ask()
-    table = search._suggest(trial)
-    epochs = recipe.train.epochs
-    schedule = search._with(table).schedule
-    import hashlib
-
-    key = hashlib.sha256(repr([schedule(t, epochs) for t in range(epochs)]).encode()).hexdigest()[:12]
+    key = schedule_key(search._with(search._suggest(trial)))
     (tmp_path / "trials" / key).mkdir()
     trial.set_user_attr("key", key)
     with hold(tmp_path / "trials" / key, "training"):

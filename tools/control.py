@@ -12,6 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from page import rewrite
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "control"
 PAGE = ROOT / "docs" / "control.md"
@@ -54,7 +56,7 @@ def measure() -> None:
             work = Path(folder) / "search"
             amata(
                 "search", "mnist5k-amata", "--set", "data.valid=500", "--set", "train.tensorboard=false",
-                "--budget", "0.6", "--trials", "24", "--out", work,
+                "--budget", "0.6", "--trials", "20", "--out", work,
             )  # fmt: skip
             (RESULTS / "search").mkdir(parents=True)
             for file in ("search.json", "best.toml", "pareto.svg", "pareto.png"):
@@ -172,20 +174,10 @@ PARTS = {
 }  # fmt: skip
 
 
-def updated(page: str) -> str:
-    for name, write in PARTS.items():
-        head, tail = page.split(f"<!-- {name} -->\n", 1)
-        page = f"{head}<!-- {name} -->\n{write()}\n<!-- end -->{tail.split('<!-- end -->', 1)[1]}"
-    return page
-
-
 def main() -> None:
     if "--measure" in sys.argv:
         measure()
-    new = updated(PAGE.read_text())
-    if "--check" in sys.argv:
-        sys.exit(new != PAGE.read_text() and "error: docs/control.md is not what results/ say; run python tools/control.py")
-    PAGE.write_text(new)
+    rewrite(PAGE, PARTS, "control")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Rewrites the tables of docs/engine.md from results/bench/: python tools/engine.py (--check only compares them)."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
+
+from page import rewrite
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "bench" / "h200"
@@ -47,18 +48,8 @@ def training_table() -> str:
 PARTS = {"speed": speed_table, "training": training_table}
 
 
-def updated(page: str) -> str:
-    for name, write in PARTS.items():
-        head, tail = page.split(f"<!-- {name} -->\n", 1)
-        page = f"{head}<!-- {name} -->\n{write()}\n<!-- end -->{tail.split('<!-- end -->', 1)[1]}"
-    return page
-
-
 def main() -> None:
-    new = updated(PAGE.read_text())
-    if "--check" in sys.argv:
-        sys.exit(new != PAGE.read_text() and "error: docs/engine.md is not what results/ say; run python tools/engine.py")
-    PAGE.write_text(new)
+    rewrite(PAGE, PARTS, "engine")
 
 
 if __name__ == "__main__":

@@ -71,7 +71,8 @@ def search(
     from amata import recipes
     from amata.console import ConsoleReporter, err, search_table
     from amata.report.figures import search_figure
-    from amata.studies.search import Search, SearchSettings, StepPrice, reference_cost
+    from amata.studies.price import StepPrice, reference_cost
+    from amata.studies.search import Search, SearchSettings
     from amata.training.experiment import load_data
 
     loaded = recipes.load(recipe, set_)
@@ -91,7 +92,7 @@ def search(
     )
     _make(out)
     with ConsoleReporter() as reporter:
-        result = Search(loaded, settings, out, reporter).run()
+        result = Search(loaded, settings, out, reporter, splits).run()
     if result is None:
         return
     result["reference_cost"] = reference

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from torch import nn
 
 from amata.batch import Batch
-from amata.control.hamiltonian import Measured, Probe, RunningCost, StepCost, hamiltonian
+from amata.control.hamiltonian import Probe, RunningCost, StepCost, hamiltonian
 from amata.engine import ProbeNet
 from amata.errors import InputError, missing
 from amata.methods import Memory, Method
@@ -204,6 +204,3 @@ def strategy(epochs: Sequence[Criterion]) -> StrategyCriterion:
     """The criterion of a strategy from those of its epochs, which share their probe batches: the batches are what was sampled."""
     per_batch = [sum(values) / len(epochs) for values in zip(*(e.per_batch for e in epochs), strict=True)]
     return StrategyCriterion(sum(per_batch) / len(per_batch), standard_error(per_batch), sum(e.of_means for e in epochs) / len(epochs))
-
-
-__all__ = ["Control", "ControlSpace", "Criterion", "Measured", "StrategyCriterion", "Tried", "criterion", "maximise", "strategy"]

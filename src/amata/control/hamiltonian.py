@@ -11,7 +11,6 @@ A_u is whatever the method's own step does under u: the gradient is the one its 
 """
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -131,7 +130,3 @@ def hamiltonian(measured: Measured, cost: RunningCost) -> float:
 def _synchronize(x: Tensor) -> None:
     if x.is_cuda:
         torch.cuda.synchronize(x.device)
-
-
-Measure = Callable[[Control], Measured]
-Controls = Sequence[Control]

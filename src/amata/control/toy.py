@@ -21,17 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amata.control.pmp import ControlProblem, Course, criterion, solve
+from amata.control.pmp import ControlProblem, Course, criterion, run, solve
 from amata.errors import InputError
 from amata.quantity import number, positive, whole
 
 LEAST = 0.05
 """The least share of the longest stable step that is considered."""
-
-
-def loss(theta: Tensor | float, x: Tensor) -> Tensor:
-    """l(theta, x)."""
-    return torch.as_tensor(theta**2 / 2 - (x - theta) ** 2 / (theta**2 + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +39,10 @@ class Toy:
     parts: int = 100
 
     def __post_init__(self) -> None:
-        (
-            number(self.theta0, "theta0"),
-            positive(self.tau, "tau"),
-            positive(self.horizon, "horizon"),
-            positive(self.gamma, "gamma"),
-            whole(self.parts, "parts", 2),
-        )
+        number(self.theta0, "theta0")
+        for name in ("tau", "horizon", "gamma"):
+            positive(getattr(self, name), name)
+        whole(self.parts, "parts", 2)
         if abs(self.theta0) > 1000:
             raise InputError(f"theta0 = {self.theta0:g} is out of reach; choose one between -1000 and 1000")
         if self.horizon > 0.3 * self.parts:
@@ -105,8 +97,7 @@ class Toy:
             h = problem.flow(rows, candidates)[:, 0] ** 2 - problem.running(rows, candidates)
             return float(self.steps(theta, candidates[h.argmax()]))
 
-        course = self.follow(best)
-        return self._steps_along(course)
+        return self.steps_of(run(problem, self.follow(best)))
 
     def linear(self) -> Callable[[float], float]:
         """Of the straight lines K(t) that keep the inner loop stable all the time, the one with the fewest steps in all."""
@@ -122,12 +113,9 @@ class Toy:
         """The least constant K that keeps the inner loop stable all the time."""
         return float(self.closed_form(torch.tensor(self.horizon, dtype=torch.float64)))
 
-    def _steps_along(self, beta: Tensor) -> Tensor:
-        problem, theta, found = self.problem(), torch.tensor([[self.theta0]], dtype=torch.float64), []
-        for part in range(self.parts):
-            found.append(self.steps(theta[:, 0], beta[part : part + 1]))
-            theta, _ = problem.advance(theta, beta[part : part + 1])
-        return torch.cat(found)
+    def steps_of(self, course: Course) -> Tensor:
+        """K(t) of a course."""
+        return self.steps(course.theta[:-1, 0], course.u)
 
     def solve(self) -> Course:
         """By successive approximations, from half the longest stable step."""
@@ -150,7 +138,7 @@ class Toy:
             "gamma": self.gamma,
             "t": t.tolist(),
             "k_closed_form": self.closed_form(t).tolist(),
-            "k_msa": self.steps(course.theta[:-1, 0], course.u).tolist(),
+            "k_msa": self.steps_of(course).tolist(),
             "k_greedy": self.greedy().tolist(),
             "k_constant": [level] * self.parts,
             "k_linear": [line(at) for at in t.tolist()],

@@ -22,7 +22,7 @@ from amata.schedules import Control
 from amata.training import Reporter, RunFolder
 from amata.training.device import resolve_device
 from amata.training.experiment import build_model, load_data, resume, train
-from amata.training.files import load_tensors, write_json
+from amata.training.files import load_tensors, under, write_json
 from amata.training.fit import training_batches
 
 
@@ -123,8 +123,7 @@ def _measure(
         space = ControlSpace.of(recipe.ball, k_max)
         for epoch in range(len(epochs), len(controls)):
             state = load_tensors(run.epoch_file(epoch))
-            parts = {room: {k.removeprefix(room): v for k, v in state.items() if k.startswith(room)} for room in ("model/", "memory/")}
-            model.load_state_dict(parts["model/"])
+            model.load_state_dict(under(state, "model/"))
             loss = smooth_ce(recipe.optim.label_smoothing)
             found = criterion(
                 model,
@@ -135,7 +134,7 @@ def _measure(
                 space=space,
                 cost=COSTS[settings.cost](settings.gamma),
                 z=Control(*settings.z) if settings.z else None,
-                memory={k: v.to(device) for k, v in parts["memory/"].items()},
+                memory={k: v.to(device) for k, v in under(state, "memory/").items()},
                 search=settings.search,  # type: ignore[arg-type]
                 alphas=settings.alphas,
                 seed=settings.seed,

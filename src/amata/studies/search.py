@@ -15,19 +15,15 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from amata import recipes
-from amata.batch import Batch
 from amata.data import Splits
-from amata.engine import ProbeNet
 from amata.errors import AmataError, InputError, missing, unknown
 from amata.evaluation import parse_attack
 from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
-from amata.schedules import Control, Schedule
-from amata.seeds import derive, generator
+from amata.seeds import derive
 from amata.studies.criterion import CriterionSettings, measure_strategies
+from amata.studies.price import StepPrice
 from amata.training import Reporter, RunFolder, fit
 from amata.training.device import resolve_device
 from amata.training.experiment import build_model, load_data
@@ -76,43 +72,15 @@ class SearchSettings:
                 raise unknown("shape", shape, SHAPES)
 
 
-@dataclass(frozen=True)
-class StepPrice:
-    """What a method costs per image: base + per_step * K gradient evaluations, measured on two images."""
-
-    base: float
-    per_step: float
-
-    @classmethod
-    def of(cls, recipe: Recipe, splits: Splits) -> "StepPrice":
-        images = splits.train
-        positions = torch.arange(2)
-        x, y = next(iter(images.read([positions], torch.device("cpu"), None)))
-        batch = Batch(x, y, images.ids[positions], int(images.ids.max()) + 1, 0, None)
-        net = ProbeNet(build_model(recipe, images), first_layer=recipe.model.first_layer)
-        costs = []
-        for steps in (1, 2):
-            before = net.grad_evals
-            recipe.method.step(net, batch, Control(steps, recipe.ball.eps / steps), generator(0, "price"), {})
-            costs.append((net.grad_evals - before) / 2)
-        if costs[1] <= costs[0]:
-            raise InputError(f"method {recipe.tables['method']['name']} costs no more for more steps; there is no schedule to search for")
-        return cls(2 * costs[0] - costs[1], costs[1] - costs[0])
-
-    def __call__(self, schedule: Schedule, epochs: int) -> float:
-        """Gradient evaluations per image and epoch under a schedule."""
-        return self.base + self.per_step * sum(schedule(t, epochs).steps for t in range(epochs)) / epochs
-
-
 class Search:
     """One study in a folder: study.db, trials/, search.json, best.toml."""
 
-    def __init__(self, recipe: Recipe, settings: SearchSettings, out: Path, reporter: Reporter) -> None:
+    def __init__(self, recipe: Recipe, settings: SearchSettings, out: Path, reporter: Reporter, splits: Splits | None = None) -> None:
         if recipe.data.valid == 0:
             raise InputError("the search chooses by held-out accuracy, and this recipe holds nothing out; --set data.valid=500")
         self.recipe, self.settings, self.out, self.reporter, self.broken = recipe, settings, out, reporter, 0
         self.attack = parse_attack(recipe.train.valid_attack).name
-        self.splits = load_data(recipe)
+        self.splits = splits or load_data(recipe)
         self.price = StepPrice.of(recipe, self.splits)
         cheapest = self.price.base + self.price.per_step
         if settings.budget < cheapest:
@@ -226,21 +194,18 @@ class Search:
         raise InputError(f"K = {k_min} all the time is above the budget of {c.budget:.2f} gradient evaluations per image and epoch")
 
     def _with(self, table: dict[str, Any]) -> Recipe:
-        tables = {**self.recipe.tables, "schedule": table}
-        parsed = recipes.parse(tables, f"{self.recipe.name}-searched")
-        return replace(parsed, name=self.recipe.name)
+        return recipes.parse({**self.recipe.tables, "schedule": table}, self.recipe.name)
 
     def _try(self, trial: optuna.Trial) -> bool:
         """Train what the trial proposes; False where that was tried before, or is being tried elsewhere."""
         table = self._suggest(trial)
         recipe = self._with(table)
-        epochs = recipe.train.epochs
-        key = hashlib.sha256(repr([recipe.schedule(t, epochs) for t in range(epochs)]).encode()).hexdigest()[:12]
+        key = schedule_key(recipe)
         folder = self.out / "trials" / key
         folder.mkdir(exist_ok=True)
         try:
             with hold(folder, "training"):
-                for name, value in (("schedule", table), ("key", key), ("cost", self.price(recipe.schedule, epochs))):
+                for name, value in (("schedule", table), ("key", key), ("cost", self.price(recipe.schedule, recipe.train.epochs))):
                     trial.set_user_attr(name, value)
                 if (folder / "result.json").is_file():
                     return self._adopt(trial, folder)
@@ -277,7 +242,7 @@ class Search:
         return True
 
     def _train(self, trial: optuna.Trial, recipe: Recipe, folder: Path) -> None:
-        watcher = _Watcher(trial, self.attack, self.reporter, self.settings)
+        watcher = _Watcher(trial, self.attack, self.reporter)
         path = folder / "run"
         recipe = recipe if self.settings.objective == "robust" else self._keeping_epochs(recipe)
         if (path / "recipe.toml").is_file():
@@ -354,8 +319,8 @@ class Search:
 class _Watcher(Reporter):
     """Passes a trial's epochs on to the study, which may end it, and its life signs to the real reporter."""
 
-    def __init__(self, trial: optuna.Trial, attack: str, reporter: Reporter, settings: SearchSettings) -> None:
-        self.trial, self.attack, self.inner, self.settings = trial, attack, reporter, settings
+    def __init__(self, trial: optuna.Trial, attack: str, reporter: Reporter) -> None:
+        self.trial, self.attack, self.inner = trial, attack, reporter
         self.seen: list[float] = []
         self.batch = reporter.batch  # type: ignore[method-assign]
         self.evaluating = reporter.evaluating  # type: ignore[method-assign]
@@ -375,12 +340,10 @@ class _Watcher(Reporter):
             raise optuna.TrialPruned
 
 
-def reference_cost(recipe: Recipe, price: StepPrice, steps: int | None) -> tuple[float, int]:
-    """What PGD-K costs per image and epoch; K is where the recipe's schedule ends unless given."""
-    if steps is None:
-        schedule, epochs = recipe.schedule, recipe.train.epochs
-        steps = getattr(schedule, "k_max", None) or max(schedule(t, epochs).steps for t in range(epochs))
-    return price.base + price.per_step * steps, steps
+def schedule_key(recipe: Recipe) -> str:
+    """A name for what a schedule does, however it is written: two that give the same controls are one."""
+    epochs = recipe.train.epochs
+    return hashlib.sha256(repr([recipe.schedule(t, epochs) for t in range(epochs)]).encode()).hexdigest()[:12]
 
 
 def _counts(trial: Any) -> bool:

@@ -73,3 +73,8 @@ def describe_weights(path: Path) -> dict[str, Any]:
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
     return load_file(path)
+
+
+def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with the prefix, by the rest of their names."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

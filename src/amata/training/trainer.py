@@ -20,6 +20,7 @@ from amata.methods import Memory
 from amata.recipes import Recipe
 from amata.schedules import Account, ClosedLoop, Control, Response
 from amata.seeds import derive, generator
+from amata.training.files import under
 from amata.training.optim import learning_rate, make_optimizer
 
 CHECK_EVERY = 50
@@ -245,23 +246,19 @@ class Trainer:
 
     def restore(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         """Become what `state` described."""
-        self.model.load_state_dict(_under(tensors, "model/"))
+        self.model.load_state_dict(under(tensors, "model/"))
         if self.average:
-            self.average.model.load_state_dict(_under(tensors, "average/"))
+            self.average.model.load_state_dict(under(tensors, "average/"))
             self.average.steps = record["average_steps"]
         state: dict[int, dict[str, Tensor]] = {}
-        for name, value in _under(tensors, "optim/").items():
+        for name, value in under(tensors, "optim/").items():
             index, _, key = name.partition("/")
             state.setdefault(int(index), {})[key] = value
         self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
         for p, entries in self.optimizer.state.items():  # laid out in memory as the weights are, which fused optimisers rely on
             entries |= {k: torch.empty_like(p).copy_(v) for k, v in entries.items() if isinstance(v, Tensor) and v.shape == p.shape}
-        self.memory = _under(tensors, "memory/")  # on the CPU, or where it was: each method knows where it wants its own
+        self.memory = under(tensors, "memory/")  # on the CPU, or where it was: each method knows where it wants its own
         self.loss_sum = tensors["loss_sum"].to(self.device)
         self.at = Position(**{k: record[k] for k in asdict(self.at) if k in record})
         self.net.grad_evals, self.net.first_layer_evals = self.at.grad_evals, self.at.first_layer_evals
         self.net.weights_changed()
-
-
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
