@@ -156,7 +156,9 @@ def bench_figure(result: dict[str, Any], path: Path) -> None:
             colours = [ORANGE if r["variant"] == "fast" else GREY for r in rows]
             bars = ax.barh([r["variant"] for r in rows], [r["seconds_per_epoch"] for r in rows], color=colours)
             labels = [
-                f"{r['seconds_per_epoch']:.3g} s" + (f", {r['ratio_to_reference']:.1f}x" if r["ratio_to_reference"] else "") for r in rows
+                f"{r['seconds_per_epoch']:,.{1 if r['seconds_per_epoch'] < 100 else 0}f} s"
+                + (f", {r['ratio_to_reference']:.1f}x" if r["ratio_to_reference"] else "")
+                for r in rows
             ]
             ax.bar_label(bars, labels, padding=3, fontsize=8)
             ax.set(title=f"{case[0]}\nbatch {case[1]}, K = {case[2]}", xlabel="seconds per epoch")
