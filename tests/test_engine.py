@@ -9,7 +9,7 @@ from torch import nn
 
 from amata.batch import Batch
 from amata.engine import FastNet, PlainNet, make_net
-from amata.engine.attacked import AttackedNet, folded_pairs
+from amata.engine.attacked import AttackedNet, folds_of
 from amata.losses import ce
 from amata.methods import Memory
 from amata.models import build
@@ -80,9 +80,9 @@ def test_a_fast_step_is_the_plain_step(name: str, mode: str, device: str) -> Non
         assert torch.allclose(memory[key].double(), value.double(), atol=1e-8), key
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("shaped", [False, True])
 @pytest.mark.parametrize("name", ["preactresnet18", "resnet18", "wrn-34-10", "lenet"])
-def test_a_folded_copy_gives_the_same_logits_and_input_gradients(name: str, padded: bool) -> None:
+def test_a_folded_copy_gives_the_same_logits_and_input_gradients(name: str, shaped: bool) -> None:
     args = {"stem": "small"} if name == "resnet18" else {"depth": 10, "widen": 1} if name == "wrn-34-10" else {}
     side, channels = (28, 1) if name == "lenet" else (32, 3)
     model = build(name, in_channels=channels, classes=10, args=args, seed=1).double()
@@ -91,7 +91,7 @@ def test_a_folded_copy_gives_the_same_logits_and_input_gradients(name: str, padd
             generator_ = torch.Generator().manual_seed(3)
             module.running_mean = 0.1 * torch.randn(module.num_features, generator=generator_).double()
             module.running_var = 0.5 + torch.rand(module.num_features, generator=generator_).double()
-    attacked = AttackedNet(model, train_mode=False, dtype=torch.float64, padded=padded)
+    attacked = AttackedNet(model, train_mode=False, dtype=torch.float64, shaped=shaped)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.01)
@@ -104,7 +104,7 @@ def test_a_folded_copy_gives_the_same_logits_and_input_gradients(name: str, padd
     assert torch.allclose(model(x), attacked.model(x), atol=1e-9)
     assert torch.allclose(gradients[0], gradients[1], atol=1e-9)
     expected = {"preactresnet18": 8, "resnet18": 20, "wrn-34-10": 3, "lenet": 0}[name]
-    assert len(folded_pairs(model)) == expected
+    assert len(folds_of(model)) == expected
     assert sum(isinstance(m, nn.BatchNorm2d) for m in attacked.model.modules()) == {"preactresnet18": 9, "wrn-34-10": 4}.get(name, 0)
 
 

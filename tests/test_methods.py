@@ -441,9 +441,9 @@ def test_fasts_starts(init: Any) -> None:
     seen: list[Tensor] = []
 
     class Watch(PlainNet):
-        def ascent(self, region: Region, x: Tensor, y: Tensor, step_size: float, **options: Any) -> Tensor:
+        def ascent(self, region: Region, x: Tensor, y: Tensor, steps: int, step_size: float, **options: Any) -> Tensor:
             seen.append(x.clone())
-            return super().ascent(region, x, y, step_size, **options)
+            return super().ascent(region, x, y, steps, step_size, **options)
 
     model = small_net()
     net, memory = Watch(model, sgd(model)), Memory()

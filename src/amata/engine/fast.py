@@ -47,8 +47,9 @@ class FastNet(PlainNet):
         self.layout = torch.channels_last if (_suits_channels_last(model) if channels_last is None else channels_last) else None
         if self.graphed and self.layout:
             model.to(memory_format=self.layout)  # type: ignore[call-overload]
-        padded = self.graphed and precision == "bf16" and self.layout is not None
-        self.attacked = AttackedNet(model, train_mode=self.attack_mode == "train", dtype=dtype, padded=padded)
+        # Uncompiled, windows and zeros would cost more than they save.
+        shaped = self.graphed and self.compiled and precision == "bf16"
+        self.attacked = AttackedNet(model, train_mode=self.attack_mode == "train", dtype=dtype, shaped=shaped)
         if self.graphed:
             if self.layout and self.average is not None:
                 self.average.model.to(memory_format=self.layout)  # type: ignore[call-overload]
@@ -68,7 +69,7 @@ class FastNet(PlainNet):
         parts = [f"fast engine, {self.precision}"]
         parts += ["torch.compile"] if self.compiled else []
         parts += ["CUDA graphs", *(["channels_last"] if self.layout else [])] if self.graphed else ["eager (no CUDA device)"]
-        parts += [f"{len(self.attacked.pairs)} BatchNorms folded in attacks"] if self.attacked.pairs else []
+        parts += [f"{len(self.attacked.folds)} BatchNorms folded in attacks"] if self.attacked.folds else []
         return ", ".join(parts)
 
     def apply(self) -> None:
@@ -126,19 +127,24 @@ class FastNet(PlainNet):
 
         return work
 
-    def _ascent(self, region: Region, x: Tensor, y: Tensor, step_size: float, loss: Loss) -> Tensor:
+    def _ascent(self, region: Region, x: Tensor, y: Tensor, steps: int, step_size: float, loss: Loss) -> Tensor:
+        if steps == 0:
+            return x
         self._freshen()
         key = ("ascent", loss, type(region))
         if not self.graphed or not self._is_usual(key, x):
-            g, _ = self._attack(loss, False)(x, y)
-            return region.project(region.ascend(x, g, step_size))
+            attack = self._attack(loss, False)
+            for _ in range(steps):
+                x = _move(region, x, attack(x, y)[0], step_size)
+            return x
         if self.step_size != step_size:
             self.alpha.fill_(step_size)
             self.step_size = step_size
         if key not in self.ascents:
             with self._making():
-                self.ascents[key] = AscentGraph(self._attack(loss, True), region, x, y, self.alpha, self._attack_state(), self.pool)
-        return self.ascents[key](region, x, y)
+                move = self._compiled(("move", type(region)), _move)
+                self.ascents[key] = AscentGraph(self._attack(loss, True), move, region, x, y, self.alpha, self._attack_state(), self.pool)
+        return self.ascents[key](region, x, y, steps)
 
     def _backward(
         self, inputs: tuple[Tensor, ...], y: Tensor, loss: Callable[..., Tensor], scale: float, wrt_input: bool
@@ -240,12 +246,21 @@ def _suits_channels_last(model: nn.Module) -> bool:
     return all(c.out_channels % 8 == 0 for c in convs)
 
 
+def _move(region: Region, x: Tensor, g: Tensor, alpha: float | Tensor) -> Tensor:
+    return region.project(region.ascend(x, g, alpha))
+
+
+STRIDE = 5
+"""Ascent steps that are recorded together: between one replay and the next a GPU waits a little."""
+
+
 class AscentGraph:
-    """One ascent step on an image that stays in its place, within a feasible set that is copied in once per batch."""
+    """Ascent steps on images that stay in their place, within a feasible set that is copied in once per batch."""
 
     def __init__(
         self,
         attack: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        move: Callable[..., Tensor],
         region: Any,
         x: Tensor,
         y: Tensor,
@@ -255,19 +270,27 @@ class AscentGraph:
     ) -> None:
         self.names = [f.name for f in fields(region) if isinstance(getattr(region, f.name), Tensor)]
         self.fixed = replace(region, **{name: getattr(region, name).clone() for name in self.names})
-        self.current: Any = None
 
         def step(x: Tensor, y: Tensor) -> Tensor:
             g, _ = attack(x, y)
-            return x.copy_(self.fixed.project(self.fixed.ascend(x, g, alpha)))
+            return x.copy_(move(self.fixed, x, g, alpha))
 
-        self.graph = Graph(step, (x, y), touches=touches, pool=pool)
+        def stride(x: Tensor, y: Tensor) -> Tensor:
+            for _ in range(STRIDE):
+                step(x, y)
+            return x
 
-    def __call__(self, region: Any, x: Tensor, y: Tensor) -> Tensor:
-        own_y = self.graph.inputs[1]
-        if region is not self.current:  # a new batch
-            for name in self.names:
-                getattr(self.fixed, name).copy_(getattr(region, name))
-            own_y.copy_(y)
-            self.current = region
-        return self.graph(x, own_y)
+        self.one = Graph(step, (x, y), touches=touches, pool=pool)
+        self.many = Graph(stride, self.one.inputs, touches=touches, pool=pool, own=True)
+
+    def __call__(self, region: Any, x: Tensor, y: Tensor, steps: int) -> Tensor:
+        for name in self.names:
+            getattr(self.fixed, name).copy_(getattr(region, name))
+        own_x, own_y = self.one.inputs
+        own_x.copy_(x)
+        own_y.copy_(y)
+        for _ in range(steps // STRIDE):
+            self.many.replay()
+        for _ in range(steps % STRIDE):
+            self.one.replay()
+        return own_x

@@ -16,9 +16,12 @@ class Graph:
     then the first rows of the outputs are theirs, and what the others hold means nothing.
     """
 
-    def __init__(self, work: Callable[..., Any], inputs: Sequence[Tensor], *, touches: Sequence[Tensor] = (), pool: Any = None) -> None:
-        """`touches` are tensors that the work changes beside its outputs: warming up must leave no trace in them."""
-        self.inputs = [t.detach().clone(memory_format=torch.preserve_format) for t in inputs]
+    def __init__(
+        self, work: Callable[..., Any], inputs: Sequence[Tensor], *, touches: Sequence[Tensor] = (), pool: Any = None, own: bool = False
+    ) -> None:
+        """`touches` are tensors that the work changes beside its outputs: warming up must leave no trace in them. With `own` the graph
+        works on the very tensors given, not on copies of them."""
+        self.inputs = list(inputs) if own else [t.detach().clone(memory_format=torch.preserve_format) for t in inputs]
         before = [t.detach().clone() for t in touches]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -32,8 +35,8 @@ class Graph:
         with torch.no_grad():
             for t, value in zip(touches, before, strict=True):
                 t.copy_(value)
-            for own, given in zip(self.inputs, inputs, strict=True):
-                own.copy_(given)
+            for mine, given in zip(self.inputs, inputs, strict=True):
+                mine.copy_(given)
 
     def __call__(self, *tensors: Tensor) -> Any:
         for own, given in zip(self.inputs, tensors, strict=True):
@@ -41,3 +44,7 @@ class Graph:
                 (own if len(own) == len(given) else own[: len(given)]).copy_(given)
         self.graph.replay()
         return self.outputs
+
+    def replay(self) -> None:
+        """Once more on what the inputs hold."""
+        self.graph.replay()

@@ -75,9 +75,9 @@ class PlainNet:
         self.grad_evals += len(x)
         return self._input_grad(x, y, self.attack_loss)
 
-    def ascent(self, region: Region, x: Tensor, y: Tensor, step_size: float, *, loss: Loss | None = None) -> Tensor:
-        self.grad_evals += len(x)
-        return self._ascent(region, x, y, step_size, loss or self.attack_loss)
+    def ascent(self, region: Region, x: Tensor, y: Tensor, steps: int, step_size: float, *, loss: Loss | None = None) -> Tensor:
+        self.grad_evals += steps * len(x)
+        return self._ascent(region, x, y, steps, step_size, loss or self.attack_loss)
 
     def backward(
         self,
@@ -135,9 +135,11 @@ class PlainNet:
         (g,) = torch.autograd.grad(loss(z, y).sum(), x)
         return g, z.detach()
 
-    def _ascent(self, region: Region, x: Tensor, y: Tensor, step_size: float, loss: Loss) -> Tensor:
-        g, _ = self._input_grad(x, y, loss)
-        return region.project(region.ascend(x, g, step_size))
+    def _ascent(self, region: Region, x: Tensor, y: Tensor, steps: int, step_size: float, loss: Loss) -> Tensor:
+        for _ in range(steps):
+            g, _ = self._input_grad(x, y, loss)
+            x = region.project(region.ascend(x, g, step_size))
+        return x
 
     def _backward(
         self, inputs: tuple[Tensor, ...], y: Tensor, loss: Callable[..., Tensor], scale: float, wrt_input: bool

@@ -44,8 +44,7 @@ class ATTA:
         fresh = memory["fresh"][ids].to(x.device).view(-1, 1, 1, 1)
         delta = torch.where(fresh, self.noise * torch.randn(x.shape, generator=rng, device=x.device, dtype=x.dtype), delta)
         x_adv = region.project(x + delta)
-        for _ in range(u.steps):  # k = 1 .. K
-            x_adv = net.ascent(region, x_adv, y, u.step_size)
+        x_adv = net.ascent(region, x_adv, y, u.steps, u.step_size)  # k = 1 .. K
         net.backward(x_adv, y, scale=1 / len(x) if self.loss_scale == "reference" else 1.0)
         net.apply()
         self._keep(batch, memory, ids, kept, x_adv - x)

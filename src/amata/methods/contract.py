@@ -31,9 +31,9 @@ class Net(Protocol):
         ...
 
     def ascent(
-        self, region: Region, x: Tensor, y: Tensor, step_size: float, *, loss: Callable[[Tensor, Tensor], Tensor] | None = None
+        self, region: Region, x: Tensor, y: Tensor, steps: int, step_size: float, *, loss: Callable[[Tensor, Tensor], Tensor] | None = None
     ) -> Tensor:
-        """One projected step up the loss: P(x + step_size direction(g)), g = `input_grad(x, y)`, in the feasible set `region`.
+        """Projected steps up the loss: x <- P(x + step_size direction(g)), g = `input_grad(x, y)`, in the feasible set `region`.
 
         What comes back may be overwritten by the next call: go on with it, or copy it.
         """

@@ -30,8 +30,7 @@ class Fast:
         weak = u.steps == 0
         x_adv = self._start(x, region, rng, memory, "fixed" if weak else self.init)
         steps = u.steps if not weak else 1 if self.weak == "fixed" else 0
-        for _ in range(steps):
-            x_adv = net.ascent(region, x_adv, y, u.step_size)  # delta <- clip(delta + alpha sign g)
+        x_adv = net.ascent(region, x_adv, y, steps, u.step_size)  # delta <- clip(delta + alpha sign g)
         if self.init == "previous":
             memory["previous"][: len(x)] = x_adv - x
         net.backward(x_adv, y)

@@ -26,8 +26,8 @@ class PGD:
     def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
         x, y, region = batch.x, batch.y, self.ball.around(batch.x)
         x_adv = region.start(rng) if self.random_start else x  # x^0
-        for _ in range(u.steps):  # k = 1 .. K_t
-            x_adv = net.ascent(region, x_adv, y, u.step_size)  # x^k = P(x^(k-1) + alpha_t sign grad_x l(x^(k-1), y))
+        # k = 1 .. K_t: x^k = P(x^(k-1) + alpha_t sign grad_x l(x^(k-1), y))
+        x_adv = net.ascent(region, x_adv, y, u.steps, u.step_size)
         net.backward(x_adv, y)
         if self.clean_term:
             net.backward(x, y)

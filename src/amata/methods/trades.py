@@ -27,8 +27,7 @@ class TRADES:
         x, y, region = batch.x, batch.y, self.ball.around(batch.x)
         z = net.logits(x)
         x_adv = region.project(x + self.noise * torch.randn(x.shape, generator=rng, device=x.device, dtype=x.dtype))
-        for _ in range(u.steps):  # k = 1 .. K
-            x_adv = net.ascent(region, x_adv, z, u.step_size, loss=kl)
+        x_adv = net.ascent(region, x_adv, z, u.steps, u.step_size, loss=kl)  # k = 1 .. K
         net.backward((x, x_adv), y, loss=self.loss)
         net.apply()
 

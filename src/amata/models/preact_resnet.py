@@ -13,7 +13,7 @@ from amata.models.normalize import Normalize
 
 
 class PreActBlock(nn.Module):
-    folds = (("conv1", "bn2"),)
+    folds = (("conv1", "bn2", "relu2"),)
 
     def __init__(self, width_in: int, width: int, stride: int, shortcut: str) -> None:
         super().__init__()
@@ -21,6 +21,7 @@ class PreActBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(width_in)
         self.conv1 = nn.Conv2d(width_in, width, 3, stride=stride, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
+        self.relu2 = nn.ReLU()
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.shortcut = nn.Conv2d(width_in, width, 1, stride=stride, bias=False) if stride != 1 or width_in != width else None
 
@@ -28,8 +29,7 @@ class PreActBlock(nn.Module):
         out = F.relu(self.bn1(x))
         if self.shortcut is not None:
             x = self.shortcut(out if self.feed_preact else x)
-        out = self.conv1(out)
-        out = self.conv2(F.relu(self.bn2(out)))
+        out = self.conv2(self.relu2(self.bn2(self.conv1(out))))
         return out + x
 
 

@@ -12,46 +12,49 @@ from amata.models.normalize import Normalize
 
 class BasicBlock(nn.Module):
     expansion = 1
-    folds = (("conv1", "bn1"), ("conv2", "bn2"), ("downsample.0", "downsample.1"))
+    folds = (("conv1", "bn1", "relu1"), ("conv2", "bn2"), ("downsample.0", "downsample.1"))
 
     def __init__(self, width_in: int, width: int, stride: int, downsample: nn.Module | None) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(width_in, width, 3, stride=stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
+        self.relu1 = nn.ReLU()
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
         self.downsample = downsample
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.bn1(self.conv1(x)))
+        out = self.relu1(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
         return F.relu(out + (x if self.downsample is None else self.downsample(x)))
 
 
 class Bottleneck(nn.Module):
     expansion = 4
-    folds = (("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"), ("downsample.0", "downsample.1"))
+    folds = (("conv1", "bn1", "relu1"), ("conv2", "bn2", "relu2"), ("conv3", "bn3"), ("downsample.0", "downsample.1"))
 
     def __init__(self, width_in: int, width: int, stride: int, downsample: nn.Module | None) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(width_in, width, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
+        self.relu1 = nn.ReLU()
         self.conv2 = nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
+        self.relu2 = nn.ReLU()
         self.conv3 = nn.Conv2d(width, width * self.expansion, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(width * self.expansion)
         self.downsample = downsample
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.bn1(self.conv1(x)))
-        out = F.relu(self.bn2(self.conv2(out)))
+        out = self.relu1(self.bn1(self.conv1(x)))
+        out = self.relu2(self.bn2(self.conv2(out)))
         out = self.bn3(self.conv3(out))
         return F.relu(out + (x if self.downsample is None else self.downsample(x)))
 
 
 class ResNet(nn.Module):
     first_layer = "conv1"
-    folds = (("conv1", "bn1"),)
+    folds = (("conv1", "bn1", "relu1"),)
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class ResNet(nn.Module):
         kernel, stride = (7, 2) if self.pool_stem else (3, 1)
         self.conv1 = nn.Conv2d(in_channels, 64, kernel, stride=stride, padding=kernel // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
+        self.relu1 = nn.ReLU()
         self.layer1 = _stage(block, 64, 64, depths[0], 1)
         self.layer2 = _stage(block, 64 * block.expansion, 128, depths[1], 2)
         self.layer3 = _stage(block, 128 * block.expansion, 256, depths[2], 2)
@@ -81,7 +85,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.conv1(self.normalize(x))))
+        x = self.relu1(self.bn1(self.conv1(self.normalize(x))))
         if self.pool_stem:
             x = F.max_pool2d(x, 3, stride=2, padding=1)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))

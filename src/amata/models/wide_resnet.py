@@ -13,13 +13,14 @@ from amata.models.normalize import Normalize
 
 
 class WideBlock(nn.Module):
-    folds = (("conv1", "bn2"),)
+    folds = (("conv1", "bn2", "relu2"),)
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(width_in)
         self.conv1 = nn.Conv2d(width_in, width, 3, stride=stride, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
+        self.relu2 = nn.ReLU()
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.shortcut = nn.Conv2d(width_in, width, 1, stride=stride, bias=False) if width_in != width else None
 
@@ -27,7 +28,7 @@ class WideBlock(nn.Module):
         out = F.relu(self.bn1(x))
         if self.shortcut is not None:
             x = self.shortcut(out)
-        out = self.conv2(F.relu(self.bn2(self.conv1(out))))
+        out = self.conv2(self.relu2(self.bn2(self.conv1(out))))
         return out + x
 
 
