@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from amata.seeds import Rows
+
 
 class Frame(NamedTuple):
     """Where augmentation cut each image out of its padded original: the rows and columns taken, mirrored ones running backwards."""
@@ -40,3 +42,16 @@ class Batch(NamedTuple):
     epoch: int = 0
     frame: Frame | None = None
     """How augmentation cut the images out, where it did."""
+    rows: Rows | None = None
+    """Which rows of a larger batch these are, where they are not the whole."""
+
+    def parts(self, count: int) -> "list[Batch]":
+        """The batch in `count` parts of nearly the same size; fewer where it has fewer images."""
+        whole = self.rows or Rows(0, len(self.x), len(self.x))
+        found = []
+        for positions in torch.arange(len(self.x)).tensor_split(min(count, len(self.x))):
+            first, last = int(positions[0]), int(positions[-1]) + 1
+            frame = self.frame and self.frame._replace(rows=self.frame.rows[first:last], columns=self.frame.columns[first:last])
+            rows = Rows(whole.first + first, whole.first + last, whole.total)
+            found.append(self._replace(x=self.x[first:last], y=self.y[first:last], ids=self.ids[first:last], frame=frame, rows=rows))
+        return found

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from amata.quantity import positive
+from amata.seeds import draw
 
 
 class Region(Protocol):
@@ -100,7 +101,7 @@ class LinfRegion:
     high: Tensor
 
     def start(self, rng: torch.Generator) -> Tensor:
-        noise = torch.rand(self.x.shape, generator=rng, device=self.x.device, dtype=self.x.dtype)
+        noise = draw(torch.rand, rng, self.x.shape, self.x.device, self.x.dtype)
         return self.project(self.x + self.ball.eps * (2 * noise - 1))
 
     def ascend(self, x_adv: Tensor, g: Tensor, alpha: float | Tensor) -> Tensor:
@@ -154,8 +155,8 @@ class L2Region:
 
     def start(self, rng: torch.Generator) -> Tensor:
         # Uniform in the ball: a uniform direction times a radius whose d-th power is uniform.
-        direction = torch.randn(self.x.shape, generator=rng, device=self.x.device, dtype=self.x.dtype)
-        u = torch.rand(len(self.x), generator=rng, device=self.x.device, dtype=self.x.dtype)
+        direction = draw(torch.randn, rng, self.x.shape, self.x.device, self.x.dtype)
+        u = draw(torch.rand, rng, self.x.shape[:1], self.x.device, self.x.dtype)
         radius = self.ball.eps * u ** (1 / self.x[0].numel())
         return self.project(self.x + radius.view(-1, *[1] * (self.x.dim() - 1)) * direction / _per_sample_norm(direction))
 

@@ -1,8 +1,8 @@
 """Sets of labelled images, and the loader that turns one into the batches of an epoch."""
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from amata.batch import Batch
 from amata.data.augment import crop_flip
 from amata.errors import InputError
-from amata.seeds import generator
+from amata.seeds import Rows, generator
 
 
 class Draw(NamedTuple):
@@ -86,7 +86,8 @@ class Loader:
     """The batches of each epoch of an image set.
 
     With a seed the order is shuffled and images are augmented, both as functions of (seed, epoch, batch); without one the set is read
-    in order, as it is. An epoch may begin at any batch, which is how a run resumes.
+    in order, as it is. An epoch may begin at any batch, which is how a run resumes. Of several processes, each has its part of every
+    batch: process `rank` of `size`, the same images treated alike as in one process.
     """
 
     images: ImageSet
@@ -96,6 +97,8 @@ class Loader:
     pad: int = 0
     flip: bool = False
     drop_last: bool = False
+    rank: int = 0
+    size: int = 1
 
     @property
     def count(self) -> int:
@@ -103,20 +106,34 @@ class Loader:
         return min(len(self.images), len(self) * self.batch_size)
 
     def __len__(self) -> int:
-        n = len(self.images) / self.batch_size
-        return math.floor(n) if self.drop_last else math.ceil(n)
+        full, rest = divmod(len(self.images), self.batch_size)
+        # A last batch with fewer images than processes is left out: somebody would have none.
+        return full if self.drop_last or rest < self.size else full + 1
 
-    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
+    def whole(self) -> "Loader":
+        """The loader of undivided batches."""
+        return replace(self, rank=0, size=1)
+
+    def epoch(self, epoch: int = 0, start: int = 0, stride: int = 1) -> Iterator[Batch]:
+        """The batches from `start` on, or every `stride`th of them."""
         n = len(self.images)
         total = 0 if getattr(self.images, "cut_anew", False) else int(self.images.ids.max()) + 1
         order = torch.arange(n) if self.seed is None else torch.randperm(n, generator=generator(self.seed, epoch, "shuffle"))
-        batches = list(order.split(self.batch_size))[start : len(self)]
+        wholes = list(order.split(self.batch_size))[start : len(self) : stride]
+        batches = [whole.tensor_split(self.size)[self.rank] for whole in wholes] if self.size > 1 else wholes
         draw = None if self.seed is None else Draw(self.seed, epoch)
-        for index, (positions, (x, y)) in enumerate(zip(batches, self.images.read(batches, self.device, draw), strict=True), start):
-            frame = None
+        for number, (positions, (x, y)) in enumerate(zip(batches, self.images.read(batches, self.device, draw), strict=True)):
+            frame, rows = None, self._rows(len(wholes[number])) if self.size > 1 else None
             if self.seed is not None and (self.pad or self.flip):
-                x, frame = crop_flip(x, generator(self.seed, epoch, index, "augment", device=self.device), pad=self.pad, flip=self.flip)
-            yield Batch(x, y, self.images.ids[positions], total, epoch, frame)
+                rng = generator(self.seed, epoch, start + number * stride, "augment", device=self.device, rows=rows)
+                x, frame = crop_flip(x, rng, pad=self.pad, flip=self.flip)
+            yield Batch(x, y, self.images.ids[positions], total, epoch, frame, rows)
+
+    def _rows(self, n: int) -> Rows:
+        """This process's rows of a batch of n images, as `tensor_split` divides it."""
+        share, rest = divmod(n, self.size)
+        first = self.rank * share + min(self.rank, rest)
+        return Rows(first, first + share + (self.rank < rest), n)
 
 
 class Stream:
@@ -132,11 +149,13 @@ class Stream:
     def __len__(self) -> int:
         return len(self.batches)  # type: ignore[arg-type]
 
-    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
-        for index, item in enumerate(self.batches):
-            if index >= start:
-                x, y = item[0].to(self.device), item[1].to(self.device)
-                yield Batch(x, y, torch.full((len(x),), -1), epoch=epoch)
+    def whole(self) -> "Stream":
+        return self
+
+    def epoch(self, epoch: int = 0, start: int = 0, stride: int = 1) -> Iterator[Batch]:
+        for item in islice(self.batches, start, None, stride):
+            x, y = item[0].to(self.device), item[1].to(self.device)
+            yield Batch(x, y, torch.full((len(x),), -1), epoch=epoch)
 
 
 def split_validation(images: ImageSet, count: int, seed: int) -> tuple[ImageSet, ImageSet | None, list[int]]:

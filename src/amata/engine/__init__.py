@@ -9,10 +9,27 @@ from amata.engine.average import WeightAverage
 from amata.engine.fast import FastNet
 from amata.engine.plain import PlainNet, Precision
 from amata.engine.probe import ProbeNet
+from amata.engine.ranks import Ranks, current, launched, local_device, restarts, together
+from amata.engine.syncnorm import share_norms
 
 Engine = Literal["auto", "plain", "fast"]
 
-__all__ = ["Engine", "FastNet", "PlainNet", "Precision", "ProbeNet", "WeightAverage", "make_net"]
+__all__ = [
+    "Engine",
+    "FastNet",
+    "PlainNet",
+    "Precision",
+    "ProbeNet",
+    "Ranks",
+    "WeightAverage",
+    "current",
+    "launched",
+    "local_device",
+    "make_net",
+    "restarts",
+    "share_norms",
+    "together",
+]
 
 
 def make_net(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from amata.engine.layers import ConvReLU, WindowConv2d, Placed, WideConv2d, WideLinear
+from amata.engine.layers import ConvReLU, Placed, WideConv2d, WideLinear, WindowConv2d
 
 
 class Folded(NamedTuple):

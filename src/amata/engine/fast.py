@@ -72,11 +72,9 @@ class FastNet(PlainNet):
         parts += [f"{len(self.attacked.folds)} BatchNorms folded in attacks"] if self.attacked.folds else []
         return ", ".join(parts)
 
-    def apply(self) -> None:
+    def _step(self) -> None:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=not self.graphed)
-        if self.average is not None:
-            self.average.update()
         self.stale = True
 
     def weights_changed(self) -> None:
@@ -176,8 +174,8 @@ class FastNet(PlainNet):
 
         return self._run(("backward", loss, len(inputs), scale, wrt_input), make, (*inputs, y), self._train_state())
 
-    def _costate(self, x: Tensor, y: Tensor, first: bool) -> tuple[Tensor, Tensor]:
-        return self._as_plain(("costate", first), lambda x, y: PlainNet._costate(self, x, y, first), (x, y))
+    def _costate(self, x: Tensor, y: Tensor, first: bool, scale: float) -> tuple[Tensor, Tensor]:
+        return self._as_plain(("costate", first, scale), lambda x, y: PlainNet._costate(self, x, y, first, scale), (x, y))
 
     def _first_grad(self, x: Tensor, p: Tensor) -> Tensor:
         return self._as_plain("first_grad", lambda x, p: PlainNet._first_grad(self, x, p), (x, p))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from amata.engine.average import WeightAverage
+from amata.engine.ranks import Ranks
 from amata.engine.split import FirstLayer
 from amata.losses import Loss, ce
 from amata.threat import Region
@@ -38,8 +39,10 @@ class PlainNet:
         average: WeightAverage | None = None,
         first_layer: str | None = None,
         precision: Precision = "fp32",
+        ranks: Ranks | None = None,
     ) -> None:
         self.model = model
+        self.ranks = ranks or Ranks()
         self.precision = precision
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.optimizer = optimizer
@@ -56,6 +59,11 @@ class PlainNet:
         """The batch-mean training loss of the last pass that trained weights, left on its device."""
         self.compile_seconds = 0.0
         """Time spent on making the verbs fast rather than on training."""
+        self.share = 1.0
+        """Of a batch that comes in parts, how much the part at hand is."""
+        self.more = False
+        """Whether another part of the batch will come: `apply` waits for the last."""
+        self.samples = 0
 
     def describe(self) -> str:
         """Which path runs, in a few words."""
@@ -90,18 +98,34 @@ class PlainNet:
     ) -> Tensor | None:
         inputs = x if isinstance(x, tuple) else (x,)
         self.grad_evals += sum(len(t) for t in inputs)
-        self.last_loss, g = self._backward(inputs, y, loss or self.loss, scale, wrt_input)
+        self.samples += len(y)
+        self.last_loss, g = self._backward(inputs, y, loss or self.loss, scale * self.share, wrt_input)
         return g
 
     def apply(self) -> None:
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        if self.more:
+            return
+        if self.ranks.size > 1:
+            self._agree()
+        self._step()
+        self.samples = 0
         if self.average is not None:
             self.average.update()
 
+    def _agree(self) -> None:
+        """Average weight gradients, and BatchNorm's running statistics, over the images of all processes."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        statistics = [b for b in self.model.buffers() if b.is_floating_point()]
+        self.ranks.average([*gradients, *statistics], self.samples)
+
+    def _step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
     def costate(self, x: Tensor, y: Tensor, *, first: bool) -> Tensor:
         self.grad_evals += len(x)
-        self.last_loss, p = self._costate(x, y, first)
+        self.samples += len(y)
+        self.last_loss, p = self._costate(x, y, first, self.share)
         return p
 
     def first_grad(self, x: Tensor, p: Tensor) -> Tensor:
@@ -150,11 +174,11 @@ class PlainNet:
         (value * scale if scale != 1 else value).backward()
         return value.detach(), inputs[0].grad
 
-    def _costate(self, x: Tensor, y: Tensor, first: bool) -> tuple[Tensor, Tensor]:
+    def _costate(self, x: Tensor, y: Tensor, first: bool, scale: float) -> tuple[Tensor, Tensor]:
         self.model.train()
         with self.first.cut() as cut:
             loss = self.loss(self._forward(x.detach()), y).mean()
-        loss.backward()
+        (loss * scale if scale != 1 else loss).backward()
         p = cut.behind.grad
         assert p is not None
         if first and cut.before.requires_grad:

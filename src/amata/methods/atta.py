@@ -18,6 +18,7 @@ from amata.errors import InputError
 from amata.methods.contract import Memory, Net
 from amata.quantity import whole
 from amata.schedules import Control
+from amata.seeds import draw
 from amata.threat import Ball
 
 
@@ -42,7 +43,7 @@ class ATTA:
         kept = memory["store"][ids].to(x.device)  # the perturbations of these samples, in their padded frames
         delta = batch.frame.cut(kept) if batch.frame else kept
         fresh = memory["fresh"][ids].to(x.device).view(-1, 1, 1, 1)
-        delta = torch.where(fresh, self.noise * torch.randn(x.shape, generator=rng, device=x.device, dtype=x.dtype), delta)
+        delta = torch.where(fresh, self.noise * draw(torch.randn, rng, x.shape, x.device, x.dtype), delta)
         x_adv = region.project(x + delta)
         x_adv = net.ascent(region, x_adv, y, u.steps, u.step_size)  # k = 1 .. K
         net.backward(x_adv, y, scale=1 / len(x) if self.loss_scale == "reference" else 1.0)

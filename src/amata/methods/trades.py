@@ -14,6 +14,7 @@ from amata.batch import Batch
 from amata.losses import ce, kl
 from amata.methods.contract import Memory, Net
 from amata.schedules import Control
+from amata.seeds import draw
 from amata.threat import Ball
 
 
@@ -26,7 +27,7 @@ class TRADES:
     def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
         x, y, region = batch.x, batch.y, self.ball.around(batch.x)
         z = net.logits(x)
-        x_adv = region.project(x + self.noise * torch.randn(x.shape, generator=rng, device=x.device, dtype=x.dtype))
+        x_adv = region.project(x + self.noise * draw(torch.randn, rng, x.shape, x.device, x.dtype))
         x_adv = net.ascent(region, x_adv, z, u.steps, u.step_size, loss=kl)  # k = 1 .. K
         net.backward((x, x_adv), y, loss=self.loss)
         net.apply()
