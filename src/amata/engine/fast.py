@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from amata.engine.attacked import AttackedNet
 from amata.engine.graphs import Graph
 from amata.engine.plain import PlainNet, Precision
+from amata.engine.syncnorm import Shared
 from amata.losses import Loss
 from amata.threat import Region
 
@@ -42,6 +43,8 @@ class FastNet(PlainNet):
     ) -> None:
         super().__init__(model, optimizer, precision=precision, **options)
         self.graphed = self.device.type == "cuda"
+        # What processes say to each other in the middle of a pass cannot be recorded.
+        self.talks = self.ranks.size > 1 and any(isinstance(m, Shared) for m in model.modules())
         self.compiled = self.graphed if compiled is None else compiled
         dtype = torch.bfloat16 if precision == "bf16" else next(model.parameters()).dtype
         self.layout = torch.channels_last if (_suits_channels_last(model) if channels_last is None else channels_last) else None
@@ -69,6 +72,7 @@ class FastNet(PlainNet):
         parts = [f"fast engine, {self.precision}"]
         parts += ["torch.compile"] if self.compiled else []
         parts += ["CUDA graphs", *(["channels_last"] if self.layout else [])] if self.graphed else ["eager (no CUDA device)"]
+        parts += ["updates eager because of train.sync_bn"] if self.talks else []
         parts += [f"{len(self.attacked.folds)} BatchNorms folded in attacks"] if self.attacked.folds else []
         return ", ".join(parts)
 
@@ -172,6 +176,8 @@ class FastNet(PlainNet):
 
             return work
 
+        if self.talks:
+            return make(False)(*inputs, y)
         return self._run(("backward", loss, len(inputs), scale, wrt_input), make, (*inputs, y), self._train_state())
 
     def _costate(self, x: Tensor, y: Tensor, first: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -187,7 +193,7 @@ class FastNet(PlainNet):
 
     def _as_plain(self, key: Hashable, plain: Callable[..., Any], tensors: tuple[Tensor, ...]) -> Any:
         """What the plain engine does, recorded as it is: the cut through a network that the split verbs make is nothing for a compiler."""
-        return self._run(key, lambda _: plain, tensors, self._train_state())
+        return plain(*tensors) if self.talks else self._run(key, lambda _: plain, tensors, self._train_state())
 
     def _compiled(self, key: Hashable, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, compiled where that is wanted; once for every key."""

@@ -1,8 +1,8 @@
 """The processes that train one network together, as torchrun starts them.
 
-Every process has the whole network and a part of each batch. Attacks are its own affair. Weight gradients are averaged over all images, with
-BatchNorm's running statistics in the same message, once before every update: afterwards all processes hold the same network, bit for
-bit, so one of them can write it down and any number of them can go on from there.
+Every process has the whole network and a part of each batch. Attacks are its own affair. Weight gradients are averaged over all images,
+with BatchNorm's running statistics in the same message, once before every update: afterwards all processes hold the same network, bit
+for bit, so one of them can write it down and any number of them can go on from there.
 """
 
 import os
@@ -74,10 +74,8 @@ def current() -> Ranks:
     if not (dist.is_available() and dist.is_initialized()):
         return Ranks()
     if _current.words is None:
-        own = dist.get_backend() == "gloo"
-        _current = Ranks(
-            dist.get_rank(), dist.get_world_size(), dist.group.WORLD if own else dist.new_group(backend="gloo", timeout=PATIENCE)
-        )
+        words = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo", timeout=PATIENCE)
+        _current = Ranks(dist.get_rank(), dist.get_world_size(), words)
     return _current
 
 

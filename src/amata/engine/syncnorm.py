@@ -3,17 +3,18 @@
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-class _Shared:
+class Shared:
     """In train mode the statistics are those of all processes' images; gradients flow back to all of them."""
 
     def forward(self: "nn.modules.batchnorm._BatchNorm", x: Tensor) -> Tensor:  # type: ignore[misc]
         if not self.training or not dist.is_initialized():
-            return super().forward(x)  # type: ignore[misc, no-any-return]
+            return super().forward(x)  # type: ignore[misc]
+        from torch.distributed.nn.functional import all_reduce
+
         axes = [d for d in range(x.dim()) if d != 1]
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         count = wide.new_tensor([x.numel() / x.shape[1]])
@@ -34,7 +35,7 @@ class _Shared:
         return (wide * scale.view(shape) + shift.view(shape)).to(x.dtype)
 
 
-_KINDS = {norm: type(f"Shared{norm.__name__}", (_Shared, norm), {}) for norm in NORMS}
+_KINDS: dict[type, type] = {norm: type(f"Shared{norm.__name__}", (Shared, norm), {}) for norm in NORMS}
 
 
 def share_norms(model: nn.Module) -> None:
