@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amata.data.cifar import load_cifar10
+from amata.data.feed import Feed
 from amata.data.folder import Folder, Framing, load_folder
 from amata.data.images import Arrays, ImageSet, Loader, Stream, split_validation
 from amata.data.mnist import load_mnist, load_mnist5k
@@ -17,7 +18,20 @@ DATASETS: dict[str, str] = {
     "folder": "any folder of class folders of images: Caltech-256, ImageNet",
 }
 
-__all__ = ["DATASETS", "Arrays", "Folder", "Framing", "ImageSet", "Loader", "Splits", "Stream", "data_root", "load", "split_validation"]
+__all__ = [
+    "DATASETS",
+    "Arrays",
+    "Feed",
+    "Folder",
+    "Framing",
+    "ImageSet",
+    "Loader",
+    "Splits",
+    "Stream",
+    "data_root",
+    "load",
+    "split_validation",
+]
 
 
 @dataclass(frozen=True)

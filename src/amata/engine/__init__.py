@@ -9,7 +9,7 @@ from amata.engine.average import WeightAverage
 from amata.engine.fast import FastNet
 from amata.engine.plain import PlainNet, Precision
 from amata.engine.probe import ProbeNet
-from amata.engine.ranks import Ranks, current, launched, local_device, restarts, together
+from amata.engine.ranks import Ranks, current, launched, local_device, together
 from amata.engine.syncnorm import share_norms
 
 Engine = Literal["auto", "plain", "fast"]
@@ -26,7 +26,6 @@ __all__ = [
     "launched",
     "local_device",
     "make_net",
-    "restarts",
     "share_norms",
     "together",
 ]

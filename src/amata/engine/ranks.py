@@ -84,11 +84,6 @@ def launched() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def restarts() -> int:
-    """How often torchrun has started this process anew after a failure."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-
 def local_device() -> torch.device | None:
     """This process's GPU among those of its machine; None without torchrun or GPUs."""
     if not launched() or not torch.cuda.is_available():
@@ -107,7 +102,12 @@ def together(device: torch.device) -> Iterator[Ranks]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     # NCCL wants a GPU for each process; several on one talk through the host.
-    dist.init_process_group("nccl" if device.type == "cuda" and not crowded else "gloo", timeout=PATIENCE)
+    backend = "nccl" if device.type == "cuda" and not crowded else "gloo"
+    store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))  # type: ignore[attr-defined]
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+        # torchrun keeps one store through restarts, with the addresses of the dead in it. On one machine all know which start this is.
+        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     try:
         yield current()
     finally:

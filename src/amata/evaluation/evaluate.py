@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,17 @@ from amata.threat import Ball
 
 Progress = Callable[[str, int, int], None]
 """Called with the attack, the images done and the images in all."""
+
+
+class Part(NamedTuple):
+    """What one of several processes evaluates: every `size`th batch, from batch `rank` on. `sum` adds numbers up over all of them."""
+
+    rank: int
+    size: int
+    sum: Callable[[Sequence[float]], list[float]]
+
+
+ALONE = Part(0, 1, list)
 
 
 @dataclass
@@ -77,10 +88,12 @@ def evaluate(
     limit: int | None = None,
     seed: int = 0,
     progress: Progress | None = None,
+    part: Part = ALONE,
 ) -> dict[str, Result]:
     """Evaluate a model under each attack.
 
-    `data` is a pair of tensors (x, y), or any iterable of (x, y, ...) batches. The model is left as it was found.
+    `data` is a pair of tensors (x, y), or any iterable of (x, y, ...) batches. The model is left as it was found. Of several processes,
+    each is given the batches of its `part`, and all get the results of the whole.
     """
     specs = [parse_attack(name, step_size=step_size, c=cw_c) for name in dict.fromkeys(a.strip() for a in attacks)]
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -89,7 +102,8 @@ def evaluate(
     cost, seconds = dict(correct), dict.fromkeys(correct, 0.0)
     n = zero_gradients = probed = 0
     total = min(limit or 2**62, _count(data, batch_size))
-    for index, (x, y) in enumerate(_batches(data, batch_size, limit)):
+    for number, (x, y) in enumerate(_batches(data, batch_size, limit and math.ceil(limit / part.size))):
+        index = part.rank + number * part.size
         x, y = x.to(device), y.to(device)
         check_images(x, y)
         with untouched(model), torch.no_grad():
@@ -101,19 +115,20 @@ def evaluate(
             before, started = metered.grad_evals, time.perf_counter()
             x_adv = spec.run(metered, x, y, ball, derive(seed, index, spec.name))
             with untouched(model), torch.no_grad():
-                right = (z if spec.kind == "clean" else model(x_adv)).argmax(1) == y
-            correct[spec.name] += int(right.sum())
+                hits = (z if spec.kind == "clean" else model(x_adv)).argmax(1) == y
+            correct[spec.name] += int(hits.sum())
             cost[spec.name] += metered.grad_evals - before
             seconds[spec.name] += time.perf_counter() - started
             if progress:
                 progress(spec.name, n + len(x), total)
         n += len(x)
+    n, zero_gradients, probed = (int(v) for v in part.sum([n, zero_gradients, probed]))
     if n == 0:
         raise InputError("there is no image to evaluate on")
     results = {}
     for spec in specs:
-        low, high = wilson(correct[spec.name], n)
-        results[spec.name] = Result(correct[spec.name] / n, n, low, high, cost[spec.name], round(seconds[spec.name], 3), spec.params(ball))
+        right, spent, took = part.sum([correct[spec.name], cost[spec.name], seconds[spec.name]])
+        results[spec.name] = Result(right / n, n, *wilson(int(right), n), int(spent), round(took / part.size, 3), spec.params(ball))
     _warn_if_masked(specs, results, ball, zero_gradients, probed)
     return results
 

@@ -8,7 +8,7 @@ so that early attacks are weak. The reference divides the already averaged loss 
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from amata.threat import Ball
 
 @dataclass(frozen=True, kw_only=True)
 class ATTA:
+    one_process: ClassVar[bool] = True  # a store that several would each keep a part of, and next epoch need another
     ball: Ball
     reset: int = 10
     early_reset: int = 0  # 0: none

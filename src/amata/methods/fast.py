@@ -21,6 +21,7 @@ from amata.threat import Ball, Region
 @dataclass(frozen=True, kw_only=True)
 class Fast:
     may_collapse: ClassVar[bool] = True  # with a single step
+    memory_rows: ClassVar[tuple[str, ...]] = ("previous",)
     ball: Ball
     init: Literal["random", "zero", "previous", "fixed"] = "random"
     weak: Literal["fixed", "skip"] = "fixed"

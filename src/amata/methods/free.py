@@ -6,6 +6,7 @@ ended with. Clamped pixels pass no gradient and do not move.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -17,6 +18,8 @@ from amata.threat import Ball
 
 @dataclass(frozen=True, kw_only=True)
 class Free:
+    updates_often: ClassVar[bool] = True  # in every replay, so a batch cannot come in parts
+    memory_rows: ClassVar[tuple[str, ...]] = ("noise",)
     ball: Ball
 
     def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:

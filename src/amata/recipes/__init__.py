@@ -47,17 +47,23 @@ class Recipe:
     schedule: "Schedule"
     tables: dict[str, dict[str, Any]]
     """Every key with its value, defaults included."""
+    chosen: dict[str, dict[str, Any]]
+    """The keys whose values are not the defaults."""
 
     def to_toml(self) -> str:
         return tomli_w.dumps({section: {k: _spell(v) for k, v in table.items() if v is not None} for section, table in self.tables.items()})
 
     def deciding(self) -> dict[str, dict[str, Any]]:
         """The keys that decide what the run computes, without those that say where and how it is carried out."""
-        return {s: {k: v for k, v in t.items() if f"{s}.{k}" not in OPERATIONAL} for s, t in self.tables.items()}
+        return _deciding(self.tables)
 
     def fingerprint(self) -> str:
-        """A hash of everything that decides what the run computes."""
-        return hashlib.sha256(json.dumps(self.deciding(), sort_keys=True).encode()).hexdigest()[:16]
+        """A hash of everything that decides what the run computes. Defaults are left out, so that a key added later changes nothing."""
+        return hashlib.sha256(json.dumps(_deciding(self.chosen), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _deciding(tables: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {s: {k: v for k, v in t.items() if f"{s}.{k}" not in OPERATIONAL} for s, t in tables.items()}
 
 
 def _spell(value: Any) -> Any:
@@ -150,6 +156,7 @@ def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Reci
         method=build("method", ball=ball),
         schedule=build("schedule"),
         tables=tables,
+        chosen=checked.model_dump(mode="json", exclude_defaults=True),
     )
 
 

@@ -86,6 +86,10 @@ class Train(Table):
     """auto is bf16 where the fast engine runs on a GPU, and fp32 elsewhere."""
     deterministic: bool = False
     """Whether only kernels are used that give the same bits every time; slower on a GPU."""
+    accumulate: Count = 1
+    """Parts in which a batch is trained on before one update, where it does not fit into memory as a whole."""
+    sync_bn: bool = False
+    """Whether BatchNorm sees the whole batch where several processes share it, not each its part."""
     attack_mode: Literal["eval", "train"] = "eval"
     """The mode of BatchNorm and dropout during the attack."""
     valid_attack: str = "pgd-10"

@@ -2,11 +2,14 @@
 
 import torch
 
+from amata.engine import local_device
 from amata.errors import InputError
 
 
 def resolve_device(name: str) -> torch.device:
     """The device that a recipe asks for; "auto" is the GPU where there is one."""
+    if name in ("auto", "cuda") and (own := local_device()) is not None:  # of several processes, each has its own
+        return own
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -1,5 +1,6 @@
 """A whole experiment from a recipe: data, model, training, and the final evaluation on the test set."""
 
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,15 +11,17 @@ import torch
 from torch import nn
 
 from amata import data, models, recipes
+from amata.engine import current, launched, together
 from amata.errors import InputError
 from amata.evaluation import Result, evaluate, parse_attack
 from amata.recipes import Recipe
 from amata.training.device import resolve_device
 from amata.training.files import describe_weights, write_json
-from amata.training.fit import fit
+from amata.training.fit import fit, part_of
 from amata.training.interrupt import Interrupted
 from amata.training.reporter import Reporter
 from amata.training.run import RunFolder
+from amata.training.trainer import check_together
 
 
 def load_data(recipe: Recipe) -> data.Splits:
@@ -52,8 +55,17 @@ def build_model(recipe: Recipe, images: data.ImageSet) -> nn.Module:
 
 
 def train(recipe: Recipe, out: Path, reporter: Reporter | None = None) -> RunFolder:
-    """Run a recipe into a new folder. All that can be wrong with the input is found before the folder is made."""
-    RunFolder.check_free(out)
+    """Run a recipe into a new folder. All that can be wrong with the input is found before the folder is made.
+
+    Under torchrun all processes call this alike, and the first one writes. torchrun starts them anew after a failure, with the same
+    command: they go on with an unfinished run of the same recipe.
+    """
+    if launched() and (out / "recipe.toml").is_file():
+        run, begun = RunFolder.open(out)
+        if not run.finished and begun.fingerprint() == recipe.fingerprint():
+            return _carry_out(recipe, lambda: run, reporter or Reporter())
+    if int(os.environ.get("RANK", "0")) == 0:
+        RunFolder.check_free(out)
     return _carry_out(recipe, lambda: RunFolder.create(out, recipe), reporter or Reporter())
 
 
@@ -73,9 +85,22 @@ def _carry_out(recipe: Recipe, folder: Callable[[], RunFolder], reporter: Report
         parse_attack(attack)
     splits = load_data(recipe)
     model = build_model(recipe, splits.train)
+    with together(device) as ranks:
+        check_together(recipe, ranks)
+        run = ranks.tell(_prepared(folder, recipe, splits, device) if ranks.first else None)
+        assert run is not None
+        _train_and_evaluate(run, recipe, model, splits, reporter if ranks.first else Reporter())
+    return run
+
+
+def _prepared(folder: Callable[[], RunFolder], recipe: Recipe, splits: data.Splits, device: torch.device) -> RunFolder:
     run = folder()
     run.record_split(recipe.train.seed, len(splits.train), splits.held_out)
     run.write_environment(device)
+    return run
+
+
+def _train_and_evaluate(run: RunFolder, recipe: Recipe, model: nn.Module, splits: data.Splits, reporter: Reporter) -> None:
     fitted = fit(model, splits.train, splits.valid, recipe, run=run, reporter=reporter)
     try:
         results = evaluate_recipe(fitted.model, recipe, splits.test, reporter)
@@ -94,8 +119,8 @@ def _carry_out(recipe: Recipe, folder: Callable[[], RunFolder], reporter: Report
         "best_epoch": fitted.best_epoch,
         "evaluation": {name: result.to_dict() for name, result in results.items()},
     }
-    write_json(run.path / "summary.json", summary)
-    return run
+    if current().first:
+        write_json(run.path / "summary.json", summary)
 
 
 def evaluate_recipe(
@@ -106,16 +131,17 @@ def evaluate_recipe(
     limit = limit or c.limit
     n = min(len(images), limit or len(images))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    loader = data.Loader(images.subset(torch.arange(n)), c.batch_size, device)
+    loader, ranks = data.Loader(images.subset(torch.arange(n)), c.batch_size, device), current()
     return evaluate(
         model,
-        loader.epoch(),
+        loader.epoch(0, ranks.rank, ranks.size),
         ball=recipe.ball,
         attacks=attacks or c.attacks,
         step_size=c.step_size,
         cw_c=c.cw_c,
         seed=recipe.train.seed,
-        progress=lambda attack, done, _: reporter.evaluating(attack, done, n),
+        progress=lambda attack, done, _: reporter.evaluating(attack, min(done * ranks.size, n), n),
+        part=part_of(ranks),
     )
 
 

@@ -1,7 +1,9 @@
 """fit(): train a model by a recipe, choose the best by held-out robust accuracy, and leave a run folder that can be resumed."""
 
 import contextlib
+import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from amata.data import Arrays, ImageSet, Loader, Stream
+from amata.engine import Ranks, current
 from amata.errors import AmataError, InputError
-from amata.evaluation import Result, evaluate, parse_attack
+from amata.evaluation import Part, Result, evaluate, parse_attack
 from amata.recipes import Recipe, load
 from amata.schedules import ClosedLoop, Control
 from amata.training.board import Board
@@ -56,6 +59,8 @@ def fit(
     """
     recipe = recipe if isinstance(recipe, Recipe) else load(recipe)
     device = resolve_device(recipe.train.device)
+    if not current().first:
+        run, reporter = None, None  # the first process writes and reports
     if isinstance(run, str | Path):
         run = RunFolder.create(Path(run), recipe)
         run.write_environment(device)
@@ -75,7 +80,8 @@ def training_batches(data: Any, recipe: Recipe, device: torch.device) -> Batches
         return Stream(images, device)
     c = recipe.data
     pad, flip = (c.pad if c.augment == "crop-flip" else 0), c.augment != "none"
-    return Loader(images, c.batch_size, device, seed=recipe.train.seed, pad=pad, flip=flip, drop_last=c.drop_last)
+    rank, size = current().rank, current().size
+    return Loader(images, c.batch_size, device, seed=recipe.train.seed, pad=pad, flip=flip, drop_last=c.drop_last, rank=rank, size=size)
 
 
 def _as_batches(data: Any, recipe: Recipe, device: torch.device) -> Batches | None:
@@ -83,6 +89,11 @@ def _as_batches(data: Any, recipe: Recipe, device: torch.device) -> Batches | No
         return None
     images = Arrays(*data) if _is_pair(data) else data
     return Loader(images, recipe.eval.batch_size, device) if isinstance(images, ImageSet) else Stream(images, device)
+
+
+def part_of(ranks: Ranks) -> Part:
+    """What this process evaluates."""
+    return Part(ranks.rank, ranks.size, ranks.sum)
 
 
 def _is_pair(data: Any) -> bool:
@@ -94,7 +105,9 @@ class _Fit:
 
     def __init__(self, trainer: Trainer, valid: Batches | None, run: RunFolder | None, reporter: Reporter, interrupt: Interrupt) -> None:
         self.trainer, self.valid, self.run, self.reporter, self.interrupt = trainer, valid, run, reporter, interrupt
-        self.recipe = trainer.recipe
+        self.recipe, self.ranks = trainer.recipe, trainer.ranks
+        self.recorded = self.ranks.tell(run is not None)
+        """Whether there is a run folder; with several processes, the first one's."""
         self.rows: list[dict[str, Any]] = []
         self.best_weights: dict[str, Tensor] | None = None
         self.good: tuple[dict[str, Tensor], dict[str, Any]] | None = None
@@ -109,10 +122,11 @@ class _Fit:
 
     def run_all(self) -> Fitted:
         trainer = self.trainer
-        if self.run:
+        if self.recorded:
             self._resume()
-        if trainer.device.type == "cuda":
-            self.reporter.note(trainer.net.describe())
+        if trainer.device.type == "cuda" or self.ranks.size > 1:
+            together = f", {self.ranks.size} processes" if self.ranks.size > 1 else ""
+            self.reporter.note(trainer.net.describe() + together)
         with Board(self.run.path if self.run and self.recipe.train.tensorboard else None, trainer.at.epoch, self.reporter.note) as board:
             while trainer.at.epoch < self.recipe.train.epochs:
                 self._keep_epoch()
@@ -128,34 +142,41 @@ class _Fit:
                 self._save_weights(self.run.path / "model.safetensors", self.recipe.train.epochs - 1)
             else:
                 self.best_weights = load_tensors(self.run.path / "model.safetensors")
-        if self.best_weights is not None:
-            trainer.result.load_state_dict(self.best_weights)
+        if (best := self.ranks.tell(self.best_weights)) is not None:
+            trainer.result.load_state_dict(best)
         return Fitted(trainer.result.eval(), self.rows, at.best_epoch, at.train_seconds, at.grad_evals, at.images)
 
     def _resume(self) -> None:
-        assert self.run is not None
-        loaded = load_checkpoint(self.run.checkpoints, self.recipe.fingerprint(), self.reporter.note)
-        if loaded is None:
-            self.run.promote(None)
-            self.run.truncate_rows(0)
-            return
-        self.trainer.restore(*loaded)
+        loaded = self.ranks.tell(self._checkpoint_at(None, self.reporter.note))
+        if loaded is not None:
+            self.trainer.restore(*loaded)
+            self.saved_at = (self.trainer.at.epoch, self.trainer.at.batch)
         at = self.trainer.at
-        self.saved_at = (at.epoch, at.batch)
-        self.run.truncate_rows(at.rows)
-        self.rows = self.run.read_rows()
-        self.run.promote(at.best_epoch)
-        if self._guarded():
+        if self.run:
+            self.run.truncate_rows(at.rows)
+            self.rows = self.run.read_rows()
+            self.run.promote(at.best_epoch)
+        if loaded is not None and self._guarded():
             with contextlib.suppress(AmataError):  # damaged: a collapse in this epoch can then only stop the run
-                self.good = load_checkpoint(self.run.checkpoints, self.recipe.fingerprint(), lambda _: None, epoch=at.epoch)
-        self.reporter.note(f"resumed at epoch {at.epoch}, batch {at.batch}")
+                self.good = self._checkpoint_at(at.epoch, lambda _: None)
+            self.good = self.ranks.tell(self.good)
+        if loaded is not None:
+            self.reporter.note(f"resumed at epoch {at.epoch}, batch {at.batch}")
+
+    def _checkpoint_at(self, epoch: int | None, note: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The newest checkpoint, or the one that begins an epoch, where this process has the run folder."""
+        return load_checkpoint(self.run.checkpoints, self.recipe.fingerprint(), note, epoch=epoch) if self.run else None
 
     def _after_batch(self, u: Control) -> bool:
         at = self.trainer.at
         self.reporter.batch(self._moment(u))
-        if self.interrupt.number is not None:
+        stop = self.interrupt.number is not None
+        save = self.run is not None and time.monotonic() - self.saved_time > 60 * self.recipe.train.save_minutes
+        if self.ranks.size > 1:  # what one process wants to do between batches, all do
+            stop, save = (total > 0 for total in self.ranks.sum([stop, save]))
+        if stop:
             return True
-        if self.run and at.batch < len(self.trainer.batches) and time.monotonic() - self.saved_time > 60 * self.recipe.train.save_minutes:
+        if save and at.batch < len(self.trainer.batches):
             self.trainer.stop_clock()
             self._checkpoint()
             self.trainer.start_clock()
@@ -179,6 +200,7 @@ class _Fit:
             "loss": trainer.mean_loss(),
             "train_seconds": round(at.train_seconds, 3),
             **({"compile_seconds": round(at.compile_seconds, 3)} if at.compile_seconds else {}),
+            "data_seconds": round(at.data_seconds, 3),
             "grad_evals": at.grad_evals,
             "grad_evals_per_image": at.grad_evals / at.images,
             "lr": trainer.lr(at.batch - 1),
@@ -201,8 +223,9 @@ class _Fit:
         trainer.next_epoch()
         at.rows = len(self.rows)
         self._remember()
-        if self.run:
+        if self.recorded:
             self._checkpoint()
+        if self.run:
             self.run.promote(at.best_epoch)
         self.reporter.epoch(row)
         return row
@@ -218,12 +241,12 @@ class _Fit:
 
         def watch(attack: str, done: int, total: int) -> None:
             self.reporter.evaluating(attack, done, total)
-            if self.interrupt.number is not None:
+            if self.interrupt.number is not None and self.ranks.size == 1:
                 self._stop()
 
         return evaluate(
             model or self.trainer.result,
-            self.valid.epoch(),
+            self.valid.epoch(0, self.ranks.rank, self.ranks.size),
             ball=self.recipe.ball,
             attacks=list(dict.fromkeys(attacks)),
             step_size=self.recipe.eval.step_size,
@@ -231,6 +254,7 @@ class _Fit:
             limit=limit,
             seed=self.recipe.train.seed,
             progress=watch,
+            part=part_of(self.ranks),
         )
 
     def _guarded(self) -> bool:
@@ -271,6 +295,7 @@ class _Fit:
         self.reporter.note(f"{collapse}; back to the end of epoch {trainer.at.epoch - 1}, now with {trainer.control().steps} inner steps")
         if self.run:
             discard_after(self.run.checkpoints, trainer.at.epoch)
+        if self.recorded:
             self.saved_at = None
             self._checkpoint()
         return row
@@ -288,8 +313,10 @@ class _Fit:
     def _keep_epoch(self) -> None:
         """Where the recipe asks for it, keep the state that the coming epoch begins with, for `amata criterion` to look at."""
         at = self.trainer.at
-        if self.run and self.recipe.train.keep_epochs and at.batch == 0 and not self.run.epoch_file(at.epoch).is_file():
-            tensors = {k: v for k, v in self.trainer.state()[0].items() if k.startswith(("model/", "memory/"))}
+        if not self.recorded or not self.recipe.train.keep_epochs or at.batch != 0:
+            return
+        tensors = {k: v for k, v in self.trainer.state()[0].items() if k.startswith(("model/", "memory/"))}
+        if self.run and not self.run.epoch_file(at.epoch).is_file():
             save_tensors(self.run.epoch_file(at.epoch), tensors, {"epoch": at.epoch})
 
     def _save_weights(self, path: Path, epoch: int) -> None:
@@ -297,18 +324,20 @@ class _Fit:
         save_tensors(path, self.trainer.result.state_dict(), about)
 
     def _checkpoint(self) -> None:
-        assert self.run is not None
         at = self.trainer.at
         if (at.epoch, at.batch) != self.saved_at:
-            save_checkpoint(self.run.checkpoints, at.epoch, at.batch, *self.trainer.state())
+            state = self.trainer.state()  # all processes have a hand in it
+            if self.run:
+                save_checkpoint(self.run.checkpoints, at.epoch, at.batch, *state)
             self.saved_at = (at.epoch, at.batch)
         self.saved_time = time.monotonic()
 
     def _stop(self) -> None:
-        number = self.interrupt.number
-        assert number is not None
-        if self.run is None:
+        number = self.interrupt.number or signal.SIGTERM  # or another process was interrupted
+        if not self.recorded:
             raise Interrupted("interrupted; nothing was saved, because fit() was given no run folder", number)
         self._checkpoint()
         at = self.trainer.at
+        if self.run is None:
+            raise Interrupted("interrupted together with the first process", number)
         raise Interrupted(f"interrupted in epoch {at.epoch}, batch {at.batch}; go on with `amata train --resume {self.run.path}`", number)

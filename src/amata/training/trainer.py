@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from amata.attacks.guard import check_images, check_logits
 from amata.batch import Batch
 from amata.control import Probe
-from amata.engine import ProbeNet, WeightAverage, make_net
+from amata.data import Feed
+from amata.engine import ProbeNet, Ranks, WeightAverage, current, make_net, share_norms
 from amata.errors import AmataError, InputError
 from amata.losses import smooth_ce
 from amata.methods import Memory
@@ -35,7 +36,11 @@ class Batches(Protocol):
 
     def __len__(self) -> int: ...
 
-    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]: ...
+    def epoch(self, epoch: int = 0, start: int = 0, stride: int = 1) -> Iterator[Batch]: ...
+
+    def whole(self) -> "Batches":
+        """The same batches undivided, where each of several processes has a part of them."""
+        ...
 
 
 @dataclass
@@ -47,6 +52,8 @@ class Position:
     train_seconds: float = 0.0
     compile_seconds: float = 0.0
     """Spent on compiling and recording, beside the training time."""
+    data_seconds: float = 0.0
+    """Of the training time, what was spent waiting for data."""
     grad_evals: int = 0
     first_layer_evals: int = 0
     images: int = 0
@@ -69,7 +76,13 @@ class Position:
 class Trainer:
     def __init__(self, model: nn.Module, batches: Batches, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.batches, self.device = recipe, batches, device
+        self.ranks = current()
+        check_together(recipe, self.ranks)
         self.model = model.to(device)
+        if self.ranks.size > 1:
+            self.ranks.average([t for t in self.model.state_dict().values() if t.is_floating_point()], float(self.ranks.first))
+            if recipe.train.sync_bn:
+                share_norms(self.model)
         self.average = WeightAverage(self.model, recipe.optim.ema) if recipe.optim.ema else None
         self.optimizer = make_optimizer(self.model, recipe.optim)
         if device.type == "cuda":
@@ -85,8 +98,10 @@ class Trainer:
             attack_mode=recipe.train.attack_mode,
             average=self.average,
             first_layer=recipe.model.first_layer,
+            ranks=self.ranks,
         )
         self._made = 0.0
+        self._images = 0
         self.memory: Memory = {}
         self.at = Position()
         self.loss_sum = torch.zeros((), device=device, dtype=torch.float64)
@@ -122,26 +137,33 @@ class Trainer:
             first_layer=self.recipe.model.first_layer,
             precision=self.net.precision,
         )
-        batches = list(islice(self.batches.epoch(at.epoch), schedule.probe_batches))
+        batches = list(islice(self.batches.whole().epoch(at.epoch), schedule.probe_batches))
         if at.epoch == 0:
             self._check_batch(batches[0])
         curve = []
-        for u in schedule.candidates():
-            found = [
-                Probe(net, self.recipe.method, batch, self.memory, seed=derive(seed, at.epoch, index, "probe"))(u)
-                for index, batch in enumerate(batches)
-            ]
-            curve.append(Response(u, sum(m.value for m in found) / len(found), sum(m.grad_evals for m in found) / len(found)))
+        for number, u in enumerate(schedule.candidates()):
+            found = [0.0, 0.0]
+            for index, batch in enumerate(batches):
+                if (number * len(batches) + index) % self.ranks.size == self.ranks.rank:  # several processes share the probes
+                    m = Probe(net, self.recipe.method, batch, self.memory, seed=derive(seed, at.epoch, index, "probe"))(u)
+                    found = [found[0] + m.value, found[1] + m.grad_evals]
+            value, cost = self.ranks.sum(found)
+            curve.append(Response(u, value / len(batches), cost / len(batches)))
         at.curves.append([[*r.control, r.value, r.cost] for r in curve])
-        at.grad_evals = self.net.grad_evals = at.grad_evals + net.grad_evals
-        at.first_layer_evals = self.net.first_layer_evals = at.first_layer_evals + net.first_layer_evals
-        at.probe_evals += net.grad_evals
+        probing, first_layer = (int(v) for v in self.ranks.sum([net.grad_evals, net.first_layer_evals]))
+        at.grad_evals = self.net.grad_evals = at.grad_evals + probing
+        at.first_layer_evals = self.net.first_layer_evals = at.first_layer_evals + first_layer
+        at.probe_evals += probing
         # A stream's images are counted as they come; before the first epoch its batches are taken to be alike.
         images = self.batches.count or (at.images / at.epoch if at.epoch else len(self.batches) * len(batches[0].x))
-        account = Account(at.epoch, self.recipe.train.epochs, at.grad_evals / images, net.grad_evals / images)
+        account = Account(at.epoch, self.recipe.train.epochs, at.grad_evals / images, probing / images)
         curves = [[Response(Control(int(k), alpha), value, cost) for k, alpha, value, cost in past] for past in at.curves]
         choice = schedule.choose(curves, account)
         at.chosen = [*choice.control, choice.gamma]
+
+    def _in_rows(self, key: str) -> bool:
+        """Whether what a method remembers under this name has a row for each image of a batch, of which each process keeps its own."""
+        return self.ranks.size > 1 and key in getattr(self.recipe.method, "memory_rows", ())
 
     def lr(self, batch: int) -> float:
         """The learning rate of a batch of the current epoch."""
@@ -153,31 +175,57 @@ class Trainer:
         """Train the rest of the current epoch. `after_batch` may end it early by returning True; then so does this."""
         self.start_clock()
         self._ask_schedule()
-        seed, u, first = self.recipe.train.seed, self.control(), True
-        for batch in self.batches.epoch(self.at.epoch, self.at.batch):
+        u, first = self.control(), True
+        feed = Feed(self.batches.epoch(self.at.epoch, self.at.batch), self.device)
+        for batch in feed:
+            self.at.data_seconds, feed.waited = self.at.data_seconds + feed.waited, 0.0
             if first:
                 self._check_batch(batch)
                 first = False
             lr = self.lr(self.at.batch)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
-            torch.manual_seed(derive(seed, self.at.epoch, self.at.batch, "layers"))  # dropout draws from the global generator
-            rng = generator(seed, self.at.epoch, self.at.batch, "method", device=self.device)
-            self.recipe.method.step(self.net, batch, u, rng, self.memory)
-            if self.net.last_loss is None:
-                raise InputError(f"the schedule gives {u.steps} steps, with which this method does not train at all; raise schedule.steps")
-            self.loss_sum += self.net.last_loss
+            self._train_batch(batch, u)
             self.at.batch += 1
-            self.at.images += len(batch.x)
-            self.at.grad_evals, self.at.first_layer_evals = self.net.grad_evals, self.net.first_layer_evals
             if self.device.type == "cpu" or self.at.batch % CHECK_EVERY == 0:
                 self.check_finite()
+            if self.ranks.size == 1:  # several processes add up at the end of an epoch
+                self._add_up()
             self._tick()
             if after_batch(u):
                 return True
         self.check_finite()
+        self._add_up()
         self.stop_clock()
         return False
+
+    def _train_batch(self, batch: Batch, u: Control) -> None:
+        """One update, on a batch as a whole or in parts."""
+        place = (self.recipe.train.seed, self.at.epoch, self.at.batch)
+        parts = batch.parts(self.recipe.train.accumulate) if self.recipe.train.accumulate > 1 else [batch]
+        for index, part in enumerate(parts):
+            # Dropout draws from the global generator.
+            rank = (self.ranks.rank,) if self.ranks.rank else ()
+            torch.manual_seed(derive(*place, "layers", *rank, *([index] if index else [])))
+            rng = generator(*place, "method", device=self.device, rows=part.rows)
+            self.net.share, self.net.more = len(part.x) / len(batch.x), index < len(parts) - 1
+            self.recipe.method.step(self.net, part, u, rng, self.memory)
+            if self.net.last_loss is None:
+                raise InputError(f"the schedule gives {u.steps} steps, with which this method does not train at all; raise schedule.steps")
+            self.loss_sum += self.net.last_loss * self.net.share
+        self._images += len(batch.x)
+
+    def _add_up(self) -> None:
+        """Bring the account up to date with what all processes have done since the last time."""
+        at, net = self.at, self.net
+        done = [net.grad_evals - at.grad_evals, net.first_layer_evals - at.first_layer_evals, self._images]
+        if self.ranks.size > 1:
+            *done, loss = (*map(int, self.ranks.sum(done)), self.ranks.sum([self.loss_sum.item()])[0])
+            self.loss_sum.fill_(loss / self.ranks.size)  # parts of a batch have the same size, or nearly so
+        at.grad_evals = net.grad_evals = at.grad_evals + int(done[0])
+        at.first_layer_evals = net.first_layer_evals = at.first_layer_evals + int(done[1])
+        at.images += int(done[2])
+        self._images = 0
 
     def start_clock(self) -> None:
         self._synchronize()
@@ -225,13 +273,15 @@ class Trainer:
         spent = self.at
         self.restore({k: v.clone() for k, v in tensors.items()}, record)  # the state gone back to may be needed once more
         self.at.train_seconds, self.at.compile_seconds, self.at.images = spent.train_seconds, spent.compile_seconds, spent.images
+        self.at.data_seconds = spent.data_seconds
         self.at.grad_evals = self.net.grad_evals = spent.grad_evals
         self.at.first_layer_evals = self.net.first_layer_evals = spent.first_layer_evals
         self.at.probe_evals = spent.probe_evals
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything a resumed run needs, as tensors and JSON."""
+        """Everything a resumed run needs, as tensors and JSON. Several processes must ask for it together."""
         self.check_finite()
+        self._add_up()
         tensors = {f"model/{k}": v for k, v in self.model.state_dict().items()}
         if not all(bool(v.isfinite().all()) for v in tensors.values() if v.is_floating_point()):
             raise AmataError(f"weights are not finite in epoch {self.at.epoch}, batch {self.at.batch}; the last good checkpoint is kept")
@@ -240,7 +290,7 @@ class Trainer:
             self.at.average_steps = self.average.steps
         for index, entries in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optim/{index}/{k}": v for k, v in entries.items() if isinstance(v, Tensor)}
-        tensors |= {f"memory/{k}": v for k, v in self.memory.items()}
+        tensors |= {f"memory/{k}": self.ranks.join_rows(v) if self._in_rows(k) else v for k, v in self.memory.items()}
         tensors["loss_sum"] = self.loss_sum
         return tensors, {"fingerprint": self.recipe.fingerprint(), **asdict(self.at)}
 
@@ -257,8 +307,24 @@ class Trainer:
         self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
         for p, entries in self.optimizer.state.items():  # laid out in memory as the weights are, which fused optimisers rely on
             entries |= {k: torch.empty_like(p).copy_(v) for k, v in entries.items() if isinstance(v, Tensor) and v.shape == p.shape}
-        self.memory = under(tensors, "memory/")  # on the CPU, or where it was: each method knows where it wants its own
+        # On the CPU, or where it was: each method knows where it wants its own.
+        self.memory = under(tensors, "memory/")
+        for key in filter(self._in_rows, self.memory):
+            self.memory[key] = self.memory[key].tensor_split(self.ranks.size)[self.ranks.rank].clone()
         self.loss_sum = tensors["loss_sum"].to(self.device)
+        self._images = 0
         self.at = Position(**{k: record[k] for k in asdict(self.at) if k in record})
         self.net.grad_evals, self.net.first_layer_evals = self.at.grad_evals, self.at.first_layer_evals
         self.net.weights_changed()
+
+
+def check_together(recipe: Recipe, ranks: Ranks) -> None:
+    """Refuse what cannot be divided among processes, or into parts of a batch."""
+    name = recipe.tables["method"]["name"]
+    if ranks.size > 1 and getattr(recipe.method, "one_process", False):
+        raise InputError(f"{name} keeps a store of every image's perturbation, which {ranks.size} processes do not share; start one")
+    whole = getattr(recipe.method, "updates_often", False) or getattr(recipe.method, "init", None) == "previous"
+    if recipe.train.accumulate > 1 and whole:
+        raise InputError(f"{name} carries something from pass to pass of a whole batch, which cannot come in parts; set train.accumulate=1")
+    if recipe.train.sync_bn and recipe.train.attack_mode == "train":
+        raise InputError("train.sync_bn would let processes wait for each other in every attack step; set train.attack_mode=eval")

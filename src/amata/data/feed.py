@@ -1,0 +1,46 @@
+"""Batches on their way to the device."""
+
+import time
+from collections.abc import Iterator
+
+import torch
+
+from amata.batch import Batch
+
+
+class Feed:
+    """The batches of an iterator. On a GPU they are made ready on a stream of their own, beside the training of the batch before.
+
+    `waited` is the time in which training stood still for want of data: on a CPU all that reading took, on a GPU the reading that ended
+    with nothing left for the device to do.
+    """
+
+    def __init__(self, batches: Iterator[Batch], device: torch.device) -> None:
+        self.batches = batches
+        self.waited = 0.0
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            busy = self._mark()
+            started = time.perf_counter()
+            with torch.cuda.stream(self.stream):  # without a stream this does nothing
+                batch = next(self.batches, None)
+            if busy is None or busy.query():
+                self.waited += time.perf_counter() - started
+            if batch is None:
+                return
+            if self.stream is not None:
+                training = torch.cuda.current_stream(self.stream.device)
+                training.wait_stream(self.stream)
+                for tensor in (batch.x, batch.y, *(batch.frame[:2] if batch.frame else ())):
+                    tensor.record_stream(training)
+            yield batch
+
+    def _mark(self) -> torch.cuda.Event | None:
+        """The end of what the device has been given to do."""
+        if self.stream is None:
+            return None
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.stream.device))
+        return event

@@ -1,0 +1,127 @@
+"""Several processes train what one would: every method, through checkpoints, and when one of them dies."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from amata import recipes
+from amata.errors import InputError
+from amata.training.experiment import resume, train
+from amata.training.files import load_tensors
+from tests.together import CASES, trained
+
+ROOT = Path(__file__).parents[1]
+
+
+def torchrun(*arguments: str | Path, restarts: int = 0) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run([*command, *map(str, arguments)], env=env, capture_output=True, text=True, cwd=ROOT, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All cases, trained by two processes."""
+    folder = tmp_path_factory.mktemp("two")
+    done = torchrun(ROOT / "tests" / "together.py", folder)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_train_what_one_does(name: str, by_two: Path) -> None:
+    index = list(CASES).index(name)
+    here, there = (load_tensors(by_two / f"{index}-{rank}.safetensors") for rank in (0, 1))
+    assert all(torch.equal(here[k], there[k]) for k in here), "the processes hold different networks"
+    rows = json.loads((by_two / f"{index}-0.json").read_text())
+    assert rows == json.loads((by_two / f"{index}-1.json").read_text()) or all("seconds" in k for k in _differing(rows, by_two, index))
+    if name == "BatchNorm of one's own":
+        return  # each process normalises by its part of a batch, so it is another computation
+    weights, alone = trained(name)
+    for key, value in weights.items():
+        assert torch.allclose(here[key].double(), value.double(), rtol=1e-5, atol=1e-8), key
+    for theirs, mine in zip(rows, alone, strict=True):
+        assert theirs["grad_evals"] == mine["grad_evals"]
+        assert theirs["grad_evals_per_image"] == mine["grad_evals_per_image"]
+        assert theirs["steps"] == mine["steps"]
+        assert theirs["valid"] == mine["valid"]
+        assert theirs["valid_n"] == mine["valid_n"] == 40
+        assert theirs["loss"] == pytest.approx(mine["loss"], rel=0.05 if "sizes" in name else 1e-6)
+
+
+def _differing(rows: list[dict[str, Any]], folder: Path, index: int) -> set[str]:
+    other = json.loads((folder / f"{index}-1.json").read_text())
+    return {k for a, b in zip(rows, other, strict=True) for k in a if a[k] != b[k]}
+
+
+DIGITS = [
+    "model.name=tests.together:mortal", "train.device=cpu", "train.epochs=3", "data.batch_size=100", "data.valid=50", "schedule.k_max=2",
+    "optim.name=sgd", "optim.lr=0.02", "train.valid_attack=pgd-2", "eval.limit=300", "eval.batch_size=50", "train.tensorboard=false",
+    'eval.attacks=["clean", "pgd-2"]',
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One process, never interrupted."""
+    folder = tmp_path_factory.mktemp("one") / "run"
+    train(recipes.load("mnist5k-amata", DIGITS), folder)
+    return folder
+
+
+def assert_same(run: Path, whole: Path) -> None:
+    for name in ("model.safetensors", "last.safetensors"):
+        found, expected = load_tensors(run / name), load_tensors(whole / name)
+        assert all(torch.allclose(found[k], expected[k], atol=1e-5) for k in expected), name
+    a, b = (json.loads((folder / "summary.json").read_text()) for folder in (run, whole))
+    assert a["grad_evals"] == b["grad_evals"]
+    assert a["best_epoch"] == b["best_epoch"]
+    for attack, result in b["evaluation"].items():
+        assert a["evaluation"][attack]["n"] == result["n"]
+        assert a["evaluation"][attack]["grad_evals"] == result["grad_evals"]
+        assert a["evaluation"][attack]["accuracy"] == pytest.approx(result["accuracy"], abs=0.01)
+
+
+def test_a_lost_process_is_started_anew_and_the_run_finishes(tmp_path: Path, undisturbed: Path) -> None:
+    sets = [part for text in DIGITS for part in ("--set", text)]
+    done = torchrun("-m", "amata", "train", "mnist5k-amata", *sets, "--out", tmp_path / "run", restarts=1)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "exitcode: -9" in done.stderr, "no process died"
+    assert "resumed at epoch 1, batch 0" in done.stderr
+    assert done.stdout.count("run folder") == 1, "one process reports"
+    assert_same(tmp_path / "run", undisturbed)
+
+
+def test_what_two_processes_began_one_finishes(tmp_path: Path, undisturbed: Path) -> None:
+    sets = [part for text in DIGITS for part in ("--set", text)]
+    done = torchrun("-m", "amata", "train", "mnist5k-amata", *sets, "--out", tmp_path / "run")
+    assert done.returncode != 0
+    assert not (tmp_path / "run" / "summary.json").exists()
+    resume(tmp_path / "run")
+    assert_same(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["method.name=free", "train.accumulate=2"], "cannot come in parts"),
+        (["train.sync_bn=true", "train.attack_mode=train"], "set train.attack_mode=eval"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(more: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        train(recipes.load("mnist5k-amata", [*DIGITS, *more]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_torchrun_needs_a_folder_and_atta_one_process(tmp_path: Path) -> None:
+    done = torchrun("-m", "amata", "train", "mnist5k-atta", "--out", tmp_path / "run")
+    assert done.returncode != 0
+    assert "error: atta keeps a store" in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,91 @@
+"""What each of two processes runs for tests/test_ranks.py: python -m torch.distributed.run --nproc-per-node 2 tests/together.py FOLDER."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amata.engine import current, together
+from amata.training import fit
+from amata.training.files import save_tensors
+from tests.conftest import small_net
+from tests.test_training import toy_data, toy_recipe
+
+CASES: dict[str, tuple[list[str], int]] = {
+    "erm": (["method.name=erm"], 96),
+    "pgd": ([], 96),
+    "pgd, parts of different sizes": ([], 91),
+    "pgd, average and crops": (["optim.ema=0.9", "data.augment=crop-flip", "data.pad=1"], 96),
+    "pgd in l2": (["threat.norm=l2", "threat.eps=0.3", "schedule.tau=0.6"], 96),
+    "fast from before": (["method.name=fast", "method.init=previous"], 96),
+    "free": (["method.name=free"], 96),
+    "nfgsm": (["method.name=nfgsm"], 96),
+    "trades": (["method.name=trades"], 96),
+    "fat": (["method.name=fat", "method.omega=0.0"], 96),
+    "dat": (["method.name=dat"], 96),
+    "yopo": (["method.name=yopo", "method.inner=2", "model.first_layer=net.0"], 96),
+    "adaptive": (["schedule.name=adaptive", "schedule.tau=0.1", "schedule.k_max=4", "schedule.gamma=0.01"], 96),
+    "batch in parts": (["train.accumulate=3"], 96),
+    "shared BatchNorm": (["train.sync_bn=true"], 96),
+    "BatchNorm of one's own": ([], 96),
+}
+
+
+class Exact(nn.Module):
+    """Computes in double precision, without dropout, so that no sign hangs on a rounding error."""
+
+    def __init__(self, normed: bool) -> None:
+        super().__init__()
+        self.net = small_net(smooth=True).double()
+        self.net[3] = nn.Identity()
+        if not normed:
+            self.net[1] = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x.double())
+
+
+def trained(name: str) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """The weights and rows of a case, by however many processes are at it."""
+    more, n = CASES[name]
+    fitted = fit(Exact("BatchNorm" in name), toy_data(n), toy_data(40), toy_recipe("train.epochs=3", "eval.batch_size=8", *more))
+    return fitted.model.state_dict(), fitted.rows
+
+
+class Mortal(nn.Module):
+    """A network for digits whose second process dies in the middle of the second epoch, unless torchrun has started it anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(1, 6, 5, stride=4), nn.Softplus(), nn.Flatten(), nn.Linear(6 * 36, 10))
+        self.passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += self.training
+        if self.passes == 60 and os.environ.get("RANK") == "1" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.net(x)
+
+
+def mortal() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Mortal()
+
+
+def main(folder: Path) -> None:
+    with together(torch.device("cpu")):
+        for index, name in enumerate(CASES):
+            weights, rows = trained(name)
+            save_tensors(folder / f"{index}-{current().rank}.safetensors", weights)
+            (folder / f"{index}-{current().rank}.json").write_text(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))
