@@ -25,7 +25,7 @@ ARROWS: dict[str, set[str]] = {
     "engine": {"errors", "losses", "threat"},
     "models": {"errors", "seeds"},
     "data": {"batch", "errors", "seeds"},
-    "evaluation": {"attacks", "errors", "losses", "seeds", "threat"},
+    "evaluation": {"attacks", "engine", "errors", "losses", "seeds", "threat"},
     "recipes": {"errors", "methods", "quantity", "schedules", "threat"},
     "control": {"batch", "engine", "errors", "losses", "methods", "quantity", "schedules", "seeds", "threat"},
     "report": {"errors"},

@@ -15,8 +15,8 @@ def bench(
     recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="Whose method, model and shapes are timed.")],
     set_: Set = [],  # noqa: B006
     batch: Annotated[str, typer.Option(help="Batch sizes, comma-separated; the recipe's by default.")] = "",
-    steps: Annotated[str, typer.Option(help="Values of K, comma-separated; the largest of the recipe's schedule by default.")] = "",
-    variants: Annotated[str, typer.Option(help="Comma-separated.")] = "reference,amp,plain,fast",
+    steps: Annotated[str, typer.Option(help="Values of K, comma-separated; those of the recipe's schedule by default.")] = "",
+    variants: Annotated[str, typer.Option(help="Comma-separated; also reference-train-bn and plain-bf16.")] = "reference,amp,plain,fast",
     seconds: Annotated[float, typer.Option(min=0.01, help="How long each is timed.")] = 2.0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="A folder for bench.json and bench.svg.")] = None,

@@ -9,6 +9,7 @@ from amata.engine.average import WeightAverage
 from amata.engine.fast import FastNet
 from amata.engine.plain import PlainNet, Precision
 from amata.engine.probe import ProbeNet
+from amata.engine.quick import QuickNet, quick
 from amata.engine.ranks import Ranks, current, launched, local_device, together
 from amata.engine.syncnorm import share_norms
 
@@ -20,12 +21,14 @@ __all__ = [
     "PlainNet",
     "Precision",
     "ProbeNet",
+    "QuickNet",
     "Ranks",
     "WeightAverage",
     "current",
     "launched",
     "local_device",
     "make_net",
+    "quick",
     "share_norms",
     "together",
 ]

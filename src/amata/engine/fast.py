@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from amata.engine.attacked import AttackedNet
+from amata.engine.compiler import has_compiler
 from amata.engine.graphs import Graph
 from amata.engine.plain import PlainNet, Precision
 from amata.engine.syncnorm import Shared
@@ -45,7 +46,7 @@ class FastNet(PlainNet):
         self.graphed = self.device.type == "cuda"
         # What processes say to each other in the middle of a pass cannot be recorded.
         self.talks = self.ranks.size > 1 and any(isinstance(m, Shared) for m in model.modules())
-        self.compiled = self.graphed if compiled is None else compiled
+        self.compiled = self.graphed and has_compiler() if compiled is None else compiled
         dtype = torch.bfloat16 if precision == "bf16" else next(model.parameters()).dtype
         self.layout = torch.channels_last if (_suits_channels_last(model) if channels_last is None else channels_last) else None
         if self.graphed and self.layout:
@@ -70,7 +71,7 @@ class FastNet(PlainNet):
 
     def describe(self) -> str:
         parts = [f"fast engine, {self.precision}"]
-        parts += ["torch.compile"] if self.compiled else []
+        parts += ["torch.compile"] if self.compiled else ["not compiled (no Triton or no C compiler)"] if self.graphed else []
         parts += ["CUDA graphs", *(["channels_last"] if self.layout else [])] if self.graphed else ["eager (no CUDA device)"]
         parts += ["updates eager because of train.sync_bn"] if self.talks else []
         parts += [f"{len(self.attacked.folds)} BatchNorms folded in attacks"] if self.attacked.folds else []

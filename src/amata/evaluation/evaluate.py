@@ -2,14 +2,16 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from amata.attacks.guard import check_images, check_logits, input_grad, untouched
+from amata.engine import quick
 from amata.errors import InputError
 from amata.evaluation.spec import AttackSpec, parse_attack
 from amata.losses import ce
@@ -89,48 +91,67 @@ def evaluate(
     seed: int = 0,
     progress: Progress | None = None,
     part: Part = ALONE,
+    engine: Literal["auto", "plain"] = "auto",
+    precision: Literal["tf32", "fp32"] = "tf32",
 ) -> dict[str, Result]:
     """Evaluate a model under each attack.
 
     `data` is a pair of tensors (x, y), or any iterable of (x, y, ...) batches. The model is left as it was found. Of several processes,
     each is given the batches of its `part`, and all get the results of the whole.
+
+    On a GPU attacks run on a compiled copy of the model, unless `engine` is "plain"; the verdict on what they find is always the model's
+    own. `precision` says whether a GPU may round the factors of convolutions and matrix products to TF32.
     """
     specs = [parse_attack(name, step_size=step_size, c=cw_c) for name in dict.fromkeys(a.strip() for a in attacks)]
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    metered = Metered(model)
+    on_gpu = device.type == "cuda"
+    metered = Metered(quick(model) if on_gpu and engine == "auto" and any(s.kind != "clean" for s in specs) else model)
     correct = dict.fromkeys([s.name for s in specs], 0)
     cost, seconds = dict(correct), dict.fromkeys(correct, 0.0)
     n = zero_gradients = probed = 0
     total = min(limit or 2**62, _count(data, batch_size))
-    for number, (x, y) in enumerate(_batches(data, batch_size, limit and math.ceil(limit / part.size))):
-        index = part.rank + number * part.size
-        x, y = x.to(device), y.to(device)
-        check_images(x, y)
-        with untouched(model), torch.no_grad():
-            z = model(x)
-            check_logits(z, y)
-        if index == 0 and any(s.kind != "clean" for s in specs):
-            zero_gradients, probed = _zero_gradients(model, x, y, z)
-        for spec in specs:
-            before, started = metered.grad_evals, time.perf_counter()
-            x_adv = spec.run(metered, x, y, ball, derive(seed, index, spec.name))
+    with _rounding(precision):
+        for number, (x, y) in enumerate(_batches(data, batch_size, limit and math.ceil(limit / part.size))):
+            index = part.rank + number * part.size
+            x, y = x.to(device), y.to(device)
+            check_images(x, y)
             with untouched(model), torch.no_grad():
-                hits = (z if spec.kind == "clean" else model(x_adv)).argmax(1) == y
-            correct[spec.name] += int(hits.sum())
-            cost[spec.name] += metered.grad_evals - before
-            seconds[spec.name] += time.perf_counter() - started
-            if progress:
-                progress(spec.name, n + len(x), total)
-        n += len(x)
+                z = model(x)
+                check_logits(z, y)
+            if index == 0 and any(s.kind != "clean" for s in specs):
+                zero_gradients, probed = _zero_gradients(model, x, y, z)
+            for spec in specs:
+                before, started = metered.grad_evals, time.perf_counter()
+                x_adv = spec.run(metered, x, y, ball, derive(seed, index, spec.name))
+                with untouched(model), torch.no_grad():
+                    hits = (z if spec.kind == "clean" else model(x_adv)).argmax(1) == y
+                correct[spec.name] += int(hits.sum())
+                cost[spec.name] += metered.grad_evals - before
+                seconds[spec.name] += time.perf_counter() - started
+                if progress:
+                    progress(spec.name, n + len(x), total)
+            n += len(x)
     n, zero_gradients, probed = (int(v) for v in part.sum([n, zero_gradients, probed]))
     if n == 0:
         raise InputError("there is no image to evaluate on")
     results = {}
     for spec in specs:
         right, spent, took = part.sum([correct[spec.name], cost[spec.name], seconds[spec.name]])
-        results[spec.name] = Result(right / n, n, *wilson(int(right), n), int(spent), round(took / part.size, 3), spec.params(ball))
+        params = spec.params(ball) | ({"precision": precision} if on_gpu else {})
+        results[spec.name] = Result(right / n, n, *wilson(int(right), n), int(spent), round(took / part.size, 3), params)
     _warn_if_masked(specs, results, ball, zero_gradients, probed)
     return results
+
+
+@contextmanager
+def _rounding(precision: str) -> Iterator[None]:
+    """Whether a GPU may use TF32, and as it was before afterwards."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _batches(data: Any, batch_size: int, limit: int | None) -> Iterable[tuple[Tensor, Tensor]]:

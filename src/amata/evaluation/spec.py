@@ -47,7 +47,7 @@ class AttackSpec:
         if self.kind == "cw-l2":
             return cw_l2(model, x, y, c=self.c, steps=self.steps)
         if self.kind == "autoattack":
-            return autoattack(model, x, y, ball=ball, seed=seed % 2**32)
+            return autoattack(model, x, y, ball=ball, batch_size=len(x), seed=seed % 2**32)
         attack = pgd if self.kind == "pgd" else cw_pgd
         return attack(model, x, y, ball=ball, steps=self.steps, step_size=self.step_size, restarts=self.restarts, seed=seed)
 

@@ -109,6 +109,8 @@ class Eval(Table):
     """Step of the PGD attacks; 2.5 eps / K unless given."""
     cw_c: Positive = 1.0
     """The constant c of cw-l2, which the paper calls eps."""
+    precision: Literal["tf32", "fp32"] = "tf32"
+    """Whether a GPU may round factors to TF32 in evaluations."""
     batch_size: Count = 256
     limit: Count | None = None
 

@@ -1,18 +1,21 @@
 """How fast training steps are on this device, engine against engine, in one process.
 
-Four variants of the same computation, on random images of the recipe's shape that lie on the device:
-    reference  eager fp32, with `loss.backward()` in the attack, weight gradients and all: what most published code does
-    amp        the same under autocast
-    plain      the plain engine, fp32, input gradients only
-    fast       the fast engine
+Variants of the same computation, on random images of the recipe's shape that lie on the device:
+    reference           eager fp32, with `loss.backward()` in the attack, weight gradients and all: what most published code does
+    reference-train-bn  the same with BatchNorm in train mode in the attack, as in the code of Madry's, Free's and Fast's generation
+    amp                 the reference under bf16 autocast
+    plain, plain-bf16   the plain engine: input gradients only
+    fast                the fast engine
 Times are those of whole training steps, synchronised at both ends, after compiling and warming up; an epoch has the data
-set's number of images.
+set's number of images. One network of each variant is timed at all K, so whatever was compiled again would be noticed.
 """
 
 import copy
+import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +23,7 @@ from torch import Tensor, nn
 
 from amata import models
 from amata.batch import Batch
-from amata.engine import FastNet, PlainNet
+from amata.engine import FastNet, PlainNet, Precision
 from amata.errors import AmataError, unknown
 from amata.losses import Loss
 from amata.recipes import Recipe
@@ -34,7 +37,8 @@ SHAPES = {
     "cifar10": (3, 32, 32, 10, 50_000),
     "folder": (3, 224, 224, 1000, 1_281_167),
 }
-VARIANTS = ("reference", "amp", "plain", "fast")
+VARIANTS: dict[str, tuple[type[PlainNet], Precision]] = {}
+"""The engine and the precision of each; filled below."""
 
 
 class ReferenceNet(PlainNet):
@@ -48,6 +52,16 @@ class ReferenceNet(PlainNet):
         assert x.grad is not None
         self.optimizer.zero_grad()
         return x.grad, z.detach()
+
+
+VARIANTS |= {
+    "reference": (ReferenceNet, "fp32"),
+    "reference-train-bn": (ReferenceNet, "fp32"),
+    "amp": (ReferenceNet, "bf16"),
+    "plain": (PlainNet, "fp32"),
+    "plain-bf16": (PlainNet, "bf16"),
+    "fast": (FastNet, "bf16"),
+}
 
 
 class CountingNet(PlainNet):
@@ -66,11 +80,11 @@ class CountingNet(PlainNet):
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to time: a recipe's method, model and optimiser at a batch size and a control."""
+    """What is timed: a recipe's method, model and optimiser at a batch size, under one or more controls."""
 
     recipe: Recipe
     batch: int
-    control: Control
+    controls: tuple[Control, ...]
 
     def model(self, device: torch.device) -> nn.Module:
         c = self.recipe.model
@@ -89,43 +103,42 @@ class Case:
         return made
 
     def net(self, variant: str, model: nn.Module) -> PlainNet:
-        kinds: dict[str, tuple[type[PlainNet], str]] = {
-            "reference": (ReferenceNet, "fp32"), "amp": (ReferenceNet, "bf16"), "plain": (PlainNet, "fp32"), "fast": (FastNet, "bf16"),
-        }  # fmt: skip
-        kind, precision = kinds[variant]
-        on_gpu = next(model.parameters()).is_cuda
-        options: dict[str, Any] = {"precision": precision if variant != "fast" or on_gpu else "fp32"}
-        return kind(
-            model, make_optimizer(model, self.recipe.optim), attack_mode=self.recipe.train.attack_mode,
-            first_layer=self.recipe.model.first_layer, **options,
-        )  # fmt: skip
+        kind, precision = VARIANTS[variant]
+        mode = "train" if variant == "reference-train-bn" else self.recipe.train.attack_mode
+        if variant == "fast" and not next(model.parameters()).is_cuda:
+            precision = "fp32"
+        optimizer = make_optimizer(model, self.recipe.optim)
+        return kind(model, optimizer, attack_mode=mode, first_layer=self.recipe.model.first_layer, precision=precision)
 
-    def flops(self) -> float:
+    def flops(self, u: Control) -> float:
         """Of one training step: two forward passes' worth for an input gradient, three for an update."""
         from torch.utils.flop_counter import FlopCounterMode
 
         cpu = torch.device("cpu")
-        small = Case(self.recipe, 2, self.control)
+        small = Case(self.recipe, 2, (u,))
         model, (batch,) = small.model(cpu), small.batches(cpu, 1)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             model.eval()(batch.x)
         forward = counter.get_total_flops() / 2
         net = CountingNet(model, make_optimizer(model, self.recipe.optim), first_layer=self.recipe.model.first_layer)
-        self.recipe.method.step(net, batch, self.control, generator(0), {})
+        self.recipe.method.step(net, batch, u, generator(0), {})
         attacks = (net.grad_evals - net.updates) / 2
         return forward * self.batch * (2 * attacks + 3 * net.updates / 2)
 
 
 def cases(recipe: Recipe, batches: Sequence[int], steps: Sequence[int]) -> list[Case]:
-    """A recipe at several batch sizes and K; its own batch size and the largest K of its schedule where none are given."""
-    epochs = recipe.train.epochs
+    """A recipe at several batch sizes and K; its own batch size and all K of its schedule where none are given."""
+    controls = sorted(set(_controls(recipe)), key=lambda u: u.steps)
+    top = controls[-1]
+    chosen = tuple(Control(k, top.step_size * top.steps / k) for k in steps) or tuple(controls)
+    return [Case(recipe, batch, chosen) for batch in (batches or [recipe.data.batch_size])]
+
+
+def _controls(recipe: Recipe) -> list[Control]:
+    """What the recipe's schedule asks for, epoch by epoch; of one that is chosen as training goes, what it chooses from."""
     if isinstance(recipe.schedule, ClosedLoop):
-        controls = recipe.schedule.candidates()
-    else:
-        controls = [recipe.schedule(t, epochs) for t in range(epochs)]
-    top = max(controls, key=lambda u: u.steps)
-    chosen = [Control(k, top.step_size * top.steps / k) for k in steps] or [top]
-    return [Case(recipe, batch, u) for batch in (batches or [recipe.data.batch_size]) for u in chosen]
+        return recipe.schedule.candidates()
+    return [recipe.schedule(t, recipe.train.epochs) for t in range(recipe.train.epochs)]
 
 
 def matmul_ceiling(device: torch.device, precision: torch.dtype, size: int) -> float:
@@ -145,85 +158,117 @@ def matmul_ceiling(device: torch.device, precision: torch.dtype, size: int) -> f
 
 
 def bench(
-    cases: Sequence[Case], device: torch.device, *, variants: Sequence[str] = VARIANTS, seconds: float = 2.0, note: Callable[[str], None]
+    cases: Sequence[Case],
+    device: torch.device,
+    *,
+    variants: Sequence[str] = tuple(VARIANTS),
+    seconds: float = 2.0,
+    note: Callable[[str], None],
 ) -> dict[str, Any]:
-    """A row per case and variant; `ratio_to_reference` is against the reference of the same case, timed just before."""
+    """A row per case, K and variant; `ratio_to_reference` is against the reference of the same case and K, timed in the same process.
+
+    `schedules` holds what an epoch costs on average over a recipe's own schedule, for each recipe of which every K was timed.
+    """
     for variant in variants:
         if variant not in VARIANTS:
             raise unknown("variant", variant, VARIANTS)
     on_gpu = device.type == "cuda"
     ceiling = matmul_ceiling(device, torch.bfloat16 if on_gpu else torch.float32, 8192 if on_gpu else 1024)
     rows: list[dict[str, Any]] = []
+    schedules: list[dict[str, Any]] = []
     for case in cases:
-        reference = None
+        images, references = SHAPES[case.recipe.data.name][4], dict[int, float]()
         for variant in variants:
-            row = {**_describe(case, variant), **_time(case, variant, device, seconds)}
-            images = SHAPES[case.recipe.data.name][4]
-            row["seconds_per_epoch"] = row["seconds_per_step"] * images / case.batch
-            row["images_per_second"] = case.batch / row["seconds_per_step"]
-            row["tflops"] = case.flops() / row["seconds_per_step"] / 1e12
-            row["ceiling_share"] = row["tflops"] / ceiling
-            reference = row["seconds_per_step"] if variant == "reference" else reference
-            row["ratio_to_reference"] = reference / row["seconds_per_step"] if reference else None
-            rows.append(row)
-            ratio = f", {row['ratio_to_reference']:.1f} times the reference" if row["ratio_to_reference"] else ""
-            note(f"{row['recipe']} batch {row['batch']} K {row['steps']} {variant}: {row['seconds_per_epoch']:.2f} s an epoch{ratio}")
+            timed = {u: _finish(row, case, u, images, ceiling) for u, row in _time(case, variant, device, seconds)}
+            for u, row in timed.items():
+                if variant == "reference":
+                    references[u.steps] = row["seconds_per_step"]
+                reference = references.get(u.steps)
+                row["ratio_to_reference"] = reference / row["seconds_per_step"] if reference else None
+                rows.append({**_describe(case, variant, u), **row})
+                ratio = f", {row['ratio_to_reference']:.1f} times the reference" if reference else ""
+                note(f"{case.recipe.name} batch {case.batch} K {u.steps} {variant}: {row['seconds_per_epoch']:.2f} s an epoch{ratio}")
+            whole = _controls(case.recipe)
+            if len(timed) > 1 and set(whole) <= set(timed) and not isinstance(case.recipe.schedule, ClosedLoop):
+                mean = sum(timed[u]["seconds_per_epoch"] for u in whole) / len(whole)
+                schedules.append({"variant": variant, "recipe": case.recipe.name, "batch": case.batch, "seconds_per_epoch": mean})
+                note(f"{case.recipe.name} batch {case.batch} {variant}: {mean:.2f} s an epoch on average over its schedule")
     name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
-    return {"device": name, "torch": torch.__version__, "matmul_tflops": ceiling, "rows": rows}
+    return {"device": name, "torch": torch.__version__, "matmul_tflops": ceiling, "rows": rows, "schedules": schedules}
 
 
-def _describe(case: Case, variant: str) -> dict[str, Any]:
+def _finish(row: dict[str, Any], case: Case, u: Control, images: int, ceiling: float) -> dict[str, Any]:
+    tflops = case.flops(u) / row["seconds_per_step"] / 1e12
+    return {
+        **row,
+        "seconds_per_epoch": row["seconds_per_step"] * images / case.batch,
+        "images_per_second": case.batch / row["seconds_per_step"],
+        "tflops": tflops,
+        "ceiling_share": tflops / ceiling,
+    }
+
+
+def _describe(case: Case, variant: str, u: Control) -> dict[str, Any]:
     return {
         "variant": variant,
         "recipe": case.recipe.name,
         "method": case.recipe.tables["method"]["name"],
         "model": case.recipe.model.name,
         "batch": case.batch,
-        "steps": case.control.steps,
-        "attack_mode": case.recipe.train.attack_mode,
+        "steps": u.steps,
+        "attack_mode": "train" if variant == "reference-train-bn" else case.recipe.train.attack_mode,
     }
 
 
-def _time(case: Case, variant: str, device: torch.device, seconds: float) -> dict[str, Any]:
+def _time(case: Case, variant: str, device: torch.device, seconds: float) -> Iterator[tuple[Control, dict[str, Any]]]:
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
         torch.backends.cudnn.benchmark = True
     batches = case.batches(device)
     net = case.net(variant, copy.deepcopy(case.model(device)))
     memory: dict[str, Tensor] = {}
     rng = generator(1, device=device)
-    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
-    def run(count: int) -> float:
+    def run(u: Control, count: int) -> float:
         _wait(device)
         started = time.perf_counter()
         for index in range(count):
-            case.recipe.method.step(net, batches[index % len(batches)], case.control, rng, memory)
+            case.recipe.method.step(net, batches[index % len(batches)], u, rng, memory)
         _wait(device)
         return time.perf_counter() - started
 
-    run(3)  # compiles, records, warms up
+    run(case.controls[-1], 3)  # compiles, records, warms up
     made = net.compile_seconds
-    once = run(2) / 2
-    count = max(3, min(200, round(seconds / 3 / once)))
-    times = [run(count) / count for _ in range(3)]
-    if net.compile_seconds != made:
-        raise AmataError(f"the {variant} engine compiled again while it was being timed")
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-    host = None
-    if variant == "fast":
-        host = _host_share(lambda: case.recipe.method.step(net, batches[0], case.control, rng, memory), device, count, min(times))
-    return {
-        "precision": net.precision,
-        "engine": net.describe(),
-        "seconds_per_step": min(times),
-        "seconds_per_step_worst": max(times),
-        "compile_seconds": net.compile_seconds,
-        "peak_memory_bytes": peak,
-        "base_memory_bytes": before,
-        "host_share": host,
-    }
+    for u in case.controls:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        once = run(u, 2) / 2
+        count = max(3, min(200, round(seconds / 3 / once)))
+        times = [run(u, count) / count for _ in range(3)]
+        if net.compile_seconds != made:
+            raise AmataError(f"the {variant} engine compiled again while it was being timed")
+        step = partial(case.recipe.method.step, net, batches[0], u, rng, memory)
+        yield (
+            u,
+            {
+                "precision": net.precision,
+                "engine": net.describe(),
+                "seconds_per_step": min(times),
+                "seconds_per_step_worst": max(times),
+                "compile_seconds": net.compile_seconds,
+                "peak_memory_bytes": _memory(device),
+                "host_share": _host_share(step, device, count, min(times)) if variant == "fast" else None,
+            },
+        )
+
+
+def _memory(device: torch.device) -> int:
+    """What steps need: the most that was allocated, or what stays reserved, for recorded work keeps its memory and allocates no more."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    return max(torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device))
 
 
 def _host_share(step: Callable[[], None], device: torch.device, count: int, seconds: float) -> float | None:

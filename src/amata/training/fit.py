@@ -255,6 +255,7 @@ class _Fit:
             seed=self.recipe.train.seed,
             progress=watch,
             part=part_of(self.ranks),
+            engine="plain",  # too little work to compile a copy for
         )
 
     def _guarded(self) -> bool:
