@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from amata.attacks import pgd
 from amata.errors import InputError
 from amata.evaluation import Metered, evaluate, parse_attack, wilson
+from amata.seeds import derive
 from amata.threat import Linf
 from tests.conftest import Linear, images, labels, small_net
 
@@ -14,8 +15,6 @@ BALL = Linf(0.05)
 
 
 def test_accuracy_is_what_the_attack_leaves() -> None:
-    from amata.seeds import derive
-
     model, x, y = Linear(4), images(50), labels(50)
     results = evaluate(model, (x, y), ball=BALL, attacks=["clean", "pgd-7"], batch_size=50, seed=3)
     assert results["clean"].accuracy == pytest.approx(float((model(x).argmax(1) == y).float().mean()))
@@ -26,12 +25,23 @@ def test_accuracy_is_what_the_attack_leaves() -> None:
     assert results["pgd-7"].params == expected
 
 
-@pytest.mark.parametrize(
-    ("attack", "per_image"), [("clean", 0), ("fgsm", 1), ("pgd-5", 5), ("pgd-5-3", 15), ("cw-pgd-4", 4), ("cw-l2-6", 6 + 3 + 5)]
-)
+@pytest.mark.parametrize(("attack", "per_image"), [("clean", 0), ("fgsm", 1), ("pgd-5", 5), ("cw-pgd-4", 4), ("cw-l2-6", 6 + 3 + 5)])
 def test_gradient_evaluations_are_counted(attack: str, per_image: int) -> None:
     model, x, y = Linear(4), images(10), labels(10)
     assert evaluate(model, (x, y), ball=BALL, attacks=[attack], batch_size=4)[attack].grad_evals == 10 * per_image
+
+
+def test_restarts_are_spent_on_those_that_stand() -> None:
+    model, x, y = Linear(4), images(40), labels(40)
+    y = model(x).argmax(1)
+    one, three = (evaluate(model, (x, y), ball=Linf(0.012), attacks=[a], batch_size=40)[a] for a in ("pgd-1", "pgd-1-3"))
+    assert 0 < one.accuracy < 1
+    assert three.accuracy <= one.accuracy
+    found = pgd(model, x, y, ball=Linf(0.012), steps=1, seed=derive(derive(0, 0, "pgd-1-3"), 0))
+    standing = int((model(found).argmax(1) == y).sum())
+    assert 40 + standing < three.grad_evals <= 40 + 2 * standing
+    untouched = evaluate(model, (x, y), ball=Linf(1e-6), attacks=["pgd-5-3"], batch_size=40)["pgd-5-3"]
+    assert untouched.grad_evals == 40 * 15, "nobody fell"
 
 
 def test_a_metered_model_counts_every_gradient_once() -> None:

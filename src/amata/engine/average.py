@@ -22,12 +22,12 @@ class WeightAverage:
     def update(self) -> None:
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
         self.steps += 1
-        averaged, current = list(_tensors(self.model)), list(_tensors(self.source))
+        averaged, current = _tensors(self.model), _tensors(self.source)
         floats = [(a, c) for a, c in zip(averaged, current, strict=True) if a.is_floating_point()]
         torch._foreach_lerp_([a for a, _ in floats], [c for _, c in floats], 1 - decay)
-        for a, c in zip(averaged, current, strict=True):
-            if not a.is_floating_point():
-                a.copy_(c)
+        whole = [(a, c) for a, c in zip(averaged, current, strict=True) if not a.is_floating_point()]
+        if whole:
+            torch._foreach_copy_([a for a, _ in whole], [c for _, c in whole])
 
 
 def _tensors(model: nn.Module) -> list[torch.Tensor]:

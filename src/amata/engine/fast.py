@@ -94,13 +94,13 @@ class FastNet(PlainNet):
             with torch.no_grad():
                 return self._attacked(x)
 
-        return self._run("logits", lambda _: work, (x,), self._attack_state())
+        return self._run("logits", lambda _: work, (x,), self._attack_state)
 
     def _input_grad(self, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
         self._freshen()
         key, n = ("input_grad", loss), len(x)
         if not self.graphed or self.attack_mode == "train":
-            return self._run(key, lambda recorded: self._attack(loss, recorded), (x, y), self._attack_state())
+            return self._run(key, lambda recorded: self._attack(loss, recorded), (x, y), self._attack_state)
         full = self.largest[key] = max(n, self.largest.get(key, 0))
         size = next(s for s in sorted(math.ceil(share * full) for share in BUCKETS) if s >= n)
         if (key, size) not in self.graphs:
@@ -152,13 +152,12 @@ class FastNet(PlainNet):
     def _backward(
         self, inputs: tuple[Tensor, ...], y: Tensor, loss: Callable[..., Tensor], scale: float, wrt_input: bool
     ) -> tuple[Tensor, Tensor | None]:
-        self.model.train()
-
         def value(*tensors: Tensor) -> Tensor:
             *xs, y = tensors
             return loss(*[self._forward(x) for x in xs], y).mean()
 
         def make(recorded: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
+            self.model.train()
             best = self._compiled(("train", loss, len(inputs), wrt_input), value) if recorded else value
             weights = [p for p in self.model.parameters() if p.requires_grad]
 
@@ -179,7 +178,7 @@ class FastNet(PlainNet):
 
         if self.talks:
             return make(False)(*inputs, y)
-        return self._run(("backward", loss, len(inputs), scale, wrt_input), make, (*inputs, y), self._train_state())
+        return self._run(("backward", loss, len(inputs), scale, wrt_input), make, (*inputs, y), self._train_state)
 
     def _costate(self, x: Tensor, y: Tensor, first: bool, scale: float) -> tuple[Tensor, Tensor]:
         return self._as_plain(("costate", first, scale), lambda x, y: PlainNet._costate(self, x, y, first, scale), (x, y))
@@ -194,7 +193,7 @@ class FastNet(PlainNet):
 
     def _as_plain(self, key: Hashable, plain: Callable[..., Any], tensors: tuple[Tensor, ...]) -> Any:
         """What the plain engine does, recorded as it is: the cut through a network that the split verbs make is nothing for a compiler."""
-        return plain(*tensors) if self.talks else self._run(key, lambda _: plain, tensors, self._train_state())
+        return plain(*tensors) if self.talks else self._run(key, lambda _: plain, tensors, self._train_state)
 
     def _compiled(self, key: Hashable, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, compiled where that is wanted; once for every key."""
@@ -202,13 +201,15 @@ class FastNet(PlainNet):
             self.functions[key] = torch.compile(function, dynamic=False) if self.compiled else function
         return self.functions[key]
 
-    def _run(self, key: Hashable, make: Callable[[bool], Callable[..., Any]], tensors: tuple[Tensor, ...], touches: list[Tensor]) -> Any:
+    def _run(
+        self, key: Hashable, make: Callable[[bool], Callable[..., Any]], tensors: tuple[Tensor, ...], touches: Callable[[], list[Tensor]]
+    ) -> Any:
         """Replay the recorded work, recording it first; on an unusual shape, or without a GPU, do it as it is."""
         if not self.graphed or not self._is_usual(key, tensors[0]):
             return make(False)(*tensors)
         if key not in self.graphs:
             with self._making():
-                self.graphs[key] = Graph(make(True), tensors, touches=touches, pool=self.pool)
+                self.graphs[key] = Graph(make(True), tensors, touches=touches(), pool=self.pool)
         return self.graphs[key](*tensors)
 
     def _is_usual(self, key: Hashable, x: Tensor) -> bool:

@@ -2,13 +2,16 @@
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from amata.attacks import autoattack, cw_l2, cw_pgd, fgsm, pgd
 from amata.attacks.pgd import default_step_size
 from amata.errors import unknown
+from amata.seeds import derive
 from amata.threat import Ball
 
 NAMES = ("clean", "fgsm", "pgd-20", "pgd-50-10", "cw-pgd-20", "cw-l2", "autoattack")
@@ -48,8 +51,17 @@ class AttackSpec:
             return cw_l2(model, x, y, c=self.c, steps=self.steps)
         if self.kind == "autoattack":
             return autoattack(model, x, y, ball=ball, batch_size=len(x), seed=seed % 2**32)
-        attack = pgd if self.kind == "pgd" else cw_pgd
-        return attack(model, x, y, ball=ball, steps=self.steps, step_size=self.step_size, restarts=self.restarts, seed=seed)
+        attack = partial(pgd if self.kind == "pgd" else cw_pgd, ball=ball, steps=self.steps, step_size=self.step_size)
+        if self.restarts == 1:
+            return attack(model, x, y, seed=seed)
+        found, left = x.clone(), torch.arange(len(x), device=x.device)
+        for restart in range(self.restarts):  # on those that the restarts before have not fooled
+            found[left] = attack(model, x[left], y[left], seed=derive(seed, restart))
+            with torch.no_grad():
+                left = left[model(found[left]).argmax(1) == y[left]]
+            if len(left) == 0:
+                break
+        return found
 
     def weaker_than(self, other: "AttackSpec", ball: Ball) -> bool:
         """Whether `other` searches the same ball harder, so that it should never leave more images standing."""

@@ -7,7 +7,8 @@ Variants of the same computation, on random images of the recipe's shape that li
     plain, plain-bf16   the plain engine: input gradients only
     fast                the fast engine
 Times are those of whole training steps, synchronised at both ends, after compiling and warming up; an epoch has the data
-set's number of images. One network of each variant is timed at all K, so whatever was compiled again would be noticed.
+set's number of images. Memory is what the process takes from the device while it is timed. One network of each variant is timed
+at all K, so whatever was compiled again would be noticed.
 """
 
 import copy
@@ -242,6 +243,7 @@ def _time(case: Case, variant: str, device: torch.device, seconds: float) -> Ite
     made = net.compile_seconds
     for u in case.controls:
         if device.type == "cuda":
+            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
         once = run(u, 2) / 2
         count = max(3, min(200, round(seconds / 3 / once)))
@@ -257,18 +259,10 @@ def _time(case: Case, variant: str, device: torch.device, seconds: float) -> Ite
                 "seconds_per_step": min(times),
                 "seconds_per_step_worst": max(times),
                 "compile_seconds": net.compile_seconds,
-                "peak_memory_bytes": _memory(device),
+                "peak_memory_bytes": torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0,
                 "host_share": _host_share(step, device, count, min(times)) if variant == "fast" else None,
             },
         )
-
-
-def _memory(device: torch.device) -> int:
-    """What steps need: the most that was allocated, or what stays reserved, for recorded work keeps its memory and allocates no more."""
-    if device.type != "cuda":
-        return 0
-    torch.cuda.empty_cache()
-    return max(torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device))
 
 
 def _host_share(step: Callable[[], None], device: torch.device, count: int, seconds: float) -> float | None:
