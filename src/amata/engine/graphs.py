@@ -1,12 +1,19 @@
 """Work on tensors of fixed shapes, recorded once as a CUDA graph and replayed with one launch."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 WARM_UPS = 3
+
+
+@cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """The one stream on which everything is recorded: each stream that multiplies matrices keeps tens of megabytes for it."""
+    return torch.cuda.Stream(device)
 
 
 class Graph:
@@ -23,14 +30,14 @@ class Graph:
         works on the very tensors given, not on copies of them."""
         self.inputs = list(inputs) if own else [t.detach().clone(memory_format=torch.preserve_format) for t in inputs]
         before = [t.detach().clone() for t in touches]
-        stream = torch.cuda.Stream()
+        stream = _side_stream(torch.cuda.current_device())
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UPS):
                 work(*self.inputs)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
+        with torch.cuda.graph(self.graph, pool=pool, stream=stream):
             self.outputs = work(*self.inputs)
         with torch.no_grad():
             for t, value in zip(touches, before, strict=True):
