@@ -27,7 +27,7 @@ from amata.engine.syncnorm import Shared
 from amata.losses import Loss
 from amata.threat import Region
 
-BUCKETS = (1.0, 0.5, 0.25, 0.125)
+BUCKETS: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125)
 """Attacks on part of a batch, as of methods whose samples finish one by one, run with the next larger of these shares of it."""
 
 
