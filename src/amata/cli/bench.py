@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -36,10 +36,14 @@ def bench(
     sizes, controls = _whole_numbers(batch, "--batch"), _whole_numbers(steps, "--steps")
     timed = [case for name in recipes for case in cases(recipe_room.load(name, set_), sizes, controls)]
     note = lambda text: err.print(f"note: {text}", soft_wrap=True)  # noqa: E731
-    result = run_bench(timed, where, variants=[v.strip() for v in variants.split(",")], seconds=seconds, note=note)
+
+    def save(result: dict[str, Any]) -> None:
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            write_json(out / "bench.json", result)
+
+    result = run_bench(timed, where, variants=[v.strip() for v in variants.split(",")], seconds=seconds, note=note, save=save)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "bench.json", result)
         bench_figure(result, out / "bench")
     if json_:
         print(json.dumps(result, indent=2))

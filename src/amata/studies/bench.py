@@ -168,18 +168,22 @@ def bench(
     variants: Sequence[str] = tuple(VARIANTS),
     seconds: float = 2.0,
     note: Callable[[str], None],
+    save: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
     """A row per case, K and variant; `ratio_to_reference` is against the reference of the same case and K, timed in the same process.
 
-    `schedules` holds what an epoch costs on average over a recipe's own schedule, for each recipe of which every K was timed.
+    `schedules` holds what an epoch costs on average over a recipe's own schedule, for each recipe of which every K was timed. `save` is
+    given what has been measured so far, again and again.
     """
     for variant in variants:
         if variant not in VARIANTS:
             raise unknown("variant", variant, VARIANTS)
     on_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
     ceiling = matmul_ceiling(device, torch.bfloat16 if on_gpu else torch.float32, 8192 if on_gpu else 1024)
     rows: list[dict[str, Any]] = []
     schedules: list[dict[str, Any]] = []
+    result = {"device": name, "torch": torch.__version__, "matmul_tflops": ceiling, "rows": rows, "schedules": schedules}
     for case in cases:
         images, references = SHAPES[case.recipe.data.name][4], dict[int, float]()
         for variant in variants:
@@ -197,8 +201,8 @@ def bench(
                 mean = sum(timed[u]["seconds_per_epoch"] for u in whole) / len(whole)
                 schedules.append({"variant": variant, "recipe": case.recipe.name, "batch": case.batch, "seconds_per_epoch": mean})
                 note(f"{case.recipe.name} batch {case.batch} {variant}: {mean:.2f} s an epoch on average over its schedule")
-    name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
-    return {"device": name, "torch": torch.__version__, "matmul_tflops": ceiling, "rows": rows, "schedules": schedules}
+            save(result)
+    return result
 
 
 def _finish(row: dict[str, Any], case: Case, u: Control, images: int, ceiling: float) -> dict[str, Any]:
