@@ -137,8 +137,9 @@ class FastNet(PlainNet):
         key = ("ascent", loss, type(region))
         if not self.graphed or not self._is_usual(key, x):
             attack = self._attack(loss, False)
-            for _ in range(steps):
-                x = _move(region, x, attack(x, y)[0], step_size)
+            with _untuned():
+                for _ in range(steps):
+                    x = _move(region, x, attack(x, y)[0], step_size)
             return x
         if self.step_size != step_size:
             self.alpha.fill_(step_size)
@@ -206,7 +207,8 @@ class FastNet(PlainNet):
     ) -> Any:
         """Replay the recorded work, recording it first; on an unusual shape, or without a GPU, do it as it is."""
         if not self.graphed or not self._is_usual(key, tensors[0]):
-            return make(False)(*tensors)
+            with _untuned():
+                return make(False)(*tensors)
         if key not in self.graphs:
             with self._making():
                 self.graphs[key] = Graph(make(True), tensors, touches=touches(), pool=self.pool)
@@ -244,6 +246,17 @@ class FastNet(PlainNet):
         yield
         torch.cuda.synchronize(self.device)
         self.compile_seconds += time.perf_counter() - started
+
+
+@contextmanager
+def _untuned() -> Iterator[None]:
+    """Take convolutions as they come: trying out kernels for a shape that comes once an epoch takes longer than it saves."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _suits_channels_last(model: nn.Module) -> bool:
