@@ -15,7 +15,7 @@ $(READY): requirements.lock pyproject.toml
 	touch $(READY)
 
 demo: setup
-	$(VENV)/bin/amata train mnist5k-amata
+	$(VENV)/bin/amata compare mnist5k-pgd mnist5k-amata --out runs/demo
 
 test: setup
 	$(VENV)/bin/python -m pytest

@@ -9,28 +9,41 @@ from amata.errors import InputError, missing
 
 INK, GREY, ORANGE, BLUE, GREEN = "#1f2328", "#7a7a7a", "#c2410c", "#1d4ed8", "#15803d"
 COLOURS = (ORANGE, GREY, BLUE, GREEN, "#7e22ce", "#a16207", "#0e7490", "#be185d")
+SERIES = (
+    ("#868e96", "o"), ("#e8590c", "s"), ("#228be6", "^"), ("#2f9e44", "D"),
+    ("#ae3ec9", "v"), ("#e03131", "P"), ("#0c8599", "X"), ("#f08c00", "*"),
+)  # fmt: skip
+"""Colours and markers of recipes, the first of which is what the others are held against; seen well on white and on black."""
 
 
 @contextmanager
-def _figure(path: Path, rows: int, columns: int, size: tuple[float, float], **options: Any) -> Iterator[Any]:
-    """A grid of axes in the house style; saved as PATH.svg and PATH.png when the block ends."""
+def figure(path: Path, rows: int, columns: int, size: tuple[float, float], *, page: bool = False, **options: Any) -> Iterator[Any]:
+    """A grid of axes in the house style; saved as PATH.svg and PATH.png when the block ends. For a page, text stays text."""
     try:
         import matplotlib
     except ImportError:
         raise missing("matplotlib", f"drawing {path.name}", "plots") from None
     from matplotlib.figure import Figure
 
-    style: Any = {"svg.hashsalt": "amata", "font.size": 9, "axes.titlesize": 9.5, "axes.spines.top": False, "axes.spines.right": False}
+    style: Any = {
+        "svg.hashsalt": path.stem,
+        "svg.fonttype": "none" if page else "path",
+        "font.size": 9,
+        "axes.titlesize": 9.5,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
+    }
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=size, layout="constrained", facecolor="white")
-        axes = figure.subplots(rows, columns, squeeze=False, **options)
+        drawing = Figure(figsize=size, layout="constrained", facecolor="white")
+        axes = drawing.subplots(rows, columns, squeeze=False, **options)
         for ax in axes.flat:
             ax.grid(alpha=0.25, linewidth=0.6)
         yield axes
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-            figure.savefig(path.with_suffix(".png"), dpi=150)
+            drawing.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+            drawing.savefig(path.with_suffix(".png"), dpi=150)
         except OSError as error:
             raise InputError(f"cannot write {path}.svg ({error.strerror}); choose another folder") from None
 
@@ -38,7 +51,7 @@ def _figure(path: Path, rows: int, columns: int, size: tuple[float, float], **op
 def criterion_figure(strategies: list[dict[str, Any]], path: Path) -> None:
     """Per strategy: max_v H and H(u_t) over epochs, the gap between them being C; below, K_t and the K of the best control."""
     columns = len(strategies)
-    with _figure(path, 2, columns, (max(2.9 * columns, 4.2), 4.6), sharex="col", sharey="row") as axes:
+    with figure(path, 2, columns, (max(2.9 * columns, 4.2), 4.6), sharex="col", sharey="row") as axes:
         for column, s in enumerate(strategies):
             epochs = [e["epoch"] + 1 for e in s["epochs"]]
             top, bottom = axes[0, column], axes[1, column]
@@ -61,7 +74,7 @@ def criterion_figure(strategies: list[dict[str, Any]], path: Path) -> None:
 def toy_figure(toy: dict[str, Any], path: Path) -> None:
     """K*(t) by three ways beside Constant and Linear; theta(t); and the inner loss landscape at three times."""
     t, theta = toy["t"], toy["theta"]
-    with _figure(path, 1, 3, (10.2, 3.2)) as axes:
+    with figure(path, 1, 3, (10.2, 3.2)) as axes:
         k, state, land = axes[0]
         k.plot(t, toy["k_closed_form"], color=ORANGE, lw=5, alpha=0.35, label="closed form")
         k.plot(t, toy["k_msa"], color=ORANGE, lw=1.4, label=f"successive approximations, C = {toy['c_msa']:.1g}")
@@ -91,7 +104,7 @@ def toy_figure(toy: dict[str, Any], path: Path) -> None:
 
 def search_figure(search: dict[str, Any], path: Path) -> None:
     """Held-out robust accuracy against cost for every trial, with the Pareto front."""
-    with _figure(path, 1, 1, (6.4, 4.0)) as axes:
+    with figure(path, 1, 1, (6.4, 4.0)) as axes:
         ax = axes[0, 0]
         for state, colour, label in (("pruned", "#c9c9c9", "pruned (at the best epoch it reached)"), ("complete", INK, "trial")):
             points = [t for t in search["trials"] if t["state"] == state]
@@ -110,7 +123,7 @@ def search_figure(search: dict[str, Any], path: Path) -> None:
 
 def convergence_figure(study: dict[str, Any], path: Path) -> None:
     """The mean squared gradient against Theorem 1's bound, over T and over delta."""
-    with _figure(path, 1, 2, (9.0, 3.6)) as axes:
+    with figure(path, 1, 2, (9.0, 3.6)) as axes:
         over_steps, over_delta = axes[0]
         names = list(dict.fromkeys(row["schedule"] for row in study["over_steps"]))
         for name, colour in zip(names, COLOURS, strict=False):
@@ -134,7 +147,7 @@ def convergence_figure(study: dict[str, Any], path: Path) -> None:
 
 def logistic_figure(result: dict[str, Any], path: Path) -> None:
     """The optimal K(t) of the two-weight logistic regression, and where the weights go under it."""
-    with _figure(path, 1, 2, (7.4, 3.0)) as axes:
+    with figure(path, 1, 2, (7.4, 3.0)) as axes:
         k, plane = axes[0]
         k.step(result["t"], result["k_msa"], where="post", color=ORANGE, label="successive approximations")
         k.set(xlabel="time t", ylabel="inner steps K", title="the optimal K is not always annealed")
@@ -150,7 +163,7 @@ def logistic_figure(result: dict[str, Any], path: Path) -> None:
 def bench_figure(result: dict[str, Any], path: Path) -> None:
     """Seconds per epoch of every variant, case by case."""
     cases = list(dict.fromkeys((r["recipe"], r["batch"], r["steps"]) for r in result["rows"]))
-    with _figure(path, 1, len(cases), (max(3.0 * len(cases), 4.0), 3.0)) as axes:
+    with figure(path, 1, len(cases), (max(3.0 * len(cases), 4.0), 3.0)) as axes:
         for ax, case in zip(axes[0], cases, strict=True):
             rows = [r for r in result["rows"] if (r["recipe"], r["batch"], r["steps"]) == case]
             colours = [ORANGE if r["variant"] == "fast" else GREY for r in rows]

@@ -19,9 +19,10 @@ from amata.losses import smooth_ce
 from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
 from amata.schedules import Control
+from amata.studies.runs import taken_up
 from amata.training import Reporter, RunFolder
 from amata.training.device import resolve_device
-from amata.training.experiment import build_model, load_data, resume, train
+from amata.training.experiment import build_model, load_data
 from amata.training.files import load_tensors, under, write_json
 from amata.training.fit import training_batches
 
@@ -75,15 +76,7 @@ def strategies(targets: Sequence[str], overrides: Sequence[str], out: Path, repo
         if planned is None:
             runs.append(RunFolder.open(Path(name))[0])
             continue
-        folder = out / "runs" / name
-        if (folder / "recipe.toml").is_file():
-            if RunFolder.open(folder)[1].fingerprint() != planned.fingerprint():
-                raise InputError(f"{folder} was trained by another version of recipe {name}; choose another --out")
-            runs.append(resume(folder, reporter=reporter))
-        else:
-            reporter.note(f"training {name}")
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            runs.append(train(planned, folder, reporter))
+        runs.append(taken_up(out / "runs" / name, planned, reporter))
     return runs
 
 

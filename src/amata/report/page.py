@@ -1,0 +1,240 @@
+"""A comparison as one HTML page that needs nothing else: no network, no script; readable in light and dark, on a phone and on paper."""
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from amata.report.comparison import Picture, smoothing
+from amata.report.figures import INK
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1f2328; --soft: #57606a; --line: #d0d7de; --page: #ffffff; --card: #f6f8fa; --mark: #c2410c; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6edf3; --soft: #9ba5b0; --line: #30363d; --page: #0d1117; --card: #161b22; --mark: #ff8a4c; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1.5rem clamp(0.9rem, 3vw, 2.5rem) 3rem; max-width: 96rem; background: var(--page); color: var(--ink);
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+h1 { font-size: clamp(1.5rem, 4vw, 2.1rem); line-height: 1.2; margin: 0.2em 0; } h2 { font-size: 1.2rem; margin: 2.2rem 0 0.6rem; }
+p, ul { max-width: 60rem; } .soft { color: var(--soft); } a { color: inherit; }
+.headline { font-size: 1.15rem; } .headline b { color: var(--mark); }
+.warn { border-left: 4px solid var(--mark); padding: 0.1rem 0 0.1rem 0.9rem; margin: 0.8rem 0; max-width: 60rem; }
+.wide { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px; }
+.wide:focus-visible, summary:focus-visible { outline: 2px solid var(--mark); outline-offset: 2px; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.45rem 0.7rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top; white-space: nowrap; }
+tr:last-child > * { border-bottom: 0; } th { font-weight: 600; background: var(--card); white-space: normal; vertical-align: bottom; }
+td.text, th.text { text-align: left; }
+.prose td { white-space: normal; overflow-wrap: anywhere; } .prose td:first-child { white-space: nowrap; }
+td small { color: var(--soft); display: block; white-space: normal; }
+.figures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 25rem), 1fr)); }
+figure { margin: 0; padding: 0.8rem; border: 1px solid var(--line); border-radius: 8px; min-width: 0; }
+figcaption { font-weight: 600; margin-bottom: 0.3rem; }
+figure svg { width: 100%; height: auto; display: block; color: var(--ink); } svg text { font-family: inherit; }
+details { margin: 0.6rem 0; } summary { cursor: pointer; }
+code { font: 0.9em ui-monospace, SFMono-Regular, Menlo, monospace; }
+@media print { :root { --ink: #000; --soft: #444; --line: #bbb; --page: #fff; --card: #f3f3f3; --mark: #9a3412; }
+  body { max-width: none; padding: 0; font-size: 10.5pt; } .wide { overflow: visible; } figure, tr { break-inside: avoid; }
+  .figures { grid-template-columns: 1fr 1fr; } td, th { padding: 0.25rem 0.4rem; white-space: normal; } }
+"""
+
+
+def page(result: dict[str, Any], pictures: Sequence[Picture], title: str) -> str:
+    """The whole page."""
+    warnings = "".join(f'<p class="warn">{escape(w)}</p>' for w in result["warnings"])
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="headline">{_headline(result)}</p>',
+        f'<p class="soft">{escape(_setting(result))}</p>',
+        warnings,
+        "<h2>Results</h2>",
+        _table(result_table(result), "Results, a row per recipe"),
+        f'<p class="soft">{escape(_reading(result))}</p>',
+        "<h2>Curves</h2>",
+        f'<div class="figures">{"".join(_figure(p) for p in pictures)}</div>',
+        f'<p class="soft">{escape(_about_curves(result))}</p>',
+        _events(result),
+        "<h2>What differs between the recipes</h2>",
+        _table(difference_table(result), "Keys on which recipes differ", prose=True)
+        if result["differences"]
+        else "<p>Nothing but their names.</p>",
+        "<h2>Where and how it was measured</h2>",
+        _table(environment_table(result), "Environment", prose=True),
+        f'<p class="soft">Order of the runs: {escape(", ".join(result["order"]))}. Time is training time alone, by a synchronised clock; '
+        "compiling and validation are not in it.</p>",
+    ]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<title>{escape(title)}</title>\n<link rel="icon" href="data:,">\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n'
+        + "\n".join(part for part in parts if part)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+Cell = str | tuple[str, str]
+"""What a cell says; or that, and a smaller line below it."""
+
+
+def result_table(result: dict[str, Any]) -> list[list[Cell]]:
+    attacks = list(result["rows"][0]["accuracies"])
+    target = f"time to {result['target']:.0%} (s)" if result["target"] else "time to target (s)"
+    rows: list[list[Cell]] = [["recipe", *(f"{a} (%)" for a in attacks), "training (s)", "gradient evaluations", target, "speed-up"]]
+    for row in result["rows"]:
+        cells: list[Cell] = [(row["recipe"], f"{len(row['seeds'])} seed{'s' if len(row['seeds']) > 1 else ''}")]
+        for attack in attacks:
+            a = row["accuracies"][attack]
+            cells.append((f"{100 * a['accuracy']:.1f}", f"{100 * a['low']:.1f} to {100 * a['high']:.1f}"))
+        cells.append(f"{row['train_seconds']:,.1f}")
+        cells.append((f"{row['grad_evals']:,.0f}", f"{row['grad_evals_per_image']:.2f} an image and epoch"))
+        missed = row["time_to_target_per_seed"].count(None)
+        some = f"missed by {missed} of {len(row['seeds'])}" if missed else f"{row['cost_to_target']:,.0f} evaluations"
+        reached = f"{row['time_to_target']:,.1f}" if row["time_to_target"] else "—"
+        cells.append((reached, some) if result["target"] else "—")
+        whole = f"{row['speedup']:.2f}×" if row["speedup"] else "—"
+        to_target = f"{row['speedup_to_target']:.2f}× to target" if row["speedup_to_target"] else ""
+        cells.append((whole, to_target) if to_target else whole)
+        rows.append(cells)
+    return rows
+
+
+def difference_table(result: dict[str, Any]) -> list[list[Cell]]:
+    names = [row["recipe"] for row in result["rows"]]
+    rows: list[list[Cell]] = [["key", *names]]
+    return rows + [[d["key"], *("—" if d["values"][n] is None else str(d["values"][n]) for n in names)] for d in result["differences"]]
+
+
+def environment_table(result: dict[str, Any]) -> list[list[Cell]]:
+    env = result["environment"]
+    packages = ", ".join(f"{name} {version}" for name, version in env["packages"].items())
+    facts = {"device": env["device"], "threads": env["threads"], "machine": f"{env['machine']}, {env['platform']}", "python": env["python"]}
+    facts |= {"packages": packages, "commit of amata": env["commit"] or "unknown"}
+    rows: list[list[Cell]] = [["", "value"]]
+    return rows + [[key, str(value)] for key, value in facts.items()]
+
+
+def as_csv(table: list[list[Cell]]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([[_flat(cell) for cell in row] for row in table])
+    return out.getvalue()
+
+
+def as_markdown(table: list[list[Cell]]) -> str:
+    lines = ["| " + " | ".join(_flat(cell).replace("|", "\\|") for cell in row) + " |" for row in table]
+    return "\n".join([lines[0], "|---" * len(table[0]) + "|", *lines[1:]]) + "\n"
+
+
+def _flat(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else f"{cell[0]} ({cell[1]})" if cell[1] else cell[0]
+
+
+def _table(table: list[list[Cell]], caption: str, *, prose: bool = False) -> str:
+    """A table whose first column names its rows; the others hold numbers, or prose."""
+
+    def cell(value: Cell, column: int, tag: str) -> str:
+        small = f"<small>{escape(value[1])}</small>" if not isinstance(value, str) and value[1] else ""
+        scope = ' scope="col"' if tag == "th" else ""
+        kind = ' class="text"' if prose or column == 0 else ""
+        return f"<{tag}{scope}{kind}>{escape(_first(value))}{small}</{tag}>"
+
+    head = "".join(cell(value, i, "th") for i, value in enumerate(table[0]))
+    body = "".join(f"<tr>{''.join(cell(value, i, 'td') for i, value in enumerate(row))}</tr>" for row in table[1:])
+    kind = "wide prose" if prose else "wide"
+    return (
+        f'<div class="{kind}" tabindex="0" role="region" aria-label="{escape(caption)}">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _first(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else cell[0]
+
+
+def _figure(picture: Picture) -> str:
+    """The figure inside the page: its ink follows the page's, its ground is the page's own."""
+    svg = picture.svg[picture.svg.index("<svg") :]
+    svg = svg.replace(INK, "currentColor")
+    svg = re.sub(r'<g id="patch_1">.*?</g>', "", svg, count=1, flags=re.S)  # the white ground
+    svg = re.sub(r"fill: #ffffff", "fill: none", svg)
+    svg = re.sub(r'\bid="', f'id="{picture.name}-', svg)
+    svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{picture.name}-", svg)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
+    svg = re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"|<svg ([^>]*?)height="[^"]*"( [^>]*?)width="[^"]*"', _unsized, svg, count=1)
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(picture.words)}" ', 1)
+    return f"<figure><figcaption>{escape(picture.title)}</figcaption>{svg}</figure>"
+
+
+def _unsized(match: "re.Match[str]") -> str:
+    return "<svg " + "".join(group for group in match.groups() if group)
+
+
+def _headline(result: dict[str, Any]) -> str:
+    """The comparison in a sentence or two: each recipe against the first."""
+    first, *others = result["rows"]
+    attack = _strongest(first)
+    words = []
+    for row in others:
+        faster = f"<b>{row['speedup']:.2f} times</b> as fast as {escape(first['recipe'])}"
+        mine, theirs = row["accuracies"], first["accuracies"]
+        gap = 100 * (mine[attack]["accuracy"] - theirs[attack]["accuracy"])
+        words.append(
+            f"{escape(row['recipe'])} trained {faster}, with {row['cost_ratio']:.2f} of its gradient evaluations, and stands at "
+            f"<b>{100 * mine[attack]['accuracy']:.1f}%</b> under {escape(attack)}, "
+            f"{abs(gap):.1f} points {'above' if gap >= 0 else 'below'} it{_overlap(mine[attack], theirs[attack])}."
+        )
+    if not words:
+        a = first["accuracies"][attack]
+        words.append(f"{escape(first['recipe'])} stands at <b>{100 * a['accuracy']:.1f}%</b> under {escape(attack)}.")
+    return " ".join(words)
+
+
+def _overlap(a: dict[str, Any], b: dict[str, Any]) -> str:
+    return "" if a["low"] > b["high"] or b["low"] > a["high"] else " (their intervals overlap)"
+
+
+def _images(result: dict[str, Any]) -> str:
+    counts = sorted({a["n"] for row in result["rows"] for a in row["accuracies"].values()})
+    return " or ".join(f"{n:,}" for n in counts)
+
+
+def _strongest(row: dict[str, Any]) -> str:
+    attacks = [a for a in row["accuracies"] if a != "clean"] or list(row["accuracies"])
+    return min(attacks, key=lambda a: row["accuracies"][a]["accuracy"])
+
+
+def _setting(result: dict[str, Any]) -> str:
+    threat = result["threat"]
+    return f"Data {result['data']}, threat {threat['norm']} of {threat['eps']:g}; one process on {result['environment']['device']}."
+
+
+def _reading(result: dict[str, Any]) -> str:
+    target = (
+        f" The target, {result['target']:.0%} under {result['valid_attack']} on held-out images, is {result['target_source']}."
+        if result["target"]
+        else ""
+    )
+    return (
+        f"Accuracies on {_images(result)} test images, with 95% intervals: over images for one seed; over seeds and images, in quadrature, "
+        "for several. "
+        f"The model that is tested is the best on held-out images.{target} Speed-ups are against the first row."
+    )
+
+
+def _about_curves(result: dict[str, Any]) -> str:
+    points = max(len(c["points"]) for c in result["curves"])
+    return (
+        f"Errors are on held-out images, robust ones under {result['valid_attack']}. Faint points are single validations; strong lines are "
+        f"smoothed by an exponential moving average (weight {smoothing(points):.2g}) that starts unbiased. Each seed has its own line."
+    )
+
+
+def _events(result: dict[str, Any]) -> str:
+    lines = [
+        f"<li>{escape(c['run'])}, epoch {e['epoch'] + 1}: {escape(e['event'])}, {escape(e['action'])} "
+        f"({100 * e['before']:.1f}% to {100 * e['after']:.1f}%)</li>"
+        for c in result["curves"]
+        for e in c["events"]
+    ]
+    return f"<h2>Events</h2><ul>{''.join(lines)}</ul>" if lines else ""

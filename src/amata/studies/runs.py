@@ -1,0 +1,19 @@
+"""Runs that a study is made of: trained where they do not exist yet, taken up where an earlier call left them."""
+
+from pathlib import Path
+
+from amata.errors import InputError
+from amata.recipes import Recipe
+from amata.training import Reporter, RunFolder
+from amata.training.experiment import resume, train
+
+
+def taken_up(folder: Path, recipe: Recipe, reporter: Reporter) -> RunFolder:
+    """The finished run of a recipe in this folder."""
+    if not (folder / "recipe.toml").is_file():
+        reporter.note(f"training {folder.name}")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return train(recipe, folder, reporter)
+    if RunFolder.open(folder)[1].fingerprint() != recipe.fingerprint():
+        raise InputError(f"{folder} was trained by another version of recipe {recipe.name}; choose another --out")
+    return resume(folder, reporter=reporter)

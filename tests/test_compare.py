@@ -1,0 +1,213 @@
+"""Comparisons: what they say of runs, that they survive a kill, and that their page can be read."""
+
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amata.errors import InputError
+from amata.evaluation import wilson
+from amata.report.comparison import comparison_pictures, smooth
+from amata.report.page import as_csv, as_markdown, page, result_table
+from amata.studies.compare import describe, found_runs, make_runs, plan
+from amata.training import Reporter
+
+ROOT = Path(__file__).parents[1]
+QUICK = [
+    "train.device=cpu", "optim.name=sgd", "optim.lr=0.05", "train.epochs=3", "model.name=tests.conftest:dropout_net", "data.valid=40",
+    "data.batch_size=200", "train.valid_attack=pgd-2", 'eval.attacks=["clean", "pgd-2"]', "eval.limit=100", "train.tensorboard=false",
+]  # fmt: skip
+SETS = [part for text in QUICK for part in ("--set", text)]
+RECIPES = ("mnist5k-pgd2", "mnist5k-amata")
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison that nothing disturbed."""
+    out = tmp_path_factory.mktemp("compared")
+    subprocess.run(
+        [sys.executable, "-m", "amata", "compare", *RECIPES, "--seeds", "2", *SETS, "--out", out], check=True, cwd=ROOT, env=env()
+    )
+    return out
+
+
+def env() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def without_times(value: Any) -> Any:
+    """All that does not hang on how fast a machine is."""
+    if isinstance(value, dict):
+        return {k: without_times(v) for k, v in value.items() if not re.search("seconds|speedup|time_to", k)}
+    return [without_times(v) for v in value] if isinstance(value, list) else value
+
+
+def test_a_killed_comparison_goes_on_to_the_same_report(compared: Path, tmp_path: Path) -> None:
+    out = tmp_path / "cut"
+    command = [sys.executable, "-m", "amata", "compare", *RECIPES, "--seeds", "2", *SETS, "--out", str(out)]
+    process = subprocess.Popen(command, cwd=ROOT, env=env(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    second = out / "runs" / "mnist5k-amata-seed0" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (second.is_file() and second.read_text()):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (out / "compare.json").exists()
+    subprocess.run(command, check=True, cwd=ROOT, env=env(), capture_output=True)
+    found, expected = (json.loads((folder / "compare.json").read_text()) for folder in (out, compared))
+    assert without_times(found) == without_times(expected)
+    assert (out / "report.html").is_file()
+
+
+def test_a_comparison_says_what_its_runs_say(compared: Path) -> None:
+    result = json.loads((compared / "compare.json").read_text())
+    assert result["order"] == [f"{recipe}-seed{seed}" for seed in (0, 1) for recipe in RECIPES]
+    assert [row["recipe"] for row in result["rows"]] == list(RECIPES)
+    for row in result["rows"]:
+        summaries = [json.loads((compared / "runs" / f"{row['recipe']}-seed{s}" / "summary.json").read_text()) for s in (0, 1)]
+        assert row["train_seconds"] == pytest.approx(sum(s["train_seconds"] for s in summaries) / 2)
+        assert row["grad_evals"] == sum(s["grad_evals"] for s in summaries) / 2
+        values = [s["evaluation"]["pgd-2"]["accuracy"] for s in summaries]
+        told = row["accuracies"]["pgd-2"]
+        assert told["accuracy"] == pytest.approx(sum(values) / 2)
+        mean = sum(values) / 2
+        half = math.hypot(12.706 * abs(values[0] - values[1]) / 2, 1.96 * math.sqrt(mean * (1 - mean) / 100))
+        assert told["low"] == pytest.approx(max(0, mean - half))
+        assert told["n"] == 100
+    first, second = result["rows"]
+    assert second["speedup"] == pytest.approx(first["train_seconds"] / second["train_seconds"])
+    assert first["speedup"] == 1
+    assert {d["key"] for d in result["differences"]} >= {"schedule.name"}
+    assert not any(d["key"].startswith(("eval.", "threat.")) for d in result["differences"])
+
+
+def test_the_target_is_reached_when_an_epoch_first_reaches_it(compared: Path) -> None:
+    runs = found_runs([compared])
+    assert [run.path.name for run in runs] == json.loads((compared / "compare.json").read_text())["order"]
+    curve = describe(runs)["curves"][0]
+    values = [p["robust"] for p in curve["points"]]
+    aim = sorted(values)[1]
+    row = describe(runs[:1], target=aim)["rows"][0]
+    at = next(p for p in curve["points"] if p["robust"] >= aim)
+    assert (row["time_to_target"], row["cost_to_target"]) == (at["train_seconds"], at["grad_evals"])
+    unreachable = describe(runs[:1], target=0.999)["rows"][0]
+    assert unreachable["time_to_target"] is None
+    assert unreachable["epochs_to_target"] == [None]
+    one = describe(runs[:1])["rows"][0]["accuracies"]["clean"]
+    assert (one["low"], one["high"]) == wilson(round(one["accuracy"] * 100), 100)
+
+
+def test_bad_comparisons_are_refused(tmp_path: Path, amata: Any) -> None:
+    with pytest.raises(InputError, match="cannot be compared"):
+        plan(["mnist5k-amata", "cifar10-amata"], [], 1)
+    with pytest.raises(InputError, match="both called"):
+        plan(["mnist5k-amata", "mnist5k-amata"], [], 1)
+    assert "error: --target 45 must be an accuracy" in amata("report", _one_run(tmp_path), "--out", tmp_path / "r", "--target", "45").err
+    assert "neither a run folder nor a comparison" in amata("report", tmp_path, "--out", tmp_path / "r").err
+
+
+def _one_run(folder: Path) -> Path:
+    make_runs(plan(["mnist5k-pgd2"], [*QUICK, "train.epochs=1", "eval.limit=10"], 1), folder / "one", Reporter())
+    return folder / "one" / "runs" / "mnist5k-pgd2-seed0"
+
+
+def test_smoothing_begins_unbiased() -> None:
+    assert smooth([3.0] * 40) == pytest.approx([3.0] * 40)
+    noisy = [float(i % 2) for i in range(60)]
+    assert abs(smooth(noisy)[-1] - 0.5) < 0.2
+    assert smooth(noisy)[0] == noisy[0]
+
+
+class Outline(HTMLParser):
+    """What matters of a page: its figures' words, ids, and whatever it would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.labels: list[str | None] = []
+        self.ids: list[str] = []
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if tag == "svg":
+            self.labels.append(found.get("aria-label") if found.get("role") == "img" else None)
+        self.ids += [found["id"] or ""] if "id" in found else []
+        self.loads += [v or "" for k, v in attrs if k in ("src", "href", "xlink:href", "data") and not (v or "").startswith(("#", "data:"))]
+
+
+def test_the_page_is_whole_and_loads_nothing(compared: Path) -> None:
+    text = (compared / "report.html").read_text()
+    outline = Outline()
+    outline.feed(text)
+    assert len(outline.labels) == 6
+    assert all(label and len(label) > 20 for label in outline.labels)
+    assert len(outline.ids) == len(set(outline.ids))
+    assert outline.loads == []
+    assert not re.findall(r"url\((?!#)|@import", text)
+    for reference in re.findall(r'(?:url\(#|href="#)([^")]+)', text):
+        assert reference in outline.ids
+    for name in ("results.csv", "results.md", "differences.csv", "figures/robust-time.svg", "figures/robust-time.png"):
+        assert (compared / name).is_file()
+
+
+def test_tables_are_the_same_in_every_form(compared: Path) -> None:
+    result = json.loads((compared / "compare.json").read_text())
+    table = result_table(result)
+    assert as_csv(table).count("\n") == as_markdown(table).count("\n") - 1 == 3
+    assert f"{100 * result['rows'][1]['accuracies']['pgd-2']['accuracy']:.1f}" in as_markdown(table)
+
+
+def test_what_recipes_say_cannot_break_the_page(compared: Path, tmp_path: Path) -> None:
+    result = json.loads((compared / "compare.json").read_text())
+    result["rows"][0]["recipe"] = '<script>alert("x")</script>'
+    result["warnings"] = ["a < b & c"]
+    for curve in result["curves"][::2]:
+        curve["recipe"] = result["rows"][0]["recipe"]
+        curve["events"] = [{"event": "collapse", "action": "rollback", "epoch": 1, "before": 0.5, "after": 0.1}]
+    result["differences"] = []
+    text = page(result, comparison_pictures(result, tmp_path), result["rows"][0]["recipe"])
+    assert "<script" not in text
+    assert "a &lt; b &amp; c" in text
+    assert "50.0% to 10.0%" in text
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+LOOK = """<script>
+const figures = [...document.querySelectorAll("figure svg")].map(s => s.getBoundingClientRect());
+const root = document.documentElement;
+document.title = JSON.stringify({over: root.scrollWidth - root.clientWidth, width: root.clientWidth, figures: figures.length,
+  seen: figures.every(b => b.width > 200 && b.height > 100 && b.right <= root.clientWidth),
+  main: document.querySelector("main").innerText.length});
+</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@pytest.mark.parametrize("width", [400, 900, 1600])
+def test_a_browser_shows_all_of_it(width: int, compared: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "page.html"
+    copy.write_text((compared / "report.html").read_text().replace("</body>", f"{LOOK}</body>"))
+    assert CHROMIUM
+    options = (
+        "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update --disable-sync"
+    )
+    options += f" --enable-logging=stderr --hide-scrollbars --user-data-dir={tmp_path / 'profile'} --window-size={width},2000 --dump-dom"
+    ran = subprocess.run([CHROMIUM, *options.split(), f"file://{copy}"], capture_output=True, text=True, timeout=120)
+    found = json.loads(re.search(r"<title>(.*?)</title>", ran.stdout, re.S)[1])  # type: ignore[index]
+    assert found["width"] == width
+    assert found["over"] == 0
+    assert found["figures"] == 6
+    assert found["seen"]
+    assert found["main"] > 500
+    assert "CONSOLE" not in ran.stderr
