@@ -45,6 +45,7 @@ ARROWS: dict[str, set[str]] = {
         "seeds",
     },
     "studies": {
+        "attacks",
         "batch",
         "control",
         "data",
@@ -59,6 +60,7 @@ ARROWS: dict[str, set[str]] = {
         "schedules",
         "seeds",
         "training",
+        "threat",
     },
     "console": {"training"},
     "cli": {"console", "control", "data", "errors", "evaluation", "recipes", "report", "studies", "training"},

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from amata.errors import InputError
+
 app = typer.Typer(help="Adversarial training at a fraction of its usual cost.", add_completion=False, rich_markup_mode=None)
 
 Set = Annotated[list[str], typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Override a key of the recipe; may be repeated.")]
@@ -21,3 +23,14 @@ def version(show: bool) -> None:
 @app.callback()
 def amata(show: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version.")] = False) -> None:
     """Adversarial training at a fraction of its usual cost."""
+
+
+def whole_numbers(text: str, name: str) -> list[int]:
+    """The numbers of an option like 128,512."""
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise InputError(f"{name} {text!r} must be whole numbers with commas between them, as in {name} 128,512") from None
+    if any(n < 1 for n in numbers):
+        raise InputError(f"{name} {text!r} must be at least 1")
+    return numbers

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amata.cli.app import Json, Set, app
-from amata.errors import InputError
+from amata.cli.app import Json, Set, app, whole_numbers
 
 
 @app.command(epilog="Example: amata bench cifar10-pgd10 --batch 128,512 --steps 10 --out runs/bench")
@@ -33,7 +32,7 @@ def bench(
     from amata.training.files import write_json
 
     where = resolve_device(device)
-    sizes, controls = _whole_numbers(batch, "--batch"), _whole_numbers(steps, "--steps")
+    sizes, controls = whole_numbers(batch, "--batch"), whole_numbers(steps, "--steps")
     timed = [case for name in recipes for case in cases(recipe_room.load(name, set_), sizes, controls)]
     note = lambda text: err.print(f"note: {text}", soft_wrap=True)  # noqa: E731
 
@@ -49,13 +48,3 @@ def bench(
         print(json.dumps(result, indent=2))
     else:
         console.print(bench_table(result))
-
-
-def _whole_numbers(text: str, name: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise InputError(f"{name} {text!r} must be whole numbers with commas between them, as in {name} 128,512") from None
-    if any(n < 1 for n in numbers):
-        raise InputError(f"{name} {text!r} must be at least 1")
-    return numbers

@@ -1,0 +1,141 @@
+"""The inner maximisation seen from above: the loss around one image on a plane, and how attacks of several strengths climb on it.
+
+The paper's figure: X is the first principal component of the vectors that lead from the image to the points PGD visits, Y a Rademacher
+direction, here made orthogonal to X so that coordinates on the plane are projections. The loss is that of the image moved within the plane,
+whatever ball or box it leaves; the attacks stay in both, and their points are projected onto the plane.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amata.attacks.guard import input_grad, untouched
+from amata.errors import InputError
+from amata.losses import ce
+from amata.schedules import Control
+from amata.seeds import generator
+from amata.threat import Ball
+from amata.training import RunFolder
+from amata.training.experiment import load_trained
+from amata.training.files import load_tensors, under
+
+CHUNK = 1000
+"""Points of the grid that go through the network together."""
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Two orthonormal directions through an image."""
+
+    origin: Tensor
+    x: Tensor
+    y: Tensor
+
+    def coordinates(self, points: Tensor) -> Tensor:
+        """Each point's projection, (N, 2)."""
+        moved = (points - self.origin).flatten(1)
+        return torch.stack([moved @ self.x.flatten(), moved @ self.y.flatten()], 1)
+
+    def at(self, coordinates: Tensor) -> Tensor:
+        a, b = (coordinates[:, i].view(-1, *[1] * (self.origin.dim() - 1)) for i in (0, 1))
+        return self.origin + a * self.x + b * self.y
+
+
+def climb(model: nn.Module, x: Tensor, y: Tensor, ball: Ball, u: Control) -> Tensor:
+    """The points that PGD visits from the image itself, the image first: (K + 1, C, H, W)."""
+    region, points = ball.around(x), [x]
+    for _ in range(u.steps):
+        points.append(region.project(region.ascend(points[-1], input_grad(model, points[-1], y, ce), u.step_size)))
+    return torch.cat(points)
+
+
+def principal_direction(points: Tensor, origin: Tensor) -> Tensor:
+    """The unit vector along which displacements from the origin vary most, towards the last of them."""
+    moved = (points - origin).flatten(1)
+    centred = moved - moved.mean(0)
+    direction = torch.linalg.svd(centred, full_matrices=False).Vh[0]
+    if float(centred.abs().max()) == 0:
+        raise InputError("the attack does not move this image, so there is no direction to look along; choose another --sample")
+    return (direction if float(moved[-1] @ direction) >= 0 else -direction).view(origin.shape)
+
+
+def rademacher_direction(origin: Tensor, against: Tensor, seed: int) -> Tensor:
+    """A vector of random signs, made orthogonal to another and of length one."""
+    signs = torch.randint(0, 2, origin.shape, generator=generator(seed, "rademacher")).to(origin.device, origin.dtype) * 2 - 1
+    signs = signs - (signs * against).sum() * against
+    return signs / signs.norm()
+
+
+def landscape(
+    model: nn.Module, x: Tensor, y: Tensor, *, ball: Ball, controls: dict[str, Control], size: int = 100, seed: int = 0
+) -> dict[str, Any]:
+    """The loss on a size x size grid around the image x (1, C, H, W), and the course of each control; the first one spans the X axis."""
+    with untouched(model):
+        paths = {name: climb(model, x, y, ball, u) for name, u in controls.items()}
+        along = principal_direction(next(iter(paths.values())), x)
+        plane = Plane(x, along, rademacher_direction(x, along, seed))
+        courses = {name: plane.coordinates(points) for name, points in paths.items()}
+        reach = 1.3 * max(float(c.abs().max()) for c in courses.values())
+        across = torch.linspace(-0.3 * reach, reach, size, device=x.device)  # the attacks go to the right
+        up = torch.linspace(-0.65 * reach, 0.65 * reach, size, device=x.device)
+        cells = torch.cartesian_prod(up, across).flip(1)  # X changes fastest
+        losses = torch.cat([_loss(model, plane.at(part), y) for part in cells.split(CHUNK)]).view(size, size)
+        climbed = {name: _loss(model, points, y) for name, points in paths.items()}
+    return {
+        "x": [round(v, 6) for v in across.tolist()],
+        "y": [round(v, 6) for v in up.tolist()],
+        "loss": [[float(f"{v:.5g}") for v in row] for row in losses.tolist()],
+        "clean_loss": float(next(iter(climbed.values()))[0]),
+        "courses": [
+            {"name": n, "steps": u.steps, "step_size": u.step_size, "points": courses[n].tolist(), "loss": climbed[n].tolist()}
+            for n, u in controls.items()
+        ],
+    }
+
+
+@torch.no_grad()
+def _loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return ce(model(x), y.expand(len(x)))
+
+
+def landscapes_of(
+    path: Path,
+    epochs: Sequence[int],
+    *,
+    sample: int = 0,
+    steps: Sequence[int] = (40, 2),
+    alpha: float | None = None,
+    size: int = 100,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """The landscape of a run at the end of each of the epochs given (from 1), or of its best model where none are given."""
+    model, recipe, splits = load_trained(path)
+    run, device = RunFolder(path), next(model.parameters()).device
+    if not 0 <= sample < len(splits.test):
+        raise InputError(f"--sample {sample} is not one of the {len(splits.test)} test images, 0 to {len(splits.test) - 1}")
+    x, y = next(iter(splits.test.read([torch.tensor([sample])], device, None)))
+    trained = {row["epoch"] + 1: Control(row["steps"], row["step_size"]) for row in run.read_rows() if "event" not in row}
+    tau = getattr(recipe.schedule, "tau", 2.5 * recipe.ball.eps)
+    weak = {f"PGD-{k}": Control(k, alpha or tau / k) for k in steps}
+    pictures = []
+    wanted: Sequence[int | None] = epochs or [None]
+    for epoch in wanted:
+        if epoch is not None:
+            model.load_state_dict(under(load_tensors(_state(run, epoch, len(trained))), "model/"))
+        own = trained[epoch or max(trained)]
+        controls = {**weak, f"{recipe.name}, K = {own.steps}": own._replace(step_size=alpha or own.step_size)}
+        found = landscape(model.eval(), x, y, ball=recipe.ball, controls=controls, size=size, seed=seed)
+        pictures.append({"epoch": epoch, **found})
+    return {"run": str(path), "recipe": recipe.name, "sample": sample, "label": int(y), "seed": seed, "landscapes": pictures}
+
+
+def _state(run: RunFolder, epoch: int, epochs: int) -> Path:
+    if not 1 <= epoch <= epochs:
+        raise InputError(f"--epochs {epoch} is not one of the run's {epochs} epochs")
+    if not run.epoch_file(epoch).is_file():
+        raise InputError(f"{run.path} kept no epochs; train it again with --set train.keep_epochs=true, or leave --epochs away")
+    return run.epoch_file(epoch)

@@ -1,0 +1,93 @@
+"""Landscapes: axes and values against independent computations, and the command."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from amata import recipes
+from amata.attacks import pgd
+from amata.errors import InputError
+from amata.schedules import Control
+from amata.studies.landscape import Plane, climb, landscape, principal_direction, rademacher_direction
+from amata.threat import Linf
+from amata.training.experiment import train
+from tests.conftest import images, labels, small_net
+from tests.test_compare import QUICK
+
+BALL = Linf(0.1)
+
+
+def test_the_course_is_pgds() -> None:
+    model, x, y = small_net().eval(), images(1), labels(1)
+    points = climb(model, x, y, BALL, Control(6, 0.03))
+    assert torch.equal(points[:1], x)
+    for k in range(1, 7):
+        assert torch.equal(points[k : k + 1], pgd(model, x, y, ball=BALL, steps=k, step_size=0.03, random_start=False))
+
+
+def test_the_x_axis_is_the_first_principal_component() -> None:
+    model, x, y = small_net().eval(), images(1), labels(1)
+    points = climb(model, x, y, BALL, Control(12, 0.02))
+    found = principal_direction(points, x).flatten().numpy()
+    vectors = (points - x).flatten(1).numpy().astype(np.float64)
+    values, directions = np.linalg.eigh(np.cov(vectors.T))
+    expected = directions[:, np.argmax(values)]
+    assert abs(found @ expected) == pytest.approx(1, abs=1e-5)
+    assert vectors[-1] @ found > 0
+    along = torch.from_numpy(found).view(x.shape)
+    across = rademacher_direction(x, along, 3)
+    assert float((along * across).sum()) == pytest.approx(0, abs=1e-6)
+    assert float(across.norm()) == pytest.approx(1, abs=1e-6)
+    signs = across.sign()  # but for a multiple of X, all entries have one size
+    assert float((signs * across).sum()) > 0.9 * across.numel() ** 0.5
+    with pytest.raises(InputError, match="does not move"):
+        principal_direction(x.repeat(3, 1, 1, 1), x)
+
+
+def test_grid_values_are_losses_on_the_plane() -> None:
+    model, x, y = small_net(), images(1), labels(1)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    controls = {"strong": Control(8, 0.02), "weak": Control(2, 0.05)}
+    found = landscape(model, x, y, ball=BALL, controls=controls, size=7, seed=1)
+    assert model.training
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    model.eval()
+    points = climb(model, x, y, BALL, controls["strong"])
+    along = principal_direction(points, x)
+    across = rademacher_direction(x, along, 1)
+    for row, b in enumerate(found["y"]):
+        for column, a in enumerate(found["x"]):
+            with torch.no_grad():
+                expected = F.cross_entropy(model(x + a * along + b * across), y)
+            assert found["loss"][row][column] == pytest.approx(float(expected), rel=1e-3, abs=1e-5)
+    with torch.no_grad():
+        clean = float(F.cross_entropy(model(x), y))
+        plane = Plane(x, along, across)
+        assert float(F.cross_entropy(model(plane.at(torch.zeros(1, 2))), y)) == pytest.approx(clean, abs=1e-6)
+    assert found["clean_loss"] == pytest.approx(clean, abs=1e-6)
+    strong, weak = found["courses"]
+    assert (strong["steps"], weak["steps"]) == (8, 2)
+    assert strong["points"][0] == [0, 0]
+    assert len(strong["points"]) == len(strong["loss"]) == 9
+    assert torch.allclose(plane.coordinates(plane.at(torch.tensor([[0.3, -0.2]]))), torch.tensor([[0.3, -0.2]]), atol=1e-6)
+
+
+def test_the_command_draws_kept_epochs(tmp_path: Path, amata: Any) -> None:
+    run = tmp_path / "run"
+    train(recipes.load("mnist5k-amata", [*QUICK, "train.epochs=2", "train.keep_epochs=true", "eval.limit=10"]), run)
+    called = amata("landscape", run, "--epochs", "1,2", "--steps", "5,2", "--grid", "9", "--out", tmp_path / "l")
+    assert called.code == 0, called.err
+    result = json.loads((tmp_path / "l" / "landscape.json").read_text())
+    assert [p["epoch"] for p in result["landscapes"]] == [1, 2]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [p["courses"][2]["steps"] for p in result["landscapes"]] == [r["steps"] for r in rows]
+    for name in ("landscape.svg", "landscape.png", "landscape-3d.svg", "landscape-3d.png"):
+        assert (tmp_path / "l" / name).stat().st_size > 1000
+    assert amata("landscape", run, "--grid", "5", "--steps", "3", "--out", tmp_path / "b").code == 0
+    assert "not one of the run's 2 epochs" in amata("landscape", run, "--epochs", "3", "--out", tmp_path / "x").err
+    assert "not one of the 1000 test images" in amata("landscape", run, "--sample", "1000", "--out", tmp_path / "x").err
