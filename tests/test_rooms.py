@@ -62,8 +62,9 @@ ARROWS: dict[str, set[str]] = {
         "training",
         "threat",
     },
+    "export": {"data", "errors", "models", "recipes", "training"},
     "console": {"training"},
-    "cli": {"console", "control", "data", "errors", "evaluation", "recipes", "report", "studies", "training"},
+    "cli": {"console", "control", "data", "errors", "evaluation", "export", "recipes", "report", "studies", "training"},
     "__main__": {"cli"},
 }
 

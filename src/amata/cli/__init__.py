@@ -5,11 +5,11 @@ from typing import Any
 
 import typer
 
-from amata.cli import bench, catalogue, compare, control, landscape, runs
+from amata.cli import bench, catalogue, compare, control, export, landscape, runs
 from amata.cli.app import app
 from amata.errors import AmataError
 
-__all__ = ["app", "bench", "catalogue", "compare", "control", "landscape", "main", "runs"]
+__all__ = ["app", "bench", "catalogue", "compare", "control", "export", "landscape", "main", "runs"]
 
 # Usage errors come from the click that typer brings along, in whichever place it keeps it.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]

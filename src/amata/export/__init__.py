@@ -1,0 +1,25 @@
+"""Trained models as folders that load elsewhere."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from amata.errors import InputError, unknown
+from amata.export.hub import write_hub
+from amata.export.onnx import write_onnx
+from amata.export.robustbench import write_robustbench
+from amata.export.trained import Trained
+
+WRITERS: dict[str, Callable[[Trained, Path], None]] = {"robustbench": write_robustbench, "hf": write_hub, "onnx": write_onnx}
+
+__all__ = ["WRITERS", "Trained", "export"]
+
+
+def export(run: Path, to: str, out: Path, name: str | None = None) -> Trained:
+    """Write the best model of a finished run into a new folder, in the shape that `to` names."""
+    if to not in WRITERS:
+        raise unknown("--to", to, WRITERS)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"output folder {out} exists already and is not empty; choose another --out")
+    trained = Trained.of(run, name)
+    WRITERS[to](trained, out)
+    return trained

@@ -1,0 +1,70 @@
+"""The shape of a model hub's folder: weights as safetensors, a config, the architecture, and a model card."""
+
+import json
+from pathlib import Path
+
+from amata.export.trained import Trained
+from amata.training.files import save_tensors, write_atomic, write_json
+
+
+def write_hub(trained: Trained, out: Path) -> None:
+    source = trained.architecture('__import__("safetensors.torch", fromlist=["load_file"]).load_file(here / "model.safetensors")')
+    out.mkdir(parents=True, exist_ok=True)
+    save_tensors(out / "model.safetensors", trained.weights, {"recipe": trained.recipe.name, "tables": trained.recipe.deciding()})
+    c = trained.recipe
+    config = {
+        "architecture": c.model.name,
+        "args": c.model.args,
+        "in_channels": trained.test.channels,
+        "classes": trained.test.classes,
+        "mean": c.model.mean,
+        "std": c.model.std,
+        "threat": {"norm": c.ball.norm, "eps": trained.eps},
+        "input": "float images in [0, 1], NCHW",
+        "recipe": c.deciding(),
+    }
+    write_json(out / "config.json", config)
+    write_atomic(out / "architecture.py", source.encode())
+    write_atomic(out / "README.md", card(trained).encode())
+
+
+def card(trained: Trained) -> str:
+    """The model card: how to load it, what it was trained for, what was measured and how."""
+    recipe, summary = trained.recipe, trained.summary
+    rows = []
+    for attack, r in trained.evaluation.items():
+        interval = f"{100 * r['low']:.1f} to {100 * r['high']:.1f}"
+        rows.append(f"| {attack} | {100 * r['accuracy']:.1f} | {interval} | {r['n']:,} | `{json.dumps(r['params'])}` |")
+    how = f"`{recipe.tables['method']['name']}` under the schedule `{recipe.tables['schedule']['name']}`"
+    what = f"{recipe.model.name} trained on {recipe.data.name} against perturbations of at most {trained.eps} in {recipe.ball.norm}"
+    spent = f"{summary['train_seconds']:.0f} s and {summary['grad_evals']:,} gradient evaluations"
+    warnings = [f"- {attack}: {w}" for attack, r in trained.evaluation.items() for w in r["warnings"]]
+    return "\n".join(
+        [
+            "---",
+            "library_name: pytorch",
+            "pipeline_tag: image-classification",
+            "tags: [adversarial-robustness, adversarial-training, amata]",
+            f"datasets: [{recipe.data.name}]",
+            "---",
+            "",
+            f"# {trained.name}",
+            "",
+            f"{what}, by the method {how}, {recipe.train.epochs} epochs, seed {recipe.train.seed}.",
+            "",
+            "```python",
+            "from architecture import load  # needs torch and safetensors",
+            "",
+            "logits = load()(images)  # float images in [0, 1], of shape (N, C, H, W)",
+            "```",
+            "",
+            "| attack | accuracy % | 95% interval | images | parameters |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+            *warnings,
+            f"Training took {spent}. The epoch kept is the best on held-out training images. Accuracies under attacks are upper bounds: a "
+            "stronger attack may find more.",
+            "",
+        ]
+    )

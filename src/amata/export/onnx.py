@@ -1,0 +1,48 @@
+"""An ONNX file, checked with onnxruntime against the network before it counts as written."""
+
+import contextlib
+import io
+import logging
+import warnings
+from pathlib import Path
+
+import torch
+
+from amata.errors import AmataError, missing
+from amata.export.trained import Trained
+from amata.training.files import write_json
+
+TOLERANCE = 1e-4
+IMAGES = 16
+
+
+def write_onnx(trained: Trained, out: Path) -> None:
+    try:
+        import onnxruntime  # type: ignore[import-untyped]
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise missing(error.name or "onnx", "exporting to ONNX", "onnx") from None
+    out.mkdir(parents=True, exist_ok=True)
+    file, model = out / "model.onnx", trained.model.cpu().eval()
+    x, _ = next(iter(trained.test.read([torch.arange(min(IMAGES, len(trained.test)))], torch.device("cpu"), None)))
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():  # the exporter talks of its steps, and of its own parts
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model,
+            (x[:2],),
+            file,
+            dynamo=True,
+            external_data=False,
+            input_names=["images"],
+            output_names=["logits"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+        )
+    (found,) = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"]).run(None, {"images": x.numpy()})
+    with torch.no_grad():
+        gap = float((torch.from_numpy(found) - model(x)).abs().max())
+    if not gap <= TOLERANCE:
+        file.unlink()
+        raise AmataError(f"the ONNX file's logits differ from the model's by {gap:.1e}, more than {TOLERANCE:g}; it was removed")
+    about = {"input": "images: float in [0, 1], (N, C, H, W)", "output": "logits", "checked_on": len(x), "largest_difference": gap}
+    write_json(out / "model.json", {**about, "recipe": trained.recipe.deciding(), "evaluation": trained.evaluation})

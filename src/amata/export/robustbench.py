@@ -1,0 +1,41 @@
+"""The shape of a RobustBench entry: architecture, weights, and the claim with the fields of its model_info."""
+
+from pathlib import Path
+
+import torch
+
+from amata.export.trained import Trained
+from amata.training.files import write_atomic, write_json
+
+THREATS = {"linf": "Linf", "l2": "L2"}
+
+
+def claim(trained: Trained) -> dict[str, object]:
+    """RobustBench's fields; an accuracy that was not measured is null, and what is claimed is told with its n."""
+    strongest = trained.strongest()
+    return {
+        "link": "https://arxiv.org/abs/2012.08112",
+        "name": trained.name,
+        "authors": "",
+        "additional_data": False,
+        "number_forward_passes": 1,
+        "dataset": trained.recipe.data.name,
+        "venue": "",
+        "architecture": trained.recipe.model.name,
+        "eps": trained.eps,
+        "clean_acc": trained.percent("clean"),
+        "reported": trained.percent(strongest) if strongest else None,
+        "autoattack_acc": trained.percent("autoattack"),
+        "unreliable": False,
+        "footnote": f"reported under {strongest} on {trained.evaluation[strongest]['n']} test images" if strongest else "",
+    }
+
+
+def write_robustbench(trained: Trained, out: Path) -> None:
+    norm = THREATS[trained.recipe.ball.norm]
+    source = trained.architecture('torch.load(here / "weights.pt", map_location="cpu", weights_only=True)')
+    info = out / "model_info" / trained.recipe.data.name / norm
+    info.mkdir(parents=True, exist_ok=True)
+    write_atomic(out / "architecture.py", source.encode())
+    torch.save(trained.weights, out / "weights.pt")
+    write_json(info / f"{trained.name}.json", claim(trained))

@@ -1,0 +1,102 @@
+"""Exports load elsewhere and compute the same."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from amata import recipes
+from amata.training.experiment import load_trained, train
+
+SETS = [
+    "train.device=cpu", "train.epochs=1", "data.valid=40", "data.batch_size=400", "schedule.k_max=2", "train.valid_attack=pgd-1",
+    'eval.attacks=["clean", "fgsm"]', "eval.limit=20", "train.tensorboard=false",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export") / "run"
+    train(recipes.load("mnist5k-amata", [*SETS, "model.mean=[0.13]", "model.std=[0.31]"]), folder)
+    return folder
+
+
+def expected(run: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    model, _, splits = load_trained(run)
+    x, _ = next(iter(splits.test.read([torch.arange(24)], torch.device("cpu"), None)))
+    with torch.no_grad():
+        return x, model(x)
+
+
+LOAD = """
+import sys, torch
+blocked = {"amata", "numpy_never", *BLOCKED}
+class Wall:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in blocked:
+            raise ImportError(f"{name} is not there")
+sys.meta_path.insert(0, Wall())
+from architecture import load
+x = torch.load("x.pt", weights_only=True)
+with torch.no_grad():
+    torch.save(load()(x), "z.pt")
+"""
+
+
+@pytest.mark.parametrize(("to", "blocked"), [("robustbench", {"safetensors"}), ("hf", set())])
+def test_a_folder_loads_without_us(to: str, blocked: set[str], run: Path, tmp_path: Path, amata: Any) -> None:
+    called = amata("export", run, "--to", to, "--out", tmp_path / "out", "--name", "Mine2026")
+    assert called.code == 0, called.err
+    x, z = expected(run)
+    torch.save(x, tmp_path / "out" / "x.pt")
+    code = LOAD.replace("BLOCKED", repr(blocked))
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "out", capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert torch.allclose(torch.load(tmp_path / "out" / "z.pt", weights_only=True), z, atol=1e-4)
+
+
+def test_the_claim_has_robustbenchs_fields_and_our_numbers(run: Path, tmp_path: Path, amata: Any) -> None:
+    assert amata("export", run, "--to", "robustbench", "--out", tmp_path / "rb").code == 0
+    claim = json.loads((tmp_path / "rb" / "model_info" / "mnist5k" / "Linf" / "mnist5k-amata.json").read_text())
+    fields = "link name authors additional_data number_forward_passes dataset venue architecture eps clean_acc reported autoattack_acc"
+    assert {*fields.split(), "unreliable"} <= claim.keys()
+    evaluation = json.loads((run / "summary.json").read_text())["evaluation"]
+    assert claim["clean_acc"] == f"{100 * evaluation['clean']['accuracy']:.2f}"
+    assert claim["reported"] == f"{100 * evaluation['fgsm']['accuracy']:.2f}"
+    assert claim["autoattack_acc"] is None
+    assert claim["eps"] == "0.2"
+    assert "fgsm on 20 test images" in claim["footnote"]
+
+
+def test_a_model_card_tells_what_was_measured(run: Path, tmp_path: Path, amata: Any) -> None:
+    assert amata("export", run, "--to", "hf", "--out", tmp_path / "hf").code == 0
+    card = (tmp_path / "hf" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: pytorch\n")
+    assert "| fgsm |" in card
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert config["mean"] == [0.13]
+    assert config["threat"] == {"norm": "linf", "eps": "0.2"}
+
+
+def test_onnx_gives_the_same_logits(run: Path, tmp_path: Path, amata: Any) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    called = amata("export", run, "--to", "onnx", "--out", tmp_path / "onnx")
+    assert called.code == 0, called.err
+    x, z = expected(run)
+    session = onnxruntime.InferenceSession(str(tmp_path / "onnx" / "model.onnx"), providers=["CPUExecutionProvider"])
+    for n in (1, 5, 24):  # the number of images is free
+        (found,) = session.run(None, {"images": x[:n].numpy()})
+        assert np.abs(found - z[:n].numpy()).max() < 1e-4
+
+
+def test_bad_exports_are_one_line(run: Path, tmp_path: Path, amata: Any) -> None:
+    assert "error: unknown --to 'onx'; did you mean 'onnx'?" in amata("export", run, "--to", "onx", "--out", tmp_path / "a").err
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert "is not empty" in amata("export", run, "--to", "hf", "--out", tmp_path / "full").err
+    assert "is no run folder" in amata("export", tmp_path, "--to", "hf", "--out", tmp_path / "b").err
