@@ -43,3 +43,15 @@ def test_its_python_runs(code: str) -> None:
 
 def test_it_is_short() -> None:
     assert len(TEXT.splitlines()) < 150
+
+
+NUMBER = re.compile(r"^[~≈]?[-+]?(\d{2,}|\d*[.,]\d+)[\d.,]*([ ]?(%|s|µs|ms|×|h|min))?([ ]?[±·(].*)?$")
+"""A cell that holds a measurement; single digits count things."""
+
+
+@pytest.mark.parametrize("page", ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))])
+def test_numbers_in_tables_were_written_by_a_tool(page: str) -> None:
+    """What lies between <!-- name --> and <!-- end --> comes from files under results/; nobody may type a number into a table beside it."""
+    text = re.sub(r"<!-- [a-z0-9-]+ -->\n.*?<!-- end -->", "", (ROOT / page).read_text(), flags=re.S)
+    typed = [cell.strip() for line in text.splitlines() if line.startswith("|") for cell in line.strip("| ").split("|")]
+    assert [cell for cell in typed if NUMBER.match(cell)] == []

@@ -1,6 +1,7 @@
 """Rewrites the tables of docs/engine.md from results/bench/: python tools/engine.py (--check only compares them)."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,30 @@ def training_table() -> str:
     return "\n".join(lines)
 
 
-PARTS = {"speed": speed_table, "schedule": schedule_line, "training": training_table}
+def ascent(name: str, tag: str) -> str:
+    """The microseconds of an ascent step that a table under tried/ holds."""
+    found = re.search(rf"^== {re.escape(tag)}: ascent ([\d.]+) us", (RESULTS / "tried" / name).read_text(), re.M)
+    assert found, (name, tag)
+    return f"{float(found[1]):,.0f} µs"
+
+
+def tried_table() -> str:
+    before = re.search(r"default B=512: ascent ([\d.]+) ms", (RESULTS / "profile.txt").read_text())
+    assert before
+    first, second = "layers-first.txt", "layers-second.txt"
+    rows = {
+        "folded copy in bf16, compiled, one graph a step (`../profile.txt`)": f"{1000 * float(before[1]):,.0f} µs",
+        "bias and ReLU inside cuDNN's convolution": ascent(first, "prn, no patches B=512"),
+        "with it, first convolution as windows × weights, windows made by `cat`: nine kernels of 20 µs each": ascent(first, "prn B=512"),
+        "the same without bias and ReLU inside": ascent(first, "prn, no convrelu B=512"),
+        "windows by one strided read, gradients by one sum of shifts, step and projection compiled": ascent(second, "prn B=512"),
+    }
+    lines = ["| change | ascent step, batch 512 |", "|---|---|", *(f"| {change} | {time} |" for change, time in rows.items())]
+    lenet, small = (ascent(first, "lenet B=256"), ascent(second, "lenet B=256")), ascent(second, "prn B=128")
+    return "\n".join([*lines, f"\nThe last line takes LeNet's step from {lenet[0]} to {lenet[1]}, and batch 128 to {small}."])
+
+
+PARTS = {"tried": tried_table, "speed": speed_table, "schedule": schedule_line, "training": training_table}
 
 
 def main() -> None:
