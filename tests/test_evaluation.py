@@ -31,6 +31,16 @@ def test_gradient_evaluations_are_counted(attack: str, per_image: int) -> None:
     assert evaluate(model, (x, y), ball=BALL, attacks=[attack], batch_size=4)[attack].grad_evals == 10 * per_image
 
 
+def test_an_attack_may_have_its_own_number_of_images() -> None:
+    model, x, y = Linear(4), images(30), labels(30)
+    found = evaluate(model, (x, y), ball=BALL, attacks=["clean", "clean@17", "pgd-3@8", "pgd-3@99"], batch_size=5)
+    assert {name: r.n for name, r in found.items()} == {"clean": 30, "clean@17": 17, "pgd-3@8": 8, "pgd-3@99": 30}
+    assert found["clean@17"].accuracy == pytest.approx(float((model(x[:17]).argmax(1) == y[:17]).float().mean()))
+    assert found["pgd-3@8"].grad_evals == 8 * 3
+    with pytest.raises(InputError, match="unknown attack 'pdg-3'"):
+        parse_attack("pdg-3@8")
+
+
 def test_restarts_are_spent_on_those_that_stand() -> None:
     model, x, y = Linear(4), images(40), labels(40)
     y = model(x).argmax(1)
@@ -40,8 +50,13 @@ def test_restarts_are_spent_on_those_that_stand() -> None:
     found = pgd(model, x, y, ball=Linf(0.012), steps=1, seed=derive(derive(0, 0, "pgd-1-3"), 0))
     standing = int((model(found).argmax(1) == y).sum())
     assert 40 + standing < three.grad_evals <= 40 + 2 * standing
-    untouched = evaluate(model, (x, y), ball=Linf(1e-6), attacks=["pgd-5-3"], batch_size=40)["pgd-5-3"]
-    assert untouched.grad_evals == 40 * 15, "nobody fell"
+    standing_all = evaluate(model, (x, y), ball=Linf(1e-6), attacks=["pgd-5-3"], batch_size=40)["pgd-5-3"]
+    assert standing_all.grad_evals == 40 * 15, "nobody fell"
+    net = small_net().train()
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    evaluate(net, (x, y), ball=BALL, attacks=["pgd-2-3"])
+    assert net.training
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items()), "statistics moved"
 
 
 def test_a_metered_model_counts_every_gradient_once() -> None:

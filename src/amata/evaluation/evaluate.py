@@ -97,7 +97,7 @@ def evaluate(
     """Evaluate a model under each attack.
 
     `data` is a pair of tensors (x, y), or any iterable of (x, y, ...) batches. The model is left as it was found. Of several processes,
-    each is given the batches of its `part`, and all get the results of the whole.
+    each is given the batches of its `part`, of `batch_size` images, and all get the results of the whole.
 
     On a GPU attacks run on a compiled copy of the model, unless `engine` is "plain"; the verdict on what they find is always the model's
     own. `precision` says whether a GPU may round the factors of convolutions and matrix products to TF32.
@@ -107,6 +107,7 @@ def evaluate(
     on_gpu = device.type == "cuda"
     metered = Metered(quick(model) if on_gpu and engine == "auto" and any(s.kind != "clean" for s in specs) else model)
     correct = dict.fromkeys([s.name for s in specs], 0)
+    judged = dict(correct)
     cost, seconds = dict(correct), dict.fromkeys(correct, 0.0)
     n = zero_gradients = probed = 0
     total = min(limit or 2**62, _count(data, batch_size))
@@ -115,17 +116,22 @@ def evaluate(
             index = part.rank + number * part.size
             x, y = x.to(device), y.to(device)
             check_images(x, y)
+            first = n if part.size == 1 else index * batch_size  # where this batch stands among all images
             with untouched(model), torch.no_grad():
                 z = model(x)
                 check_logits(z, y)
             if index == 0 and any(s.kind != "clean" for s in specs):
                 zero_gradients, probed = _zero_gradients(model, x, y, z)
             for spec in specs:
+                count = len(x) if spec.limit is None else min(len(x), spec.limit - first)
+                if count <= 0:
+                    continue
                 before, started = metered.grad_evals, time.perf_counter()
-                x_adv = spec.run(metered, x, y, ball, derive(seed, index, spec.name))
+                x_adv = spec.run(metered, x[:count], y[:count], ball, derive(seed, index, spec.name))
                 with untouched(model), torch.no_grad():
-                    hits = (z if spec.kind == "clean" else model(x_adv)).argmax(1) == y
+                    hits = (z[:count] if spec.kind == "clean" else model(x_adv)).argmax(1) == y[:count]
                 correct[spec.name] += int(hits.sum())
+                judged[spec.name] += count
                 cost[spec.name] += metered.grad_evals - before
                 seconds[spec.name] += time.perf_counter() - started
                 if progress:
@@ -136,9 +142,9 @@ def evaluate(
         raise InputError("there is no image to evaluate on")
     results = {}
     for spec in specs:
-        right, spent, took = part.sum([correct[spec.name], cost[spec.name], seconds[spec.name]])
+        right, spent, took, of = part.sum([correct[spec.name], cost[spec.name], seconds[spec.name], judged[spec.name]])
         params = spec.params(ball) | ({"precision": precision} if on_gpu else {})
-        results[spec.name] = Result(right / n, n, *wilson(int(right), n), int(spent), round(took / part.size, 3), params)
+        results[spec.name] = Result(right / of, int(of), *wilson(int(right), int(of)), int(spent), round(took / part.size, 3), params)
     _warn_if_masked(specs, results, ball, zero_gradients, probed)
     return results
 

@@ -1,7 +1,7 @@
-"""Attacks as people name them on a command line: clean, fgsm, pgd-20, pgd-50-10, cw-pgd-20, cw-l2-100, autoattack."""
+"""Attacks as people name them on a command line: clean, fgsm, pgd-20, pgd-50-10, cw-pgd-20, cw-l2-100, autoattack, autoattack@1000."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from amata.attacks import autoattack, cw_l2, cw_pgd, fgsm, pgd
+from amata.attacks.guard import untouched
 from amata.attacks.pgd import default_step_size
 from amata.errors import unknown
 from amata.seeds import derive
@@ -27,6 +28,8 @@ class AttackSpec:
     restarts: int = 1
     step_size: float | None = None
     c: float = 1.0
+    limit: int | None = None
+    """How many images it is run on, from the first on; all by default."""
 
     def params(self, ball: Ball) -> dict[str, Any]:
         """The exact parameters, as they are printed beside a result."""
@@ -57,7 +60,7 @@ class AttackSpec:
         found, left = x.clone(), torch.arange(len(x), device=x.device)
         for restart in range(self.restarts):  # on those that the restarts before have not fooled
             found[left] = attack(model, x[left], y[left], seed=derive(seed, restart))
-            with torch.no_grad():
+            with untouched(model), torch.no_grad():
                 left = left[model(found[left]).argmax(1) == y[left]]
             if len(left) == 0:
                 break
@@ -65,6 +68,8 @@ class AttackSpec:
 
     def weaker_than(self, other: "AttackSpec", ball: Ball) -> bool:
         """Whether `other` searches the same ball harder, so that it should never leave more images standing."""
+        if self.limit != other.limit:
+            return False  # judged on other images
         if self.kind == "clean":
             return other.kind != "clean"
         if self.kind == "cw-l2" or other.kind == "cw-l2":
@@ -79,8 +84,11 @@ class AttackSpec:
 
 
 def parse_attack(text: str, *, step_size: float | None = None, c: float = 1.0) -> AttackSpec:
-    """The attack that `text` names: pgd-K or pgd-K-R for K steps and R restarts, cw-l2 or cw-l2-N for N iterations."""
+    """The attack that `text` names: pgd-K or pgd-K-R for K steps and R restarts, cw-l2 or cw-l2-N for N iterations. @N behind it means
+    the first N images only, for attacks that take long."""
     name = text.strip()
+    if match := re.fullmatch(r"(.+)@([1-9]\d*)", name):
+        return replace(parse_attack(match[1], step_size=step_size, c=c), name=name, limit=int(match[2]))
     if name in ("clean", "fgsm", "autoattack"):
         return AttackSpec(name, name)
     if match := re.fullmatch(r"cw-l2(?:-([1-9]\d*))?", name):

@@ -82,9 +82,9 @@ class Trained:
         )
 
     def percent(self, attack: str) -> str | None:
-        result = self.evaluation.get(attack)
+        result = next((r for name, r in self.evaluation.items() if name.partition("@")[0] == attack.partition("@")[0]), None)
         return f"{100 * result['accuracy']:.2f}" if result else None
 
     def strongest(self) -> str | None:
         """The attack that left least standing."""
-        return min((a for a in self.evaluation if a != "clean"), key=lambda a: self.evaluation[a]["accuracy"], default=None)
+        return min((a for a in self.evaluation if not a.startswith("clean")), key=lambda a: self.evaluation[a]["accuracy"], default=None)

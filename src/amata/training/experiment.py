@@ -142,6 +142,7 @@ def evaluate_recipe(
         seed=recipe.train.seed,
         progress=lambda attack, done, _: reporter.evaluating(attack, min(done * ranks.size, n), n),
         part=part_of(ranks),
+        batch_size=c.batch_size,
         engine="plain" if recipe.train.engine == "plain" else "auto",
         precision=c.precision,
     )

@@ -255,6 +255,7 @@ class _Fit:
             seed=self.recipe.train.seed,
             progress=watch,
             part=part_of(self.ranks),
+            batch_size=self.recipe.eval.batch_size,
             engine="plain",  # too little work to compile a copy for
         )
 
