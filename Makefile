@@ -18,7 +18,7 @@ demo: setup
 	$(VENV)/bin/amata compare mnist5k-pgd mnist5k-amata --out runs/demo
 
 test: setup
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n 2
 
 lint: setup
 	$(VENV)/bin/ruff check src tests tools

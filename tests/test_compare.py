@@ -19,7 +19,7 @@ import pytest
 from amata.errors import InputError
 from amata.evaluation import wilson
 from amata.report.comparison import comparison_pictures, smooth
-from amata.report.page import as_csv, as_markdown, page, result_table
+from amata.report.page import as_csv, as_markdown, page, result_csv, result_table
 from amata.studies.compare import describe, found_runs, make_runs, plan
 from amata.training import Reporter
 
@@ -84,8 +84,8 @@ def test_a_comparison_says_what_its_runs_say(compared: Path) -> None:
         told = row["accuracies"]["pgd-2"]
         assert told["accuracy"] == pytest.approx(sum(values) / 2)
         mean = sum(values) / 2
-        half = math.hypot(12.706 * abs(values[0] - values[1]) / 2, 1.96 * math.sqrt(mean * (1 - mean) / 100))
-        assert told["low"] == pytest.approx(max(0, mean - half))
+        over_seeds, over_images = 12.706 * abs(values[0] - values[1]) / 2, mean - wilson(round(100 * mean), 100)[0]
+        assert told["low"] == pytest.approx(max(0, mean - math.hypot(over_seeds, over_images)))
         assert told["n"] == 100
     first, second = result["rows"]
     assert second["speedup"] == pytest.approx(first["train_seconds"] / second["train_seconds"])
@@ -95,7 +95,7 @@ def test_a_comparison_says_what_its_runs_say(compared: Path) -> None:
 
 
 def test_the_target_is_reached_when_an_epoch_first_reaches_it(compared: Path) -> None:
-    runs = found_runs([compared])
+    runs, _ = found_runs([compared])
     assert [run.path.name for run in runs] == json.loads((compared / "compare.json").read_text())["order"]
     curve = describe(runs)["curves"][0]
     values = [p["robust"] for p in curve["points"]]
@@ -116,6 +116,8 @@ def test_bad_comparisons_are_refused(tmp_path: Path, amata: Any) -> None:
     with pytest.raises(InputError, match="both called"):
         plan(["mnist5k-amata", "mnist5k-amata"], [], 1)
     assert "error: --target 45 must be an accuracy" in amata("report", _one_run(tmp_path), "--out", tmp_path / "r", "--target", "45").err
+    again = amata("report", tmp_path / "one", tmp_path / "one" / "runs" / "mnist5k-pgd2-seed0", "--out", tmp_path / "r")
+    assert "same recipe with the same seed" in again.err
     assert "neither a run folder nor a comparison" in amata("report", tmp_path, "--out", tmp_path / "r").err
 
 
@@ -125,10 +127,10 @@ def _one_run(folder: Path) -> Path:
 
 
 def test_smoothing_begins_unbiased() -> None:
-    assert smooth([3.0] * 40) == pytest.approx([3.0] * 40)
+    assert smooth([3.0] * 40, 0.6) == pytest.approx([3.0] * 40)
     noisy = [float(i % 2) for i in range(60)]
-    assert abs(smooth(noisy)[-1] - 0.5) < 0.2
-    assert smooth(noisy)[0] == noisy[0]
+    assert abs(smooth(noisy, 0.6)[-1] - 0.5) < 0.2
+    assert smooth(noisy, 0.6)[0] == noisy[0]
 
 
 class Outline(HTMLParser):
@@ -152,7 +154,7 @@ def test_the_page_is_whole_and_loads_nothing(compared: Path) -> None:
     text = (compared / "report.html").read_text()
     outline = Outline()
     outline.feed(text)
-    assert len(outline.labels) == 6
+    assert len(outline.labels) == 7
     assert all(label and len(label) > 20 for label in outline.labels)
     assert len(outline.ids) == len(set(outline.ids))
     assert outline.loads == []
@@ -167,6 +169,7 @@ def test_tables_are_the_same_in_every_form(compared: Path) -> None:
     result = json.loads((compared / "compare.json").read_text())
     table = result_table(result)
     assert as_csv(table).count("\n") == as_markdown(table).count("\n") - 1 == 3
+    assert len(result_csv(result).splitlines()) == 1 + 2 * 2
     assert f"{100 * result['rows'][1]['accuracies']['pgd-2']['accuracy']:.1f}" in as_markdown(table)
 
 
@@ -210,7 +213,7 @@ def test_a_browser_shows_all_of_it(width: int, compared: Path, tmp_path: Path) -
     found = json.loads(title[1])
     assert found["width"] == width
     assert found["over"] == 0
-    assert found["figures"] == 6
+    assert found["figures"] == 7
     assert found["seen"]
     assert found["main"] > 500
     assert "CONSOLE" not in ran.stderr

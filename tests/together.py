@@ -32,6 +32,11 @@ CASES: dict[str, tuple[list[str], int]] = {
     "adaptive": (["schedule.name=adaptive", "schedule.tau=0.1", "schedule.k_max=4", "schedule.gamma=0.01"], 96),
     "batch in parts": (["train.accumulate=3"], 96),
     "shared BatchNorm": (["train.sync_bn=true"], 96),
+    "shared BatchNorm, parts of different sizes": (["train.sync_bn=true"], 91),
+    "shared BatchNorm, adaptive": (
+        ["train.sync_bn=true", "schedule.name=adaptive", "schedule.tau=0.1", "schedule.k_max=4", "schedule.gamma=0.01"],
+        96,
+    ),
     "BatchNorm of one's own": ([], 96),
 }
 

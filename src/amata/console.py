@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
@@ -152,18 +153,18 @@ def bench_table(result: dict[str, Any]) -> Table:
 def comparison_table(result: dict[str, Any]) -> Table:
     """Recipes side by side, the first being what the others are held against."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    attacks = list(result["rows"][0]["accuracies"])
-    goal = f"s to {result['target']:.0%}" if result["target"] else "s to target"
+    attacks = list(dict.fromkeys(attack for row in result["rows"] for attack in row["accuracies"]))
+    goal = f"s to {100 * result['target']:.4g}%" if result["target"] else "s to target"
     for column in ("recipe", *attacks, "seconds", "gradients", goal, "speed-up"):
         table.add_column(column, justify="left" if column == "recipe" else "right", no_wrap=True)
     for row in result["rows"]:
         cells = []
         for attack in attacks:
-            a = row["accuracies"][attack]
-            cells.append(f"{100 * a['accuracy']:.1f} ±{50 * (a['high'] - a['low']):.1f}")
+            a = row["accuracies"].get(attack)
+            cells.append(f"{100 * a['accuracy']:.1f} ±{50 * (a['high'] - a['low']):.1f}" if a else "-")
         reached = f"{row['time_to_target']:.1f}" if row["time_to_target"] else "-"
         faster = f"{row['speedup']:.2f}x" if row["speedup"] else "-"
-        table.add_row(row["recipe"], *cells, f"{row['train_seconds']:.1f}", f"{row['grad_evals']:,.0f}", reached, faster)
-    n = result["rows"][0]["accuracies"][attacks[0]]["n"]
-    table.caption = f"accuracy in %, half a 95% interval beside it, {n:,} test images"
+        table.add_row(escape(row["recipe"]), *cells, f"{row['train_seconds']:.1f}", f"{row['grad_evals']:,.0f}", reached, faster)
+    counts = sorted({a["n"] for row in result["rows"] for a in row["accuracies"].values()})
+    table.caption = f"accuracy in %, half a 95% interval beside it, {' or '.join(f'{n:,}' for n in counts)} test images"
     return table

@@ -1,5 +1,6 @@
 """The command's root, and the options that several commands share."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,3 +35,10 @@ def whole_numbers(text: str, name: str) -> list[int]:
     if any(n < 1 for n in numbers):
         raise InputError(f"{name} {text!r} must be at least 1")
     return numbers
+
+
+def make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"output folder {path} cannot be made ({error.strerror}); choose another --out") from None

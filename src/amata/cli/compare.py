@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from amata.cli.app import Json, Set, app
+from amata.cli.app import Json, Set, app, make_folder
+from amata.errors import missing
 
-Target = Annotated[float | None, typer.Option(help="Held-out robust accuracy to race to; by default the highest all runs reached.")]
+Target = Annotated[float | None, typer.Option(help="Held-out robust accuracy to race to; by default the highest that all runs reached.")]
 
 
 @app.command(epilog="Example: amata compare mnist5k-pgd mnist5k-amata --seeds 3 --out runs/compare")
@@ -20,14 +21,19 @@ def compare(
     set_: Set = [],  # noqa: B006
     json_: Json = False,
 ) -> None:
-    """Train recipes side by side, evaluate them alike, and write a report."""
+    """Train recipes side by side, evaluate them alike, and write a report.
+
+    C is in it where `amata criterion` wrote into the same folder.
+    """
     from amata.console import ConsoleReporter
     from amata.studies.compare import describe, make_runs, plan
 
-    planned = plan(recipes, set_, seeds)
+    make_folder(out)
+    _check_drawing()
     with ConsoleReporter() as reporter:
-        runs = make_runs(planned, out, reporter)
-    _report(describe(runs, target, out / "criterion.json"), out, json_)
+        planned = plan(recipes, set_, seeds, reporter.note)
+        runs, failures = make_runs(planned, out, reporter, target)
+    _report(describe(runs, target, out / "criterion.json", together=True, failures=failures), out, json_)
 
 
 @app.command(epilog="Example: amata report runs/compare --out runs/again")
@@ -40,28 +46,40 @@ def report(
     """Make the report of finished runs, from their folders alone."""
     from amata.studies.compare import describe, found_runs
 
-    _report(describe(found_runs(folders), target, folders[0] / "criterion.json"), out, json_)
+    make_folder(out)
+    _check_drawing()
+    runs, planned = found_runs(folders)
+    together = len(folders) == 1 and (folders[0] / "plan.json").is_file()
+    _report(describe(runs, target or planned, folders[0] / "criterion.json", together=together), out, json_)
+
+
+def _check_drawing() -> None:
+    """Find out before hours of training, not after."""
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise missing("matplotlib", "a report", "plots")
 
 
 def _report(result: dict[str, Any], out: Path, json_: bool) -> None:
     from amata.console import comparison_table
     from amata.console import out as console
     from amata.report.comparison import comparison_pictures
-    from amata.report.page import as_csv, as_markdown, difference_table, page, result_table
+    from amata.report.page import as_csv, as_markdown, difference_table, environment_table, page, result_csv, result_table
     from amata.training.files import write_atomic, write_json
 
-    out.mkdir(parents=True, exist_ok=True)
-    names = [row["recipe"] for row in result["rows"]]
-    pictures = comparison_pictures(result, out / "figures")
     write_json(out / "compare.json", result)
-    for name, table in (("results", result_table(result)), ("differences", difference_table(result))):
-        write_atomic(out / f"{name}.csv", as_csv(table).encode())
+    tables = {"results": result_table(result), "differences": difference_table(result), "environment": environment_table(result)}
+    for name, table in tables.items():
+        write_atomic(out / f"{name}.csv", (result_csv(result) if name == "results" else as_csv(table)).encode())
         write_atomic(out / f"{name}.md", as_markdown(table).encode())
-    write_atomic(
-        out / "report.html", page(result, pictures, " against ".join(names) if len(names) < 3 else f"{len(names)} recipes").encode()
-    )
+    names = [row["recipe"] for row in result["rows"]]
+    title = " against ".join(names) if len(names) < 3 else f"{len(names)} recipes"
+    write_atomic(out / "report.html", page(result, comparison_pictures(result, out / "figures"), title).encode())
     if json_:
         print(json.dumps(result, indent=2))
-    else:
-        console.print(comparison_table(result))
-        console.print(f"report {out / 'report.html'}", soft_wrap=True)
+        return
+    console.print(comparison_table(result))
+    for warning in result["warnings"]:
+        console.print(f"note: {warning}", soft_wrap=True, markup=False)
+    console.print(f"report {out / 'report.html'}", soft_wrap=True, markup=False)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from amata.cli.app import Json, app, whole_numbers
+from amata.cli.app import Json, app, make_folder, whole_numbers
 
 
 @app.command(epilog="Example: amata landscape runs/mine --epochs 1,4,8,10 --out runs/landscape")
@@ -27,9 +27,9 @@ def landscape(
     from amata.studies.landscape import landscapes_of
     from amata.training.files import write_json
 
+    make_folder(out)
     chosen, ladder = whole_numbers(epochs, "--epochs"), whole_numbers(steps, "--steps")
     result = landscapes_of(run, chosen, sample=sample, steps=ladder, alpha=alpha, size=grid, seed=seed)
-    out.mkdir(parents=True, exist_ok=True)
     write_json(out / "landscape.json", result)
     landscape_figure(result, out / "landscape")
     surface_figure(result, out / "landscape-3d")

@@ -2,10 +2,16 @@
 
 import time
 from collections.abc import Iterator
+from functools import cache
 
 import torch
 
 from amata.batch import Batch
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 class Feed:
@@ -18,7 +24,7 @@ class Feed:
     def __init__(self, batches: Iterator[Batch], device: torch.device) -> None:
         self.batches = batches
         self.waited = 0.0
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream = _side_stream(device) if device.type == "cuda" else None
 
     def __iter__(self) -> Iterator[Batch]:
         while True:

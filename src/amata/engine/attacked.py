@@ -32,6 +32,8 @@ class AttackedNet:
         self.folds = [] if train_mode else folds_of(source)
         sources = dict(source.named_modules())
         modules = dict(self.model.named_modules())
+        names = [id(module) for _, module in self.model.named_modules(remove_duplicate=False)]
+        once = {name for name, module in modules.items() if names.count(id(module)) == 1}
         norm_of = {conv: norm for conv, norm, _ in self.folds}
         relu_of = {conv: relu for conv, _, relu in self.folds}
         for name, norm in norm_of.items():
@@ -47,7 +49,7 @@ class AttackedNet:
                 continue
             if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
                 module.to(dtype)
-                layer = _shaped(module, relu_of.get(name)) if shaped else None
+                layer = _shaped(module, relu_of.get(name)) if shaped and name in once and _is_plain(module) else None
                 if layer is not None:
                     _replace(self.model, name, layer)
                 if isinstance(layer, ConvReLU):
@@ -90,6 +92,12 @@ def folds_of(model: nn.Module) -> list[tuple[str, str, str | None]]:
             if prefix + conv in modules and isinstance(norm, nn.BatchNorm2d) and norm.track_running_stats and norm.affine:
                 found.append((prefix + conv, prefix + bn, prefix + relu[0] if relu else None))
     return found
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a layer computes what its class says from the weights it holds: no subclass, no hook, no weights made from others."""
+    hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or "forward" in vars(module)
+    return type(module) in (nn.Conv2d, nn.Linear) and {*module._parameters} == {"weight", "bias"} and not module._modules and not hooked
 
 
 def _shaped(module: nn.Module, relu: str | None) -> Placed | None:

@@ -23,7 +23,6 @@ from amata.engine.attacked import AttackedNet
 from amata.engine.compiler import has_compiler
 from amata.engine.graphs import Graph
 from amata.engine.plain import PlainNet, Precision
-from amata.engine.syncnorm import Shared
 from amata.losses import Loss
 from amata.threat import Region
 
@@ -44,8 +43,6 @@ class FastNet(PlainNet):
     ) -> None:
         super().__init__(model, optimizer, precision=precision, **options)
         self.graphed = self.device.type == "cuda"
-        # What processes say to each other in the middle of a pass cannot be recorded.
-        self.talks = self.ranks.size > 1 and any(isinstance(m, Shared) for m in model.modules())
         self.compiled = self.graphed and has_compiler() if compiled is None else compiled
         dtype = torch.bfloat16 if precision == "bf16" else next(model.parameters()).dtype
         self.layout = torch.channels_last if (_suits_channels_last(model) if channels_last is None else channels_last) else None
@@ -62,7 +59,7 @@ class FastNet(PlainNet):
         self.graphs: dict[Hashable, Graph] = {}
         self.functions: dict[Hashable, Callable[..., Tensor]] = {}
         self.ascents: dict[Hashable, AscentGraph] = {}
-        self.shapes: dict[Hashable, Any] = {}
+        self.shapes: dict[Hashable, torch.Size] = {}
         self.largest: dict[Hashable, int] = {}
         self.stale = False
         self.alpha = torch.zeros((), device=self.device)
@@ -134,7 +131,7 @@ class FastNet(PlainNet):
         if steps == 0:
             return x
         self._freshen()
-        key = ("ascent", loss, type(region))
+        key = ("ascent", loss, type(region), getattr(region, "ball", None))
         if not self.graphed or not self._is_usual(key, x):
             attack = self._attack(loss, False)
             with _untuned():
@@ -177,7 +174,8 @@ class FastNet(PlainNet):
 
             return work
 
-        if self.talks:
+        self.stale |= self.more  # BatchNorm's statistics move with every part of a batch
+        if self.talks:  # what processes say to each other cannot be recorded
             return make(False)(*inputs, y)
         return self._run(("backward", loss, len(inputs), scale, wrt_input), make, (*inputs, y), self._train_state)
 
@@ -215,8 +213,13 @@ class FastNet(PlainNet):
         return self.graphs[key](*tensors)
 
     def _is_usual(self, key: Hashable, x: Tensor) -> bool:
-        """The first shape that a piece of work meets is the usual one; others, such as a last small batch, come once an epoch."""
-        return self.shapes.setdefault(key, x.shape) == x.shape
+        """The first shape that a piece of work meets is the usual one; smaller ones, such as a last small batch, come once an epoch. A
+        larger one takes over: a run may be resumed just before a last small batch."""
+        if len(x) > self.shapes.setdefault(key, x.shape)[0]:
+            self.shapes[key] = x.shape
+            self.graphs.pop(key, None)
+            self.ascents.pop(key, None)
+        return self.shapes[key] == x.shape
 
     def _freshen(self) -> None:
         """Bring the attacked copy up to date, once after each update."""
@@ -243,7 +246,10 @@ class FastNet(PlainNet):
     def _making(self) -> Iterator[None]:
         torch.cuda.synchronize(self.device)
         started = time.perf_counter()
-        yield
+        # The limit on compiling anew is for functions that change; ours are shared by all networks of a process, each with its shapes.
+        limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
+        with torch._dynamo.config.patch({limit: 1024}):
+            yield
         torch.cuda.synchronize(self.device)
         self.compile_seconds += time.perf_counter() - started
 

@@ -37,7 +37,8 @@ class Graph:
                 work(*self.inputs)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool, stream=stream):
+        # Only this thread must keep still: another may be pinning the next batch's memory.
+        with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self.outputs = work(*self.inputs)
         with torch.no_grad():
             for t, value in zip(touches, before, strict=True):

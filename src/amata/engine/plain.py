@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from amata.engine.average import WeightAverage
 from amata.engine.ranks import Ranks
 from amata.engine.split import FirstLayer
+from amata.engine.syncnorm import Shared
 from amata.losses import Loss, ce
 from amata.threat import Region
 
@@ -43,6 +44,8 @@ class PlainNet:
     ) -> None:
         self.model = model
         self.ranks = ranks or Ranks()
+        self.talks = self.ranks.size > 1 and any(isinstance(m, Shared) for m in model.modules())
+        """Whether processes speak to each other in the middle of a pass."""
         self.precision = precision
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.optimizer = optimizer
@@ -99,7 +102,7 @@ class PlainNet:
         inputs = x if isinstance(x, tuple) else (x,)
         self.grad_evals += sum(len(t) for t in inputs)
         self.samples += len(y)
-        self.last_loss, g = self._backward(inputs, y, loss or self.loss, scale * self.share, wrt_input)
+        self.last_loss, g = self._backward(inputs, y, loss or self.loss, scale * self._scale(y), wrt_input)
         return g
 
     def apply(self) -> None:
@@ -116,7 +119,14 @@ class PlainNet:
         """Average weight gradients, and BatchNorm's running statistics, over the images of all processes."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         statistics = [b for b in self.model.buffers() if b.is_floating_point()]
-        self.ranks.average([*gradients, *statistics], self.samples)
+        self.ranks.average([*gradients, *statistics], 1 if self.talks else self.samples)
+
+    def _scale(self, y: Tensor) -> float:
+        """What a loss counts for in the update: the part's share of its batch. Where BatchNorm lets gradients flow between processes, the
+        losses of smaller parts must count for less before they do, not after."""
+        if not self.talks:
+            return self.share
+        return self.share * len(y) * self.ranks.size / self.ranks.sum([len(y)])[0]
 
     def _step(self) -> None:
         self.optimizer.step()
@@ -125,7 +135,7 @@ class PlainNet:
     def costate(self, x: Tensor, y: Tensor, *, first: bool) -> Tensor:
         self.grad_evals += len(x)
         self.samples += len(y)
-        self.last_loss, p = self._costate(x, y, first, self.share)
+        self.last_loss, p = self._costate(x, y, first, self._scale(y))
         return p
 
     def first_grad(self, x: Tensor, p: Tensor) -> Tensor:

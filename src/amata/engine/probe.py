@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from amata.engine.plain import Mode, PlainNet, Precision
+from amata.engine.syncnorm import unshare_norms
 from amata.losses import Loss, ce
 
 
@@ -31,6 +32,7 @@ class ProbeNet(PlainNet):
         precision: Precision = "fp32",
     ) -> None:
         copied = copy.deepcopy(model).requires_grad_(True)
+        unshare_norms(copied)  # a probe is one process's own
         for p in copied.parameters():
             p.grad = None
         idle = torch.optim.SGD(copied.parameters(), lr=0.0)

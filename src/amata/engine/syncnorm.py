@@ -38,6 +38,13 @@ class Shared:
 _KINDS: dict[type, type] = {norm: type(f"Shared{norm.__name__}", (Shared, norm), {}) for norm in NORMS}
 
 
+def unshare_norms(model: nn.Module) -> None:
+    """Make every BatchNorm of the model one of its own process again."""
+    for module in model.modules():
+        if isinstance(module, Shared):
+            module.__class__ = next(norm for norm, kind in _KINDS.items() if type(module) is kind)
+
+
 def share_norms(model: nn.Module) -> None:
     """Make every BatchNorm of the model one over all processes. Its weights, names and shapes stay."""
     for module in model.modules():

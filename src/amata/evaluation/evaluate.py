@@ -112,11 +112,13 @@ def evaluate(
     n = zero_gradients = probed = 0
     total = min(limit or 2**62, _count(data, batch_size))
     with _rounding(precision):
-        for number, (x, y) in enumerate(_batches(data, batch_size, limit and math.ceil(limit / part.size))):
+        for number, (x, y) in enumerate(_batches(data, batch_size, limit if part.size == 1 else None)):
             index = part.rank + number * part.size
-            x, y = x.to(device), y.to(device)
-            check_images(x, y)
             first = n if part.size == 1 else index * batch_size  # where this batch stands among all images
+            if limit is not None and first >= limit:
+                break
+            x, y = (t[: (limit or 2**62) - first].to(device) for t in (x, y))
+            check_images(x, y)
             with untouched(model), torch.no_grad():
                 z = model(x)
                 check_logits(z, y)

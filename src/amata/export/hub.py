@@ -38,7 +38,8 @@ def card(trained: Trained) -> str:
     how = f"`{recipe.tables['method']['name']}` under the schedule `{recipe.tables['schedule']['name']}`"
     what = f"{recipe.model.name} trained on {recipe.data.name} against perturbations of at most {trained.eps} in {recipe.ball.norm}"
     spent = f"{summary['train_seconds']:.0f} s and {summary['grad_evals']:,} gradient evaluations"
-    warnings = [f"- {attack}: {w}" for attack, r in trained.evaluation.items() for w in r["warnings"]]
+    warnings = [f"- {w}" for w in trained.warnings]
+    kept = "last" if summary["best_epoch"] is None else "best on held-out training images"
     return "\n".join(
         [
             "---",
@@ -63,7 +64,7 @@ def card(trained: Trained) -> str:
             *rows,
             "",
             *warnings,
-            f"Training took {spent}. The epoch kept is the best on held-out training images. Accuracies under attacks are upper bounds: a "
+            f"Training took {spent}. The epoch kept is the {kept}. Accuracies under attacks are upper bounds: a "
             "stronger attack may find more.",
             "",
         ]

@@ -11,13 +11,15 @@ THREATS = {"linf": "Linf", "l2": "L2"}
 
 
 def claim(trained: Trained) -> dict[str, object]:
-    """RobustBench's fields; an accuracy that was not measured is null, and what is claimed is told with its n."""
+    """RobustBench's fields; an accuracy that was not measured is null, what is claimed is told with its n, and link, authors and venue are
+    for whoever submits it to fill in."""
     strongest = trained.strongest()
+    measured = [f"reported under {strongest} on {trained.evaluation[strongest]['n']} test images"] if strongest else []
     return {
-        "link": "https://arxiv.org/abs/2012.08112",
+        "link": "",
         "name": trained.name,
         "authors": "",
-        "additional_data": False,
+        "additional_data": trained.pretrained,
         "number_forward_passes": 1,
         "dataset": trained.recipe.data.name,
         "venue": "",
@@ -26,8 +28,8 @@ def claim(trained: Trained) -> dict[str, object]:
         "clean_acc": trained.percent("clean"),
         "reported": trained.percent(strongest) if strongest else None,
         "autoattack_acc": trained.percent("autoattack"),
-        "unreliable": False,
-        "footnote": f"reported under {strongest} on {trained.evaluation[strongest]['n']} test images" if strongest else "",
+        "unreliable": bool(trained.warnings),
+        "footnote": "; ".join([*measured, *trained.warnings]),
     }
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -25,15 +26,19 @@ class Trained:
     evaluation: dict[str, dict[str, Any]]
     summary: dict[str, Any]
     test: ImageSet
+    pretrained: bool
+    """Whether training began from somebody's weights."""
 
     @classmethod
     def of(cls, path: Path, name: str | None = None) -> "Trained":
-        run, _ = RunFolder.open(path)
+        run, begun = RunFolder.open(path)
+        if name and not re.fullmatch(r"[\w.+-]+", name):
+            raise InputError(f"--name {name!r} must be letters, digits and . + - _ alone: files are called so")
         if not run.finished:
             raise InputError(f"{path} is not finished; `amata train --resume {path}` first")
         summary = json.loads((path / "summary.json").read_text())
         model, recipe, splits = load_trained(path, ("train.device=cpu",))
-        return cls(name or recipe.name, model, recipe, summary["evaluation"], summary, splits.test)
+        return cls(name or recipe.name, model, recipe, summary["evaluation"], summary, splits.test, begun.model.weights is not None)
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -86,5 +91,10 @@ class Trained:
         return f"{100 * result['accuracy']:.2f}" if result else None
 
     def strongest(self) -> str | None:
-        """The attack that left least standing."""
-        return min((a for a in self.evaluation if not a.startswith("clean")), key=lambda a: self.evaluation[a]["accuracy"], default=None)
+        """The attack inside the ball that left least standing."""
+        bounded = (a for a, r in self.evaluation.items() if "eps" in r["params"])
+        return min(bounded, key=lambda a: self.evaluation[a]["accuracy"], default=None)
+
+    @property
+    def warnings(self) -> list[str]:
+        return [f"{attack}: {w}" for attack, r in self.evaluation.items() for w in r["warnings"]]

@@ -47,7 +47,8 @@ class ATTA:
         delta = torch.where(fresh, self.noise * draw(torch.randn, rng, x.shape, x.device, x.dtype), delta)
         x_adv = region.project(x + delta)
         x_adv = net.ascent(region, x_adv, y, u.steps, u.step_size)  # k = 1 .. K
-        net.backward(x_adv, y, scale=1 / len(x) if self.loss_scale == "reference" else 1.0)
+        whole = batch.rows.total if batch.rows else len(x)
+        net.backward(x_adv, y, scale=1 / whole if self.loss_scale == "reference" else 1.0)
         net.apply()
         self._keep(batch, memory, ids, kept, x_adv - x)
 

@@ -63,7 +63,8 @@ class Recipe:
 
 
 def _deciding(tables: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {s: {k: v for k, v in t.items() if f"{s}.{k}" not in OPERATIONAL} for s, t in tables.items()}
+    kept = {s: {k: v for k, v in t.items() if f"{s}.{k}" not in OPERATIONAL} for s, t in tables.items()}
+    return {s: t for s, t in kept.items() if t}
 
 
 def _spell(value: Any) -> Any:

@@ -21,13 +21,13 @@ class Picture(NamedTuple):
     svg: str
 
 
-def smoothing(points: int) -> float:
-    return min(SMOOTHING, points / 50)
+def smoothing(result: dict[str, Any]) -> float:
+    """The weight for all curves of a comparison."""
+    return min(SMOOTHING, max(len([p for p in c["points"] if p["clean"] is not None]) for c in result["curves"]) / 50)
 
 
-def smooth(values: Sequence[float]) -> list[float]:
+def smooth(values: Sequence[float], weight: float) -> list[float]:
     """An exponential moving average that starts unbiased: the first value is the first value."""
-    weight = smoothing(len(values))
     smoothed, total = [], 0.0
     for index, value in enumerate(values, 1):
         total = weight * total + (1 - weight) * value
@@ -44,6 +44,7 @@ def comparison_pictures(result: dict[str, Any], folder: Path) -> list[Picture]:
         drawn = [
             _curves(result, folder, "robust-time", "Robust error against training time", seconds, "robust", robust, target=True),
             _curves(result, folder, "clean-time", "Clean error against training time", seconds, "clean", clean),
+            _curves(result, folder, "clean-cost", "Clean error against gradient evaluations", cost, "clean", clean),
             _curves(result, folder, "robust-cost", "Robust error against gradient evaluations", cost, "robust", robust, target=True),
         ]
     drawn += [
@@ -54,10 +55,38 @@ def comparison_pictures(result: dict[str, Any], folder: Path) -> list[Picture]:
     return [*drawn, _criterion(result, folder)] if result["criterion"] else drawn
 
 
-def _of_recipe(result: dict[str, Any]) -> list[tuple[str, str, str, list[dict[str, Any]]]]:
-    """Each recipe's name, colour, marker and curves."""
-    names = [row["recipe"] for row in result["rows"]]
-    return [(n, *SERIES[i % len(SERIES)], [c for c in result["curves"] if c["recipe"] == n]) for i, n in enumerate(names)]
+class Line(NamedTuple):
+    """How a recipe is drawn."""
+
+    label: str
+    colour: str
+    marker: str
+    style: str
+    curves: list[dict[str, Any]]
+
+    @property
+    def look(self) -> dict[str, Any]:
+        return {"color": self.colour, "ls": self.style}
+
+
+def _lines(result: dict[str, Any]) -> list[Line]:
+    found = []
+    for index, row in enumerate(result["rows"]):
+        colour, marker = SERIES[index % len(SERIES)]
+        style = ("-", "--", ":", "-.")[index // len(SERIES) % 4]
+        found.append(Line(_plain(row["recipe"]), colour, marker, style, [c for c in result["curves"] if c["recipe"] == row["recipe"]]))
+    return found
+
+
+def _plain(name: str) -> str:
+    """A name that matplotlib takes as it is: it would read $ as mathematics and leave out what begins with _."""
+    return " " * name.startswith("_") + name.replace("$", r"\$")
+
+
+def _legend(ax: Any, lines: Sequence[Line]) -> None:
+    for line in lines:
+        ax.plot([], [], **line.look, marker=line.marker, ms=4, lw=1.8, label=line.label)
+    ax.legend(frameon=False, fontsize=9 if len(lines) < 5 else 7, ncols=1 if len(lines) < 5 else 2)
 
 
 def _draw(folder: Path, name: str, title: str, words: str, paint: Callable[[Any], None]) -> Picture:
@@ -73,35 +102,39 @@ def _curves(
     key, axis = x
     words = []
 
+    weight = smoothing(result)
+
     def paint(ax: Any) -> None:
-        for recipe, colour, marker, curves in _of_recipe(result):
-            for index, curve in enumerate(curves):
+        lines = _lines(result)
+        for line in lines:
+            for index, curve in enumerate(line.curves):
                 points = [p for p in curve["points"] if p[y] is not None]
                 xs, ys = [p[key] for p in points], [100 * (1 - p[y]) for p in points]
-                ax.plot(xs, ys, color=colour, marker=marker, ms=3.5, lw=0.8, alpha=0.35)
-                ax.plot(xs, smooth(ys), color=colour, lw=1.8, label=recipe if index == 0 else None)
+                ax.plot(xs, ys, **line.look, marker=line.marker, ms=3.5, lw=0.8, alpha=0.35)
+                ax.plot(xs, smooth(ys, weight), **line.look, lw=1.8)
                 if index == 0 and points:
-                    words.append(f"{recipe} ends at {ys[-1]:.1f}% after {_amount(xs[-1], key)}")
+                    words.append(f"{line.label} ends at {ys[-1]:.1f}% after {_amount(xs[-1], key)}")
                 for event in curve["events"]:
                     at = [p[key] for p in curve["points"] if p["epoch"] == event["epoch"]]
-                    ax.plot(at, [0.02] * len(at), "x", color=colour, ms=7, transform=ax.get_xaxis_transform(), clip_on=False)
+                    ax.plot(at, [0.02] * len(at), "x", color=line.colour, ms=7, transform=ax.get_xaxis_transform(), clip_on=False)
         if target and result["target"]:
             level = 100 * (1 - result["target"])
             ax.axhline(level, color=INK, lw=0.9, ls="--", alpha=0.6)
-            ax.annotate(f"target {level:.0f}%", (1, level), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
+            ax.annotate(f"target {level:.4g}%", (1, level), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
         ax.set(xlabel=axis, ylabel=label, xlim=(0, None))
         if key == "grad_evals":
             ax.ticklabel_format(axis="x", style="sci", scilimits=(0, 4), useMathText=True)
-        ax.legend(frameon=False)
+        _legend(ax, lines)
 
     picture = _draw(folder, name, title, "", paint)
     return picture._replace(words=f"{title}: {'; '.join(words)}.")
 
 
-def _epochs(ax: Any, label: str) -> None:
-    ax.set(xlabel="epoch", ylabel=label, ylim=(0, 1.25 * ax.get_ylim()[1]))  # with room for the legend
+def _epochs(ax: Any, label: str, lines: Sequence[Line]) -> None:
+    last = max(p["epoch"] + 1 for line in lines for c in line.curves for p in c["points"])
+    ax.set(xlabel="epoch", ylabel=label, ylim=(0, 1.25 * ax.get_ylim()[1]), xlim=(0.5, last + 0.5))  # with room for the legend
     ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.legend(frameon=False)
+    _legend(ax, lines)
 
 
 def _amount(value: float, key: str) -> str:
@@ -109,42 +142,45 @@ def _amount(value: float, key: str) -> str:
 
 
 def _steps(result: dict[str, Any], folder: Path, name: str, title: str, key: str, label: str) -> Picture:
-    def paint(ax: Any) -> None:
-        for recipe, colour, _, curves in _of_recipe(result):
-            points = curves[0]["points"]
-            ax.step([p["epoch"] + 1 for p in points], [p[key] for p in points], where="mid", color=colour, lw=1.8, label=recipe)
-        _epochs(ax, label)
+    """What the schedule gave, or chose, for each epoch; of the first seed."""
+    lines = _lines(result)
 
-    ranges = [f"{r} from {c[0]['points'][0][key]:.4g} to {c[0]['points'][-1][key]:.4g}" for r, _, _, c in _of_recipe(result)]
+    def paint(ax: Any) -> None:
+        for line in lines:
+            points = line.curves[0]["points"]
+            xs, ys = [p["epoch"] + 1 for p in points], [p[key] for p in points]
+            ax.step(xs, ys, where="mid", **line.look, lw=1.8)
+            ax.plot(xs, ys, line.marker, color=line.colour, ms=3.5)
+        _epochs(ax, label, lines)
+
+    ranges = [f"{line.label} from {line.curves[0]['points'][0][key]:.4g} to {line.curves[0]['points'][-1][key]:.4g}" for line in lines]
     return _draw(folder, name, title, f"{title} over epochs: {'; '.join(ranges)}.", paint)
 
 
 def _loss(result: dict[str, Any], folder: Path) -> Picture:
-    def paint(ax: Any) -> None:
-        for recipe, colour, marker, curves in _of_recipe(result):
-            for index, curve in enumerate(curves):
-                xs, ys = [p["epoch"] + 1 for p in curve["points"]], [p["loss"] for p in curve["points"]]
-                ax.plot(xs, ys, color=colour, marker=marker, ms=3, lw=1.4, alpha=0.8, label=recipe if index == 0 else None)
-        _epochs(ax, "loss on attacked images")
+    lines = _lines(result)
 
-    ends = [f"{r} ends at {c[0]['points'][-1]['loss']:.3f}" for r, _, _, c in _of_recipe(result)]
+    def paint(ax: Any) -> None:
+        for line in lines:
+            for curve in line.curves:
+                xs, ys = [p["epoch"] + 1 for p in curve["points"]], [p["loss"] for p in curve["points"]]
+                ax.plot(xs, ys, **line.look, marker=line.marker, ms=3, lw=1.4, alpha=0.8)
+        _epochs(ax, "loss on attacked images", lines)
+
+    ends = [f"{line.label} ends at {line.curves[0]['points'][-1]['loss']:.3f}" for line in lines]
     return _draw(folder, "loss", "Training loss", f"Training loss over epochs: {'; '.join(ends)}.", paint)
 
 
 def _criterion(result: dict[str, Any], folder: Path) -> Picture:
+    lines = _lines(result)
+    of_run = {curve["run"]: line for line in lines for curve in line.curves}
+
     def paint(ax: Any) -> None:
-        for (colour, marker), measured in zip(SERIES, result["criterion"], strict=False):
-            epochs = measured["epochs"]
+        for measured in result["criterion"]:
+            epochs, line = measured["epochs"], of_run.get(measured["run"], lines[0])
             gaps = [e["best_hamiltonian"] - e["hamiltonian"] for e in epochs]
-            ax.plot(
-                [e["epoch"] + 1 for e in epochs],
-                gaps,
-                color=colour,
-                marker=marker,
-                ms=3,
-                label=f"{measured['run']}, C = {measured['c']:.2f}",
-            )
-        _epochs(ax, "gap to the best control")
+            ax.plot([e["epoch"] + 1 for e in epochs], gaps, **line.look, marker=line.marker, ms=3)
+        _epochs(ax, "gap to the best control", lines)
 
     words = "; ".join(f"{m['run']} {m['c']:.2f}" for m in result["criterion"])
     return _draw(folder, "criterion", "Criterion C", f"The optimal-control criterion C, lower is nearer to optimal: {words}.", paint)

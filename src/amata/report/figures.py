@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,7 @@ def landscape_figure(result: dict[str, Any], path: Path) -> None:
         for ax, picture in zip(axes[0], pictures, strict=True):
             filled = ax.contourf(picture["x"], picture["y"], picture["loss"], levels=24, cmap="Greys", alpha=0.75)
             ax.figure.colorbar(filled, ax=ax, shrink=0.85, label="loss", format="%.3g")
-            for (colour, marker), course in zip(CLIMBERS, picture["courses"], strict=False):
+            for (colour, marker), course in zip(cycle(CLIMBERS), picture["courses"], strict=False):
                 xs, ys = zip(*course["points"], strict=True)
                 ax.plot(xs, ys, color=colour, marker=marker, ms=3, lw=1.3, label=f"{course['name']}: {course['loss'][-1]:.3g}")
             ax.plot(0, 0, "o", color=INK, ms=5, label=f"image: {picture['clean_loss']:.3g}")
@@ -207,7 +208,7 @@ def surface_figure(result: dict[str, Any], path: Path) -> None:
             across, up = np.meshgrid(picture["x"], picture["y"])
             heights = np.array(picture["loss"])
             ax.plot_surface(across, up, heights, cmap="Greys", alpha=0.6, rcount=50, ccount=50, linewidth=0)
-            for (colour, marker), course in zip(CLIMBERS, picture["courses"], strict=False):
+            for (colour, marker), course in zip(cycle(CLIMBERS), picture["courses"], strict=False):
                 xs, ys = zip(*course["points"], strict=True)
                 label = f"{course['name']}: {course['loss'][-1]:.3g}"
                 ax.plot(xs, ys, course["loss"], color=colour, marker=marker, ms=2.5, lw=1.4, label=label, zorder=10)

@@ -27,8 +27,9 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th, td { padding: 0.45rem 0.7rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top; white-space: nowrap; }
 tr:last-child > * { border-bottom: 0; } th { font-weight: 600; background: var(--card); white-space: normal; vertical-align: bottom; }
 td.text, th.text { text-align: left; }
-.prose td { white-space: normal; overflow-wrap: anywhere; } .prose td:first-child { white-space: nowrap; }
-td small { color: var(--soft); display: block; white-space: normal; }
+.prose td { white-space: normal; overflow-wrap: anywhere; }
+tbody th { background: none; font-weight: 500; vertical-align: top; overflow-wrap: anywhere; }
+small { color: var(--soft); display: block; white-space: normal; font-weight: 400; }
 .figures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 25rem), 1fr)); }
 figure { margin: 0; padding: 0.8rem; border: 1px solid var(--line); border-radius: 8px; min-width: 0; }
 figcaption { font-weight: 600; margin-bottom: 0.3rem; }
@@ -37,7 +38,7 @@ details { margin: 0.6rem 0; } summary { cursor: pointer; }
 code { font: 0.9em ui-monospace, SFMono-Regular, Menlo, monospace; }
 @media print { :root { --ink: #000; --soft: #444; --line: #bbb; --page: #fff; --card: #f3f3f3; --mark: #9a3412; }
   body { max-width: none; padding: 0; font-size: 10.5pt; } .wide { overflow: visible; } figure, tr { break-inside: avoid; }
-  .figures { grid-template-columns: 1fr 1fr; } td, th { padding: 0.25rem 0.4rem; white-space: normal; } }
+  .figures { grid-template-columns: 1fr 1fr; } td, th { padding: 0.25rem 0.4rem; white-space: normal; overflow-wrap: anywhere; } }
 """
 
 
@@ -79,14 +80,14 @@ Cell = str | tuple[str, str]
 
 
 def result_table(result: dict[str, Any]) -> list[list[Cell]]:
-    attacks = list(result["rows"][0]["accuracies"])
-    target = f"time to {result['target']:.0%} (s)" if result["target"] else "time to target (s)"
+    attacks = attacks_of(result)
+    target = f"time to {100 * result['target']:.4g}% (s)" if result["target"] else "time to target (s)"
     rows: list[list[Cell]] = [["recipe", *(f"{a} (%)" for a in attacks), "training (s)", "gradient evaluations", target, "speed-up"]]
     for row in result["rows"]:
         cells: list[Cell] = [(row["recipe"], f"{len(row['seeds'])} seed{'s' if len(row['seeds']) > 1 else ''}")]
         for attack in attacks:
-            a = row["accuracies"][attack]
-            cells.append((f"{100 * a['accuracy']:.1f}", f"{100 * a['low']:.1f} to {100 * a['high']:.1f}"))
+            a = row["accuracies"].get(attack)
+            cells.append((f"{100 * a['accuracy']:.1f}", f"{100 * a['low']:.1f} to {100 * a['high']:.1f}") if a else "—")
         cells.append(f"{row['train_seconds']:,.1f}")
         cells.append((f"{row['grad_evals']:,.0f}", f"{row['grad_evals_per_image']:.2f} an image and epoch"))
         missed = row["time_to_target_per_seed"].count(None)
@@ -100,6 +101,22 @@ def result_table(result: dict[str, Any]) -> list[list[Cell]]:
     return rows
 
 
+def attacks_of(result: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(attack for row in result["rows"] for attack in row["accuracies"]))
+
+
+def result_csv(result: dict[str, Any]) -> str:
+    """The results for a spreadsheet: one number in a cell."""
+    last = ("train_seconds", "grad_evals", "time_to_target", "cost_to_target", "speedup", "speedup_to_target")
+    table: list[list[Cell]] = [["recipe", "seeds", "attack", "accuracy", "low", "high", "n", *last]]
+    for row in result["rows"]:
+        ends = [row[key] for key in last]
+        for attack, a in row["accuracies"].items():
+            cells = [row["recipe"], len(row["seeds"]), attack, a["accuracy"], a["low"], a["high"], a["n"], *ends]
+            table.append(["" if cell is None else str(cell) for cell in cells])
+    return as_csv(table)
+
+
 def difference_table(result: dict[str, Any]) -> list[list[Cell]]:
     names = [row["recipe"] for row in result["rows"]]
     rows: list[list[Cell]] = [["key", *names]]
@@ -111,7 +128,7 @@ def environment_table(result: dict[str, Any]) -> list[list[Cell]]:
     packages = ", ".join(f"{name} {version}" for name, version in env["packages"].items())
     facts = {"device": env["device"], "threads": env["threads"], "machine": f"{env['machine']}, {env['platform']}", "python": env["python"]}
     facts |= {"packages": packages, "commit of amata": env["commit"] or "unknown"}
-    rows: list[list[Cell]] = [["", "value"]]
+    rows: list[list[Cell]] = [["what", "value"]]
     return rows + [[key, str(value)] for key, value in facts.items()]
 
 
@@ -133,14 +150,15 @@ def _flat(cell: Cell) -> str:
 def _table(table: list[list[Cell]], caption: str, *, prose: bool = False) -> str:
     """A table whose first column names its rows; the others hold numbers, or prose."""
 
-    def cell(value: Cell, column: int, tag: str) -> str:
+    def cell(value: Cell, column: int, tag: str, scope: str = "") -> str:
         small = f"<small>{escape(value[1])}</small>" if not isinstance(value, str) and value[1] else ""
-        scope = ' scope="col"' if tag == "th" else ""
         kind = ' class="text"' if prose or column == 0 else ""
         return f"<{tag}{scope}{kind}>{escape(_first(value))}{small}</{tag}>"
 
-    head = "".join(cell(value, i, "th") for i, value in enumerate(table[0]))
-    body = "".join(f"<tr>{''.join(cell(value, i, 'td') for i, value in enumerate(row))}</tr>" for row in table[1:])
+    head = "".join(cell(value, i, "th", ' scope="col"') for i, value in enumerate(table[0]))
+    names = [cell(row[0], 0, "th", ' scope="row"') for row in table[1:]]
+    values = ["".join(cell(value, i, "td") for i, value in enumerate(row) if i) for row in table[1:]]
+    body = "".join(f"<tr>{name}{rest}</tr>" for name, rest in zip(names, values, strict=True))
     kind = "wide prose" if prose else "wide"
     return (
         f'<div class="{kind}" tabindex="0" role="region" aria-label="{escape(caption)}">'
@@ -170,23 +188,38 @@ def _unsized(match: "re.Match[str]") -> str:
     return "<svg " + "".join(group for group in match.groups() if group)
 
 
+SPOKEN_OF = 3
+"""How many recipes the headline tells of; the table has them all."""
+
+
 def _headline(result: dict[str, Any]) -> str:
-    """The comparison in a sentence or two: each recipe against the first."""
+    """The comparison in a sentence or two: each recipe, by its own worst attack, against the first."""
     first, *others = result["rows"]
-    attack = _strongest(first)
+    worst = _worst(first)
     words = []
-    for row in others:
-        faster = f"<b>{row['speedup']:.2f} times</b> as fast as {escape(first['recipe'])}"
-        mine, theirs = row["accuracies"], first["accuracies"]
-        gap = 100 * (mine[attack]["accuracy"] - theirs[attack]["accuracy"])
+    for row in others[:SPOKEN_OF]:
+        cost = f"with {row['cost_ratio']:.2f} of its gradient evaluations"
+        faster = f"trained <b>{row['speedup']:.2f} times</b> as fast as {escape(first['recipe'])}, {cost}," if row["speedup"] else ""
+        if not result["times_comparable"]:
+            faster = f"trained {cost.replace('its', escape(first['recipe']) + chr(39) + 's')},"
+        attack = _worst(row)
+        if attack is None or worst is None:
+            words.append(f"{escape(row['recipe'])} {faster.rstrip(',')}.")
+            continue
+        mine, theirs = row["accuracies"][attack], first["accuracies"][worst]
+        gap = 100 * (mine["accuracy"] - theirs["accuracy"])
         words.append(
-            f"{escape(row['recipe'])} trained {faster}, with {row['cost_ratio']:.2f} of its gradient evaluations, and stands at "
-            f"<b>{100 * mine[attack]['accuracy']:.1f}%</b> under {escape(attack)}, "
-            f"{abs(gap):.1f} points {'above' if gap >= 0 else 'below'} it{_overlap(mine[attack], theirs[attack])}."
+            f"{escape(row['recipe'])} {faster} and stands at <b>{100 * mine['accuracy']:.1f}%</b> under the attack that hurts it most "
+            f"({escape(attack)}), {abs(gap):.1f} points {'above' if gap >= 0 else 'below'} {escape(first['recipe'])} under its own "
+            f"({escape(worst)}){_overlap(mine, theirs)}."
         )
-    if not words:
-        a = first["accuracies"][attack]
-        words.append(f"{escape(first['recipe'])} stands at <b>{100 * a['accuracy']:.1f}%</b> under {escape(attack)}.")
+    if not others and worst is not None:
+        words.append(
+            f"{escape(first['recipe'])} stands at <b>{100 * first['accuracies'][worst]['accuracy']:.1f}%</b> under {escape(worst)}, "
+            "the attack that hurts it most."
+        )
+    if len(others) > SPOKEN_OF:
+        words.append(f"{len(others) - SPOKEN_OF} more recipes are in the table.")
     return " ".join(words)
 
 
@@ -199,34 +232,41 @@ def _images(result: dict[str, Any]) -> str:
     return " or ".join(f"{n:,}" for n in counts)
 
 
-def _strongest(row: dict[str, Any]) -> str:
-    attacks = [a for a in row["accuracies"] if a != "clean"] or list(row["accuracies"])
-    return min(attacks, key=lambda a: row["accuracies"][a]["accuracy"])
+def _worst(row: dict[str, Any]) -> str | None:
+    """The attack inside the ball that leaves the recipe least."""
+    bounded = [attack for attack, a in row["accuracies"].items() if "eps" in a["params"]]
+    return min(bounded, key=lambda attack: row["accuracies"][attack]["accuracy"], default=None)
 
 
 def _setting(result: dict[str, Any]) -> str:
     threat = result["threat"]
-    return f"Data {result['data']}, threat {threat['norm']} of {threat['eps']:g}; one process on {result['environment']['device']}."
+    where = f"one process on {result['environment']['device']}, one run after the other" if result["together"] else "runs made apart"
+    return f"Data {result['data']}, threat {threat['norm']} of {threat['eps']:g}; {where}."
 
 
 def _reading(result: dict[str, Any]) -> str:
-    target = (
-        f" The target, {result['target']:.0%} under {result['valid_attack']} on held-out images, is {result['target_source']}."
-        if result["target"]
-        else ""
+    goal = (
+        f"{100 * result['target']:.4g}% under {result['valid_attack']} on {result['valid_n']:,} held-out images" if result["target"] else ""
     )
+    target = f" The target, {goal}, is {result['target_source']}." if goal else ""
+    chosen = any(epoch is not None for row in result["rows"] for epoch in row["best_epochs"])
+    kept = "best on held-out images" if chosen else "last, as nothing was held out to choose by"
     return (
         f"Accuracies on {_images(result)} test images, with 95% intervals: over images for one seed; over seeds and images, in quadrature, "
-        "for several. "
-        f"The model that is tested is the best on held-out images.{target} Speed-ups are against the first row."
+        f"for several. The model that is tested is the {kept}.{target} Speed-ups are against the first row."
     )
 
 
 def _about_curves(result: dict[str, Any]) -> str:
-    points = max(len(c["points"]) for c in result["curves"])
+    seeds = (
+        "Each seed has its own line, but for K and α, which are the first seed's." if len(result["curves"]) > len(result["rows"]) else ""
+    )
+    if not any(p["clean"] is not None for c in result["curves"] for p in c["points"]):
+        return f"Nothing was held out, so there are no errors to draw. {seeds}"
     return (
-        f"Errors are on held-out images, robust ones under {result['valid_attack']}. Faint points are single validations; strong lines are "
-        f"smoothed by an exponential moving average (weight {smoothing(points):.2g}) that starts unbiased. Each seed has its own line."
+        f"Errors are on {result['valid_n']:,} held-out images, robust ones under {result['valid_attack']}. Faint points are single "
+        f"validations; strong lines are smoothed by an exponential moving average (weight {smoothing(result):.2g}) that starts unbiased. "
+        + seeds
     )
 
 

@@ -5,6 +5,7 @@ direction, here made orthogonal to X so that coordinates on the plane are projec
 whatever ball or box it leaves; the attacks stay in both, and their points are projected onto the plane.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from amata.attacks.guard import input_grad, untouched
 from amata.errors import InputError
 from amata.losses import ce
+from amata.quantity import positive
 from amata.schedules import Control
 from amata.seeds import generator
 from amata.threat import Ball
@@ -113,20 +115,26 @@ def landscapes_of(
     seed: int = 0,
 ) -> dict[str, Any]:
     """The landscape of a run at the end of each of the epochs given (from 1), or of its best model where none are given."""
+    if not path.is_dir():
+        raise InputError(f"{path} is no run folder; a landscape needs to know what each epoch was trained with")
     model, recipe, splits = load_trained(path)
+    alpha = None if alpha is None else positive(alpha, "alpha")
     run, device = RunFolder(path), next(model.parameters()).device
     if not 0 <= sample < len(splits.test):
         raise InputError(f"--sample {sample} is not one of the {len(splits.test)} test images, 0 to {len(splits.test) - 1}")
     x, y = next(iter(splits.test.read([torch.tensor([sample])], device, None)))
     trained = {row["epoch"] + 1: Control(row["steps"], row["step_size"]) for row in run.read_rows() if "event" not in row}
+    best = json.loads((path / "summary.json").read_text())["best_epoch"] if run.finished else None
+    best = max(trained) if best is None else best + 1
     tau = getattr(recipe.schedule, "tau", 2.5 * recipe.ball.eps)
     weak = {f"PGD-{k}": Control(k, alpha or tau / k) for k in steps}
     pictures = []
     wanted: Sequence[int | None] = epochs or [None]
     for epoch in wanted:
         if epoch is not None:
-            model.load_state_dict(under(load_tensors(_state(run, epoch, len(trained))), "model/"))
-        own = trained[epoch or max(trained)]
+            state = load_tensors(_state(run, epoch, len(trained)))
+            model.load_state_dict(under(state, "average/") or under(state, "model/"))  # what would have been tested then
+        own = trained[epoch or best]
         controls = {**weak, f"{recipe.name}, K = {own.steps}": own._replace(step_size=alpha or own.step_size)}
         found = landscape(model.eval(), x, y, ball=recipe.ball, controls=controls, size=size, seed=seed)
         pictures.append({"epoch": epoch, **found})

@@ -317,7 +317,7 @@ class _Fit:
         at = self.trainer.at
         if not self.recorded or not self.recipe.train.keep_epochs or at.batch != 0:
             return
-        tensors = {k: v for k, v in self.trainer.state()[0].items() if k.startswith(("model/", "memory/"))}
+        tensors = {k: v for k, v in self.trainer.state()[0].items() if k.startswith(("model/", "average/", "memory/"))}
         if self.run and not self.run.epoch_file(at.epoch).is_file():
             save_tensors(self.run.epoch_file(at.epoch), tensors, {"epoch": at.epoch})
 

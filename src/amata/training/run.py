@@ -56,7 +56,9 @@ class RunFolder:
                 allowed = ", ".join(sorted(recipes.OPERATIONAL))
                 raise InputError(f"--set {key} would change the experiment being resumed; only {allowed} may change")
         text = file.read_text()
-        name = text.split("\n", 1)[0].lstrip("# ").partition(",")[0] if text.startswith("#") else path.name
+        name = (
+            text.split("\n", 1)[0].removeprefix("# ").removesuffix(", with every default filled in") if text.startswith("#") else path.name
+        )
         return cls(path), recipes.parse(recipes.read_toml(text, str(file)), name or path.name, overrides)
 
     @property

@@ -1,5 +1,6 @@
 """One model in training: its state, one epoch of it, and the state as tensors and JSON."""
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -78,6 +79,7 @@ class Trainer:
         self.recipe, self.batches, self.device = recipe, batches, device
         self.ranks = current()
         check_together(recipe, self.ranks)
+        _check_alike(len(batches), self.ranks)
         self.model = model.to(device)
         if self.ranks.size > 1:
             self.ranks.average([t for t in self.model.state_dict().values() if t.is_floating_point()], float(self.ranks.first))
@@ -86,6 +88,7 @@ class Trainer:
         self.average = WeightAverage(self.model, recipe.optim.ema) if recipe.optim.ema else None
         self.optimizer = make_optimizer(self.model, recipe.optim)
         if device.type == "cuda":
+            torch.cuda.set_device(device)  # graphs are recorded on the current one
             if recipe.train.deterministic:
                 torch.use_deterministic_algorithms(True, warn_only=True)
             torch.backends.cudnn.benchmark = not recipe.train.deterministic
@@ -313,14 +316,25 @@ class Trainer:
             self.memory[key] = self.memory[key].tensor_split(self.ranks.size)[self.ranks.rank].clone()
         self.loss_sum = tensors["loss_sum"].to(self.device)
         self._images = 0
-        self.at = Position(**{k: record[k] for k in asdict(self.at) if k in record})
+        self.at = Position(**copy.deepcopy({k: record[k] for k in asdict(self.at) if k in record}))
         self.net.grad_evals, self.net.first_layer_evals = self.at.grad_evals, self.at.first_layer_evals
         self.net.weights_changed()
+
+
+def _check_alike(count: int, ranks: Ranks) -> None:
+    """Refuse batches of which processes have different numbers: they would wait for each other for good."""
+    total, squares = ranks.sum([count, count**2])
+    if squares * ranks.size != total**2:
+        raise InputError(f"this process has {count} batches an epoch and others have not; give all the same number")
 
 
 def check_together(recipe: Recipe, ranks: Ranks) -> None:
     """Refuse what cannot be divided among processes, or into parts of a batch."""
     name = recipe.tables["method"]["name"]
+    if recipe.data.batch_size < ranks.size:
+        raise InputError(f"data.batch_size = {recipe.data.batch_size} cannot be divided among {ranks.size} processes; raise it")
+    if recipe.train.sync_bn and recipe.train.accumulate > 1 and ranks.size > 1:
+        raise InputError("train.sync_bn makes BatchNorm see the whole batch and train.accumulate a part of it; choose one of the two")
     if ranks.size > 1 and getattr(recipe.method, "one_process", False):
         raise InputError(f"{name} keeps a store of every image's perturbation, which {ranks.size} processes do not share; start one")
     whole = getattr(recipe.method, "updates_often", False) or getattr(recipe.method, "init", None) == "previous"
