@@ -35,7 +35,7 @@ def by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_processes_train_what_one_does(name: str, by_two: Path) -> None:
+def test_two_processes_train_what_one_does(name: str, by_two: Path, tmp_path: Path) -> None:
     index = list(CASES).index(name)
     here, there = (load_tensors(by_two / f"{index}-{rank}.safetensors") for rank in (0, 1))
     assert all(torch.equal(here[k], there[k]) for k in here), "the processes hold different networks"
@@ -43,9 +43,14 @@ def test_two_processes_train_what_one_does(name: str, by_two: Path) -> None:
     assert rows == json.loads((by_two / f"{index}-1.json").read_text()) or all("seconds" in k for k in _differing(rows, by_two, index))
     if name == "BatchNorm of one's own":
         return  # each process normalises by its part of a batch, so it is another computation
-    weights, alone = trained(name)
+    weights, alone = trained(name, tmp_path)
     for key, value in weights.items():
         assert torch.allclose(here[key].double(), value.double(), rtol=1e-5, atol=1e-8), key
+    found, expected = (load_tensors(folder / name / "checkpoints" / "00003-0000000.safetensors") for folder in (by_two, tmp_path))
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        if key != "loss_sum":
+            assert torch.allclose(found[key].double(), value.double(), rtol=1e-5, atol=1e-8), f"the checkpoint's {key}"
     for theirs, mine in zip(rows, alone, strict=True):
         assert theirs["grad_evals"] == mine["grad_evals"]
         assert theirs["grad_evals_per_image"] == mine["grad_evals_per_image"]

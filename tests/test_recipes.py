@@ -120,3 +120,12 @@ def test_unreadable_recipes_are_named(tmp_path) -> None:  # type: ignore[no-unty
     (tmp_path / "bare.toml").write_text('[threat]\nnorm = "linf"\neps = 0.1\n')
     with pytest.raises(InputError, match=r"\[method\] needs the key name"):
         load(tmp_path / "bare.toml")
+
+
+def test_a_fingerprint_does_not_hang_on_how_a_run_is_carried_out() -> None:
+    tables = {s: dict(t) for s, t in recipes.load("mnist5k-amata").tables.items() if s != "train"}
+    plain = recipes.parse(tables, "mine").fingerprint()
+    for override in ("train.device=cpu", "train.keep_epochs=true", "data.workers=1", "train.tensorboard=false"):
+        assert recipes.parse(tables, "mine", [override]).fingerprint() == plain, override
+    assert recipes.parse(tables, "mine", ["train.seed=1"]).fingerprint() != plain
+    assert recipes.parse(tables, "mine", ["train.seed=0"]).fingerprint() == plain, "a default that is spelt out is a default"

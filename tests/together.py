@@ -55,10 +55,11 @@ class Exact(nn.Module):
         return self.net(x.double())
 
 
-def trained(name: str) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """The weights and rows of a case, by however many processes are at it."""
+def trained(name: str, folder: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """The weights and rows of a case, by however many processes are at it; the run is left in `folder`."""
     more, n = CASES[name]
-    fitted = fit(Exact("BatchNorm" in name), toy_data(n), toy_data(40), toy_recipe("train.epochs=3", "eval.batch_size=8", *more))
+    recipe = toy_recipe("train.epochs=3", "eval.batch_size=8", "train.tensorboard=false", *more)
+    fitted = fit(Exact("BatchNorm" in name), toy_data(n), toy_data(40), recipe, run=folder / name)
     return fitted.model.state_dict(), fitted.rows
 
 
@@ -86,7 +87,7 @@ def mortal() -> nn.Module:
 def main(folder: Path) -> None:
     with together(torch.device("cpu")):
         for index, name in enumerate(CASES):
-            weights, rows = trained(name)
+            weights, rows = trained(name, folder)
             save_tensors(folder / f"{index}-{current().rank}.safetensors", weights)
             (folder / f"{index}-{current().rank}.json").write_text(json.dumps(rows))
 
