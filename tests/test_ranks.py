@@ -57,6 +57,8 @@ def test_two_processes_train_what_one_does(name: str, by_two: Path, tmp_path: Pa
         assert theirs["steps"] == mine["steps"]
         assert theirs["valid"] == mine["valid"]
         assert theirs["valid_n"] == mine["valid_n"] == 40
+        for probed, expected_probe in zip(theirs.get("probed", []), mine.get("probed", []), strict=True):
+            assert probed == pytest.approx(expected_probe, rel=1e-6)
         assert theirs["loss"] == pytest.approx(mine["loss"], rel=0.05 if "sizes" in name else 1e-6)
 
 
