@@ -88,7 +88,8 @@ class Trainer:
         self.average = WeightAverage(self.model, recipe.optim.ema) if recipe.optim.ema else None
         self.optimizer = make_optimizer(self.model, recipe.optim)
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # graphs are recorded on the current one
+            if device.index is not None:
+                torch.cuda.set_device(device)  # graphs are recorded on the current one
             if recipe.train.deterministic:
                 torch.use_deterministic_algorithms(True, warn_only=True)
             torch.backends.cudnn.benchmark = not recipe.train.deterministic
