@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from amata import recipes
@@ -282,3 +283,17 @@ def test_robustness_is_told_by_the_longest_pgd() -> None:
     assert robust_attack({"clean": {"accuracy": 1.0}}) is None
     with pytest.raises(InputError, match="must be above 0"):
         SearchSettings(budget=0)
+
+
+def test_an_epoch_told_of_twice_is_reported_once() -> None:
+    """A kill between an epoch's row and its checkpoint lets the epoch be trained, and told of, again."""
+    from amata.studies.search import _Watcher
+
+    study = optuna.create_study()
+    watcher = _Watcher(study.ask(), "pgd-2", Reporter())
+    row = {"epoch": 0, "valid": {"pgd-2": 0.25}}
+    watcher.report(row)
+    watcher.report(row)
+    watcher.report({"epoch": 1, "valid": {"pgd-2": 0.5}})
+    assert watcher.seen == {0: 0.25, 1: 0.5}
+    assert study.trials[0].intermediate_values == {0: 0.25, 1: 0.5}

@@ -256,7 +256,7 @@ class Search:
         try:
             fitted = fit(build_model(recipe, self.splits.train), self.splits.train, self.splits.valid, recipe, run=run, reporter=watcher)
         except optuna.TrialPruned:
-            self._finish(trial, folder, "PRUNED", max(watcher.seen), None, None)
+            self._finish(trial, folder, "PRUNED", max(watcher.seen.values()), None, None)
             return
         accuracy = max(row["valid"][self.attack] for row in fitted.rows if "valid" in row)
         value = accuracy
@@ -321,15 +321,16 @@ class _Watcher(Reporter):
 
     def __init__(self, trial: optuna.Trial, attack: str, reporter: Reporter) -> None:
         self.trial, self.attack, self.inner = trial, attack, reporter
-        self.seen: list[float] = []
+        self.seen: dict[int, float] = {}
         self.batch = reporter.batch  # type: ignore[method-assign]
         self.evaluating = reporter.evaluating  # type: ignore[method-assign]
         self.note = reporter.note  # type: ignore[method-assign]
 
     def report(self, row: dict[str, Any]) -> None:
-        if "valid" in row:
-            self.seen.append(row["valid"][self.attack])
-            self.trial.report(self.seen[-1], row["epoch"])
+        # An epoch whose row was written before a kill and whose checkpoint was not is trained, and told of, once more: to the same end.
+        if "valid" in row and row["epoch"] not in self.seen:
+            self.seen[row["epoch"]] = row["valid"][self.attack]
+            self.trial.report(self.seen[row["epoch"]], row["epoch"])
 
     def epoch(self, row: dict[str, Any]) -> None:
         if "event" in row:
