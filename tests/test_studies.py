@@ -143,10 +143,18 @@ def test_a_killed_search_goes_on_with_its_study(amata: Amata, tmp_path: Path) ->
     out = tmp_path / "study"
     process = start(*SEARCH, "--trials", "4", "--out", out)
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:  # kill it in the second trial, when its first epoch is saved
+
+    def under_way() -> bool:
+        """Whether a trial is done and another has trained an epoch."""
         rows = [f for f in out.glob("trials/*/run/metrics.jsonl") if not (f.parents[1] / "result.json").is_file() and f.read_text()]
-        if rows and list(out.glob("trials/*/result.json")):
-            break
+        return bool(rows and list(out.glob("trials/*/result.json")))
+
+    while time.monotonic() < deadline:
+        if under_way():
+            process.send_signal(signal.SIGSTOP)  # it may have gone on while we looked
+            if under_way():
+                break
+            process.send_signal(signal.SIGCONT)
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
