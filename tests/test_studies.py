@@ -145,9 +145,9 @@ def test_a_killed_search_goes_on_with_its_study(amata: Amata, tmp_path: Path) ->
     deadline = time.monotonic() + 120
 
     def under_way() -> bool:
-        """Whether a trial is done and another has trained an epoch."""
-        rows = [f for f in out.glob("trials/*/run/metrics.jsonl") if not (f.parents[1] / "result.json").is_file() and f.read_text()]
-        return bool(rows and list(out.glob("trials/*/result.json")))
+        """Whether a trial is done and another has saved its first epoch."""
+        saved = [f for f in out.glob("trials/*/run/checkpoints/00001-*.json") if not (f.parents[2] / "result.json").is_file()]
+        return bool(saved and list(out.glob("trials/*/result.json")))
 
     while time.monotonic() < deadline:
         if under_way():
