@@ -64,7 +64,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "export": {"data", "errors", "models", "recipes", "training"},
     "console": {"training"},
-    "cli": {"console", "control", "data", "errors", "evaluation", "export", "recipes", "report", "studies", "training"},
+    "cli": {"console", "control", "data", "engine", "errors", "evaluation", "export", "recipes", "report", "studies", "training"},
     "__main__": {"cli"},
 }
 

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -652,3 +653,26 @@ def test_a_run_folder_is_held_while_it_is_trained_in(tmp_path: Path) -> None:
 
     recipe = toy_recipe("train.tensorboard=false", "train.epochs=1")
     fit(small_net(), toy_data(), None, recipe, run=tmp_path / "run", reporter=Second())
+
+
+def test_time_spent_waiting_for_data_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    from amata.console import ConsoleReporter
+
+    class Slow:
+        """Batches that take their time."""
+
+        def __len__(self) -> int:
+            return 3
+
+        def __iter__(self) -> Any:
+            x, y = toy_data(48)
+            for part in range(3):
+                time.sleep(0.2)
+                yield x[16 * part : 16 * part + 16], y[16 * part : 16 * part + 16]
+
+    recipe = toy_recipe("train.epochs=1")
+    slow = fit(small_net(), Slow(), None, recipe, reporter=ConsoleReporter()).rows[0]
+    assert 0.6 <= slow["data_seconds"] < slow["train_seconds"]
+    assert re.search(r"epoch   1 .* \d\d% waiting for data", capfd.readouterr().err)
+    quick = fit(small_net(), toy_data(48), None, recipe, reporter=Reporter()).rows[0]
+    assert quick["data_seconds"] < 0.2

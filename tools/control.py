@@ -177,7 +177,7 @@ PARTS = {
 def main() -> None:
     if "--measure" in sys.argv:
         measure()
-    rewrite(PAGE, PARTS, "control")
+    rewrite({PAGE: PARTS}, "control")
 
 
 if __name__ == "__main__":

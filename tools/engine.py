@@ -83,7 +83,7 @@ PARTS = {"tried": tried_table, "speed": speed_table, "schedule": schedule_line, 
 
 
 def main() -> None:
-    rewrite(PAGE, PARTS, "engine")
+    rewrite({PAGE: PARTS}, "engine")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 docs/methods/README.md; --check only compares the page with the files."""
 
 import json
-import re
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from page import Parts, rewrite
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "methods-mnist5k"
@@ -119,26 +120,15 @@ def fast_table() -> str:
     return "\n".join(lines)
 
 
-def fill(page: str, mark: str, text: str) -> str:
-    return re.sub(rf"(<!-- {mark} -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}{text}\n{m[2]}", page, flags=re.S)
-
-
-def pages() -> dict[Path, str]:
-    """What each page with numbers should say."""
-    index, fast = PAGE.read_text(), PAGE.with_name("fast.md").read_text()
-    index = fill(fill(index, "results", markdown()), "costs", costs())
-    return {PAGE: index, PAGE.with_name("fast.md"): fill(fast, "results", fast_table())}
+PAGES: dict[Path, Parts] = {PAGE: {"results": markdown, "costs": costs}, PAGE.with_name("fast.md"): {"results": fast_table}}
 
 
 def main() -> None:
-    if "--check" in sys.argv:
-        stale = [path.name for path, text in pages().items() if path.read_text() != text]
-        sys.exit(f"error: {', '.join(stale)} not what results/ say; run python tools/methods.py" if stale else 0)
-    train_missing()
-    (RESULTS / "table.json").write_text(json.dumps(rows(), indent=2) + "\n")
-    (RESULTS / "table.md").write_text(markdown() + "\n")
-    for path, text in pages().items():
-        path.write_text(text)
+    if "--check" not in sys.argv:
+        train_missing()
+        (RESULTS / "table.json").write_text(json.dumps(rows(), indent=2) + "\n")
+        (RESULTS / "table.md").write_text(markdown() + "\n")
+    rewrite(PAGES, "methods")
 
 
 if __name__ == "__main__":

@@ -4,13 +4,22 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+Parts = dict[str, Callable[[], str]]
 
-def rewrite(page: Path, parts: dict[str, Callable[[], str]], tool: str) -> None:
-    """Write every part anew; with --check only say whether the page is what it would be."""
-    old = new = page.read_text()
+
+def filled(text: str, parts: Parts) -> str:
+    """The page with every part written anew."""
     for name, write in parts.items():
-        head, tail = new.split(f"<!-- {name} -->\n", 1)
-        new = f"{head}<!-- {name} -->\n{write()}\n<!-- end -->{tail.split('<!-- end -->', 1)[1]}"
+        head, tail = text.split(f"<!-- {name} -->\n", 1)
+        text = f"{head}<!-- {name} -->\n{write()}\n<!-- end -->{tail.split('<!-- end -->', 1)[1]}"
+    return text
+
+
+def rewrite(pages: dict[Path, Parts], tool: str) -> None:
+    """Write every part of every page anew; with --check only say whether the pages are what they would be."""
+    new = {page: filled(page.read_text(), parts) for page, parts in pages.items()}
     if "--check" in sys.argv:
-        sys.exit(new != old and f"error: {page.name} is not what results/ say; run python tools/{tool}.py")
-    page.write_text(new)
+        stale = [page.name for page, text in new.items() if page.read_text() != text]
+        sys.exit(f"error: {', '.join(stale)}: not what results/ say; run python tools/{tool}.py" if stale else 0)
+    for page, text in new.items():
+        page.write_text(text)

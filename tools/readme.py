@@ -1,10 +1,11 @@
 """Rewrites the README's table and picture from the files under results/: python tools/readme.py (--check only compares the table)."""
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
+
+from page import rewrite
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "mnist5k"
@@ -31,10 +32,6 @@ def table() -> str:
     n = summaries("mnist5k-amata")[0]["evaluation"]["clean"]["n"]
     lines.append(f"\nOne value per seed (0, 1, 2); {n:,} test digits, L∞ 0.2, two CPU cores; from `results/mnist5k/`.")
     return "\n".join(lines)
-
-
-def updated(readme: str) -> str:
-    return re.sub(r"(<!-- results -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}{table()}\n{m[2]}", readme, flags=re.S)
 
 
 def draw(path: Path) -> None:
@@ -65,12 +62,9 @@ def draw(path: Path) -> None:
 
 
 def main() -> None:
-    readme = ROOT / "README.md"
-    new = updated(readme.read_text())
-    if "--check" in sys.argv:
-        sys.exit(new != readme.read_text() and "error: README.md is not what results/ say; run python tools/readme.py")
-    readme.write_text(new)
-    draw(ROOT / "docs" / "mnist5k.svg")
+    if "--check" not in sys.argv:
+        draw(ROOT / "docs" / "mnist5k.svg")
+    rewrite({ROOT / "README.md": {"results": table}}, "readme")
 
 
 if __name__ == "__main__":

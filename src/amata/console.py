@@ -23,6 +23,10 @@ def duration(seconds: float) -> str:
     return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
 
 
+WAITING = 0.05
+"""The share of training time spent waiting for data from which on it is told."""
+
+
 class ConsoleReporter(Reporter):
     """Progress on stderr, so that stdout stays free for results. On a terminal a bar follows training and evaluation."""
 
@@ -63,9 +67,11 @@ class ConsoleReporter(Reporter):
 
     def epoch(self, row: dict[str, Any]) -> None:
         valid = "  ".join(f"{name} {accuracy:6.1%}" for name, accuracy in row.get("valid", {}).items())
+        waiting = row["data_seconds"] / row["train_seconds"] if row["train_seconds"] else 0.0
+        starved = f"  {waiting:.0%} waiting for data" if waiting > WAITING else ""
         err.print(
             f"epoch {row['epoch'] + 1:3d}  K {row['steps']:2d}  alpha {row['step_size']:<8.4g} loss {row['loss']:7.4f}  "
-            f"{row['train_seconds']:8.1f} s  {row['grad_evals']:>12,} grads  {valid and 'held-out ' + valid}".rstrip(),
+            f"{row['train_seconds']:8.1f} s  {row['grad_evals']:>12,} grads  {valid and 'held-out ' + valid}{starved}".rstrip(),
             soft_wrap=True,
         )
         self.logged = time.monotonic()
@@ -153,7 +159,7 @@ def bench_table(result: dict[str, Any]) -> Table:
 def comparison_table(result: dict[str, Any]) -> Table:
     """Recipes side by side, the first being what the others are held against."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    attacks = list(dict.fromkeys(attack for row in result["rows"] for attack in row["accuracies"]))
+    attacks = result["attacks"]
     goal = f"s to {100 * result['target']:.4g}%" if result["target"] else "s to target"
     for column in ("recipe", *attacks, "seconds", "gradients", goal, "speed-up"):
         table.add_column(column, justify="left" if column == "recipe" else "right", no_wrap=True)
@@ -165,6 +171,6 @@ def comparison_table(result: dict[str, Any]) -> Table:
         reached = f"{row['time_to_target']:.1f}" if row["time_to_target"] else "-"
         faster = f"{row['speedup']:.2f}x" if row["speedup"] else "-"
         table.add_row(escape(row["recipe"]), *cells, f"{row['train_seconds']:.1f}", f"{row['grad_evals']:,.0f}", reached, faster)
-    counts = sorted({a["n"] for row in result["rows"] for a in row["accuracies"].values()})
-    table.caption = f"accuracy in %, half a 95% interval beside it, {' or '.join(f'{n:,}' for n in counts)} test images"
+    images = " or ".join(f"{n:,}" for n in result["images"])
+    table.caption = f"accuracy in %, half a 95% interval beside it, {images} test images"
     return table

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amata.cli.app import Json, Set, app, whole_numbers
+from amata.cli.app import Json, Set, app, make_folder, whole_numbers
 
 
 @app.command(epilog="Example: amata bench cifar10-pgd10 --batch 128,512 --steps 10 --out runs/bench")
@@ -38,7 +38,7 @@ def bench(
 
     def save(result: dict[str, Any]) -> None:
         if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
+            make_folder(out)
             write_json(out / "bench.json", result)
 
     result = run_bench(timed, where, variants=[v.strip() for v in variants.split(",")], seconds=seconds, note=note, save=save)

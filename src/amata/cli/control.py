@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amata.cli.app import Json, Set, app
+from amata.cli.app import Json, Set, app, make_folder
 from amata.errors import InputError
 
 Out = Annotated[Path | None, typer.Option(help="A folder for figures and JSON; none are written without it.")]
@@ -36,7 +36,7 @@ def criterion(
     settings = CriterionSettings(
         gamma=gamma, cost=cost, z=parse_z(z) if z else None, batches=batches, k_max=k_max, alphas=alphas, search=search, seed=seed
     )
-    _make(out)
+    make_folder(out)
     with ConsoleReporter() as reporter:
         rows = measure_strategies(strategies(targets, set_, out, reporter), settings, out, reporter)
     criterion_figure(rows, out / "criterion")
@@ -90,7 +90,7 @@ def search(
         seed=seed,
         gamma=gamma,
     )
-    _make(out)
+    make_folder(out)
     with ConsoleReporter() as reporter:
         result = Search(loaded, settings, out, reporter, splits).run()
     if result is None:
@@ -153,15 +153,8 @@ def convergence(
         console.print(f"{row['schedule']:14} {row['steps']:6d} {row['delta']:7.3f} {row['squares']:16.4f} {row['printed']:8.3f}")
 
 
-def _make(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"output folder {out} cannot be made ({error.strerror}); choose another --out") from None
-
-
 def _write(result: dict[str, Any], out: Path | None, name: str, draw: Any) -> None:
     if out is not None:
-        _make(out)
+        make_folder(out)
         draw(result, out / name)
         (out / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")

@@ -1,7 +1,6 @@
 """amata train and amata eval."""
 
 import json
-import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -36,21 +35,20 @@ def train(
     from amata import recipes as recipe_room
     from amata.console import ConsoleReporter, results_table
     from amata.console import out as console
+    from amata.engine import launched, started_first
     from amata.training.experiment import resume as resume_run
     from amata.training.experiment import train as train_recipe
 
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if several and out is None and resume is None:
+    if launched() and out is None and resume is None:
         raise InputError("under torchrun --out is needed, so that all processes, and a restart, find the same run folder")
-    first = int(os.environ.get("RANK", "0")) == 0
-    with ConsoleReporter() if first else nullcontext() as reporter:
+    with ConsoleReporter() if started_first() else nullcontext() as reporter:
         if resume is not None:
             run = resume_run(resume, tuple(set_), reporter)
         else:
             assert recipe is not None
             loaded = recipe_room.load(recipe, set_)
             run = train_recipe(loaded, out or _free_folder(Path("runs") / loaded.name), reporter)
-    if not first:
+    if not started_first():
         return
     summary = json.loads((run.path / "summary.json").read_text())
     console.print(results_table(summary["evaluation"]))

@@ -10,7 +10,7 @@ from amata.engine.fast import FastNet
 from amata.engine.plain import PlainNet, Precision
 from amata.engine.probe import ProbeNet
 from amata.engine.quick import QuickNet, quick
-from amata.engine.ranks import Ranks, current, launched, local_device, together
+from amata.engine.ranks import Ranks, current, launched, local_device, started_first, together
 from amata.engine.syncnorm import share_norms
 
 Engine = Literal["auto", "plain", "fast"]
@@ -30,6 +30,7 @@ __all__ = [
     "make_net",
     "quick",
     "share_norms",
+    "started_first",
     "together",
 ]
 

@@ -1,8 +1,8 @@
 """The verbs at speed: what a GPU repeats is compiled, recorded as a CUDA graph and replayed. docs/engine.md says what each part gives.
 
 - attacks run on a frozen copy of the network in bf16, its BatchNorms folded, refreshed once after every update (`AttackedNet`)
-- one ascent step is one graph: the step size is a scalar on the device and the image is updated in place, so K and alpha may change from
-  epoch to epoch and nothing is compiled or recorded again
+- ascent steps are graphs: the step size is a scalar on the device and the images are updated in place, so K and alpha may change from
+  epoch to epoch and nothing is compiled or recorded again (`AscentGraph`)
 - the update runs in bf16 under autocast, with weights, gradients and optimiser state in fp32; gradients are added up in fixed places
 - nothing waits for the device
 
@@ -13,12 +13,12 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from amata.engine.ascent import AscentGraph, moved
 from amata.engine.attacked import AttackedNet
 from amata.engine.compiler import has_compiler
 from amata.engine.graphs import Graph
@@ -136,14 +136,14 @@ class FastNet(PlainNet):
             attack = self._attack(loss, False)
             with _untuned():
                 for _ in range(steps):
-                    x = _move(region, x, attack(x, y)[0], step_size)
+                    x = moved(region, x, attack(x, y)[0], step_size)
             return x
         if self.step_size != step_size:
             self.alpha.fill_(step_size)
             self.step_size = step_size
         if key not in self.ascents:
             with self._making():
-                move = self._compiled(("move", type(region)), _move)
+                move = self._compiled(("move", type(region)), moved)
                 self.ascents[key] = AscentGraph(self._attack(loss, True), move, region, x, y, self.alpha, self._attack_state(), self.pool)
         return self.ascents[key](region, x, y, steps)
 
@@ -175,9 +175,7 @@ class FastNet(PlainNet):
             return work
 
         self.stale |= self.more  # BatchNorm's statistics move with every part of a batch
-        if self.talks:  # what processes say to each other cannot be recorded
-            return make(False)(*inputs, y)
-        return self._run(("backward", loss, len(inputs), scale, wrt_input), make, (*inputs, y), self._train_state)
+        return self._train(("backward", loss, len(inputs), scale, wrt_input), make, (*inputs, y))
 
     def _costate(self, x: Tensor, y: Tensor, first: bool, scale: float) -> tuple[Tensor, Tensor]:
         return self._as_plain(("costate", first, scale), lambda x, y: PlainNet._costate(self, x, y, first, scale), (x, y))
@@ -192,7 +190,11 @@ class FastNet(PlainNet):
 
     def _as_plain(self, key: Hashable, plain: Callable[..., Any], tensors: tuple[Tensor, ...]) -> Any:
         """What the plain engine does, recorded as it is: the cut through a network that the split verbs make is nothing for a compiler."""
-        return plain(*tensors) if self.talks else self._run(key, lambda _: plain, tensors, self._train_state)
+        return self._train(key, lambda _: plain, tensors)
+
+    def _train(self, key: Hashable, make: Callable[[bool], Callable[..., Any]], tensors: tuple[Tensor, ...]) -> Any:
+        """Work that changes weight gradients. What processes say to each other in it cannot be recorded."""
+        return make(False)(*tensors) if self.talks else self._run(key, make, tensors, self._train_state)
 
     def _compiled(self, key: Hashable, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, compiled where that is wanted; once for every key."""
@@ -269,53 +271,3 @@ def _suits_channels_last(model: nn.Module) -> bool:
     """Kernels for that layout want channels in eights; with others they copy to and fro."""
     convs = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
     return all(c.out_channels % 8 == 0 for c in convs)
-
-
-def _move(region: Region, x: Tensor, g: Tensor, alpha: float | Tensor) -> Tensor:
-    return region.project(region.ascend(x, g, alpha))
-
-
-STRIDE = 5
-"""Ascent steps that are recorded together: between one replay and the next a GPU waits a little."""
-
-
-class AscentGraph:
-    """Ascent steps on images that stay in their place, within a feasible set that is copied in once per batch."""
-
-    def __init__(
-        self,
-        attack: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-        move: Callable[..., Tensor],
-        region: Any,
-        x: Tensor,
-        y: Tensor,
-        alpha: Tensor,
-        touches: list[Tensor],
-        pool: Any,
-    ) -> None:
-        self.names = [f.name for f in fields(region) if isinstance(getattr(region, f.name), Tensor)]
-        self.fixed = replace(region, **{name: getattr(region, name).clone() for name in self.names})
-
-        def step(x: Tensor, y: Tensor) -> Tensor:
-            g, _ = attack(x, y)
-            return x.copy_(move(self.fixed, x, g, alpha))
-
-        def stride(x: Tensor, y: Tensor) -> Tensor:
-            for _ in range(STRIDE):
-                step(x, y)
-            return x
-
-        self.one = Graph(step, (x, y), touches=touches, pool=pool)
-        self.many = Graph(stride, self.one.inputs, touches=touches, pool=pool, own=True)
-
-    def __call__(self, region: Any, x: Tensor, y: Tensor, steps: int) -> Tensor:
-        for name in self.names:
-            getattr(self.fixed, name).copy_(getattr(region, name))
-        own_x, own_y = self.one.inputs
-        own_x.copy_(x)
-        own_y.copy_(y)
-        for _ in range(steps // STRIDE):
-            self.many.replay()
-        for _ in range(steps % STRIDE):
-            self.one.replay()
-        return own_x

@@ -84,6 +84,11 @@ def launched() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+def started_first() -> bool:
+    """Whether this process will speak for all, told before they have met."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def local_device() -> torch.device | None:
     """This process's GPU among those of its machine; None without torchrun or GPUs."""
     if not launched() or not torch.cuda.is_available():

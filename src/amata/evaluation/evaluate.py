@@ -103,16 +103,15 @@ def evaluate(
     own. `precision` says whether a GPU may round the factors of convolutions and matrix products to TF32.
     """
     specs = [parse_attack(name, step_size=step_size, c=cw_c) for name in dict.fromkeys(a.strip() for a in attacks)]
+    attacked = any(s.kind != "clean" for s in specs)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     on_gpu = device.type == "cuda"
-    metered = Metered(quick(model) if on_gpu and engine == "auto" and any(s.kind != "clean" for s in specs) else model)
-    correct = dict.fromkeys([s.name for s in specs], 0)
-    judged = dict(correct)
-    cost, seconds = dict(correct), dict.fromkeys(correct, 0.0)
+    metered = Metered(quick(model) if on_gpu and engine == "auto" and attacked else model)
+    tallies = {spec: _Tally() for spec in specs}
     n = zero_gradients = probed = 0
     total = min(limit or 2**62, _count(data, batch_size))
     with _rounding(precision):
-        for number, (x, y) in enumerate(_batches(data, batch_size, limit if part.size == 1 else None)):
+        for number, (x, y) in enumerate(_batches(data, batch_size)):
             index = part.rank + number * part.size
             first = n if part.size == 1 else index * batch_size  # where this batch stands among all images
             if limit is not None and first >= limit:
@@ -122,9 +121,9 @@ def evaluate(
             with untouched(model), torch.no_grad():
                 z = model(x)
                 check_logits(z, y)
-            if index == 0 and any(s.kind != "clean" for s in specs):
+            if index == 0 and attacked:
                 zero_gradients, probed = _zero_gradients(model, x, y, z)
-            for spec in specs:
+            for spec, tally in tallies.items():
                 count = len(x) if spec.limit is None else min(len(x), spec.limit - first)
                 if count <= 0:
                     continue
@@ -132,23 +131,37 @@ def evaluate(
                 x_adv = spec.run(metered, x[:count], y[:count], ball, derive(seed, index, spec.name))
                 with untouched(model), torch.no_grad():
                     hits = (z[:count] if spec.kind == "clean" else model(x_adv)).argmax(1) == y[:count]
-                correct[spec.name] += int(hits.sum())
-                judged[spec.name] += count
-                cost[spec.name] += metered.grad_evals - before
-                seconds[spec.name] += time.perf_counter() - started
+                tally.add(int(hits.sum()), count, metered.grad_evals - before, time.perf_counter() - started)
                 if progress:
                     progress(spec.name, n + len(x), total)
             n += len(x)
     n, zero_gradients, probed = (int(v) for v in part.sum([n, zero_gradients, probed]))
     if n == 0:
         raise InputError("there is no image to evaluate on")
-    results = {}
-    for spec in specs:
-        right, spent, took, of = part.sum([correct[spec.name], cost[spec.name], seconds[spec.name], judged[spec.name]])
-        params = spec.params(ball) | ({"precision": precision} if on_gpu else {})
-        results[spec.name] = Result(right / of, int(of), *wilson(int(right), int(of)), int(spent), round(took / part.size, 3), params)
+    told = {"precision": precision} if on_gpu else {}
+    results = {spec.name: tally.result(spec.params(ball) | told, part) for spec, tally in tallies.items()}
     _warn_if_masked(specs, results, ball, zero_gradients, probed)
     return results
+
+
+@dataclass
+class _Tally:
+    """What one attack has come to so far, in this process."""
+
+    right: int = 0
+    images: int = 0
+    grad_evals: int = 0
+    seconds: float = 0.0
+
+    def add(self, right: int, images: int, grad_evals: int, seconds: float) -> None:
+        self.right, self.images = self.right + right, self.images + images
+        self.grad_evals, self.seconds = self.grad_evals + grad_evals, self.seconds + seconds
+
+    def result(self, params: dict[str, Any], part: Part) -> Result:
+        """The same of all processes; the time is the mean of theirs."""
+        *counts, seconds = part.sum([self.right, self.images, self.grad_evals, self.seconds])
+        right, images, grad_evals = map(int, counts)
+        return Result(right / images, images, *wilson(right, images), grad_evals, round(seconds / part.size, 3), params)
 
 
 @contextmanager
@@ -162,14 +175,10 @@ def _rounding(precision: str) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def _batches(data: Any, batch_size: int, limit: int | None) -> Iterable[tuple[Tensor, Tensor]]:
+def _batches(data: Any, batch_size: int) -> Iterable[tuple[Tensor, Tensor]]:
     pair = isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(t, Tensor) for t in data)
-    left = limit if limit is not None else 2**62
     for item in zip(*(t.split(batch_size) for t in data), strict=True) if pair else data:
-        if left <= 0:
-            return
-        yield item[0][:left], item[1][:left]
-        left -= len(item[0])
+        yield item[0], item[1]
 
 
 def _count(data: Any, batch_size: int) -> int:

@@ -80,12 +80,13 @@ Cell = str | tuple[str, str]
 
 
 def result_table(result: dict[str, Any]) -> list[list[Cell]]:
-    attacks = attacks_of(result)
     target = f"time to {100 * result['target']:.4g}% (s)" if result["target"] else "time to target (s)"
-    rows: list[list[Cell]] = [["recipe", *(f"{a} (%)" for a in attacks), "training (s)", "gradient evaluations", target, "speed-up"]]
+    rows: list[list[Cell]] = [
+        ["recipe", *(f"{a} (%)" for a in result["attacks"]), "training (s)", "gradient evaluations", target, "speed-up"]
+    ]
     for row in result["rows"]:
         cells: list[Cell] = [(row["recipe"], f"{len(row['seeds'])} seed{'s' if len(row['seeds']) > 1 else ''}")]
-        for attack in attacks:
+        for attack in result["attacks"]:
             a = row["accuracies"].get(attack)
             cells.append((f"{100 * a['accuracy']:.1f}", f"{100 * a['low']:.1f} to {100 * a['high']:.1f}") if a else "—")
         cells.append(f"{row['train_seconds']:,.1f}")
@@ -99,10 +100,6 @@ def result_table(result: dict[str, Any]) -> list[list[Cell]]:
         cells.append((whole, to_target) if to_target else whole)
         rows.append(cells)
     return rows
-
-
-def attacks_of(result: dict[str, Any]) -> list[str]:
-    return list(dict.fromkeys(attack for row in result["rows"] for attack in row["accuracies"]))
 
 
 def result_csv(result: dict[str, Any]) -> str:
@@ -198,18 +195,17 @@ def _headline(result: dict[str, Any]) -> str:
     worst = _worst(first)
     words = []
     for row in others[:SPOKEN_OF]:
-        cost = f"with {row['cost_ratio']:.2f} of its gradient evaluations"
-        faster = f"trained <b>{row['speedup']:.2f} times</b> as fast as {escape(first['recipe'])}, {cost}," if row["speedup"] else ""
-        if not result["times_comparable"]:
-            faster = f"trained {cost.replace('its', escape(first['recipe']) + chr(39) + 's')},"
+        spent = f"{escape(row['recipe'])} trained with {row['cost_ratio']:.2f} of the gradient evaluations of {escape(first['recipe'])}"
+        if row["speedup"] and result["times_comparable"]:
+            spent += f", <b>{row['speedup']:.2f} times</b> as fast"
         attack = _worst(row)
         if attack is None or worst is None:
-            words.append(f"{escape(row['recipe'])} {faster.rstrip(',')}.")
+            words.append(f"{spent}.")
             continue
         mine, theirs = row["accuracies"][attack], first["accuracies"][worst]
         gap = 100 * (mine["accuracy"] - theirs["accuracy"])
         words.append(
-            f"{escape(row['recipe'])} {faster} and stands at <b>{100 * mine['accuracy']:.1f}%</b> under the attack that hurts it most "
+            f"{spent}, and stands at <b>{100 * mine['accuracy']:.1f}%</b> under the attack that hurts it most "
             f"({escape(attack)}), {abs(gap):.1f} points {'above' if gap >= 0 else 'below'} {escape(first['recipe'])} under its own "
             f"({escape(worst)}){_overlap(mine, theirs)}."
         )
@@ -225,11 +221,6 @@ def _headline(result: dict[str, Any]) -> str:
 
 def _overlap(a: dict[str, Any], b: dict[str, Any]) -> str:
     return "" if a["low"] > b["high"] or b["low"] > a["high"] else " (their intervals overlap)"
-
-
-def _images(result: dict[str, Any]) -> str:
-    counts = sorted({a["n"] for row in result["rows"] for a in row["accuracies"].values()})
-    return " or ".join(f"{n:,}" for n in counts)
 
 
 def _worst(row: dict[str, Any]) -> str | None:
@@ -251,8 +242,9 @@ def _reading(result: dict[str, Any]) -> str:
     target = f" The target, {goal}, is {result['target_source']}." if goal else ""
     chosen = any(epoch is not None for row in result["rows"] for epoch in row["best_epochs"])
     kept = "best on held-out images" if chosen else "last, as nothing was held out to choose by"
+    images = " or ".join(f"{n:,}" for n in result["images"])
     return (
-        f"Accuracies on {_images(result)} test images, with 95% intervals: over images for one seed; over seeds and images, in quadrature, "
+        f"Accuracies on {images} test images, with 95% intervals: over images for one seed; over seeds and images, in quadrature, "
         f"for several. The model that is tested is the {kept}.{target} Speed-ups are against the first row."
     )
 

@@ -91,9 +91,8 @@ def found_runs(targets: Sequence[Path]) -> tuple[list[RunFolder], float | None]:
         if not names:
             raise InputError(f"{target} is neither a run folder nor a comparison: it has no recipe.toml and no runs/")
         goal = goal or planned.get("target")
-        runs += [
-            RunFolder.open((target / "runs" / name).resolve())[0] for name in names if (target / "runs" / name / "recipe.toml").is_file()
-        ]
+        folders = [(target / "runs" / name).resolve() for name in names]
+        runs += [RunFolder.open(folder)[0] for folder in folders if (folder / "recipe.toml").is_file()]
     for run in runs:
         if not run.finished:
             raise InputError(f"{run.path} is not finished; `amata train --resume {run.path}` first")
@@ -146,6 +145,8 @@ def describe(
         "order": [run.path.name for run in runs],
         "together": together,
         "times_comparable": all(_clock(env) == _clock(environments[0]) for env in environments),
+        "attacks": list(dict.fromkeys(attack for row in rows for attack in row["accuracies"])),
+        "images": sorted({a["n"] for row in rows for a in row["accuracies"].values()}),
         "rows": rows,
         "curves": curves,
         "criterion": [{"run": m["strategy"], "c": m["c"], "c_stderr": m["c_stderr"], "epochs": m["epochs"]} for m in measured],
@@ -158,7 +159,7 @@ def describe(
 
 
 def _titles(opened: Sequence[tuple[RunFolder, Recipe]]) -> list[str]:
-    """What each run's recipe is called: its name; and where recipes of one name are not the same, what they differ in."""
+    """What each run's recipe is called: its name, with a number where recipes of one name are not the same."""
     seen: dict[tuple[str, int], str] = {}
     by_name: dict[str, list[str]] = {}
     keys = []
@@ -283,10 +284,7 @@ def _warnings(opened: Sequence[tuple[RunFolder, Recipe]]) -> list[str]:
         "trained against different threats: their robust accuracies mean different things": lambda r: r.tables["threat"],
         "trained or tested on different data": lambda r: (r.data.name, r.data.root, r.data.valid),
         "evaluated differently": lambda r: r.tables["eval"],
-        "validated differently, so curves and target mean different things": lambda r: (
-            r.train.valid_attack,
-            r.train.valid_every,
-        ),
+        "validated differently, so curves and target mean different things": lambda r: (r.train.valid_attack, r.train.valid_every),
     }
     found += [f"these runs were {what}" for what, of in same.items() if any(of(recipe) != of(first) for _, recipe in opened)]
     if len({recipe.train.seed for _, recipe in opened}) == 1:

@@ -1,6 +1,5 @@
 """A whole experiment from a recipe: data, model, training, and the final evaluation on the test set."""
 
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,17 +10,17 @@ import torch
 from torch import nn
 
 from amata import data, models, recipes
-from amata.engine import current, launched, together
+from amata.engine import current, launched, started_first, together
 from amata.errors import InputError
 from amata.evaluation import Result, evaluate, parse_attack
 from amata.recipes import Recipe
 from amata.training.device import resolve_device
+from amata.training.division import check_divisible
 from amata.training.files import describe_weights, write_json
 from amata.training.fit import fit, part_of
 from amata.training.interrupt import Interrupted
 from amata.training.reporter import Reporter
 from amata.training.run import RunFolder
-from amata.training.trainer import check_together
 
 
 def load_data(recipe: Recipe) -> data.Splits:
@@ -64,7 +63,7 @@ def train(recipe: Recipe, out: Path, reporter: Reporter | None = None) -> RunFol
         run, begun = RunFolder.open(out)
         if not run.finished and begun.fingerprint() == recipe.fingerprint():
             return _carry_out(recipe, lambda: run, reporter or Reporter())
-    if int(os.environ.get("RANK", "0")) == 0:
+    if started_first():
         RunFolder.check_free(out)
     return _carry_out(recipe, lambda: RunFolder.create(out, recipe), reporter or Reporter())
 
@@ -86,7 +85,7 @@ def _carry_out(recipe: Recipe, folder: Callable[[], RunFolder], reporter: Report
     splits = load_data(recipe)
     model = build_model(recipe, splits.train)
     with together(device) as ranks:
-        check_together(recipe, ranks)
+        check_divisible(recipe, ranks)
         run = ranks.tell(_prepared(folder, recipe, splits, device) if ranks.first else None)
         assert run is not None
         _train_and_evaluate(run, recipe, model, splits, reporter if ranks.first else Reporter())

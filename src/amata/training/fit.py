@@ -21,7 +21,7 @@ from amata.training.board import Board
 from amata.training.checkpoint import discard_after, load_checkpoint, save_checkpoint
 from amata.training.device import resolve_device
 from amata.training.files import load_tensors, save_tensors
-from amata.training.guard import IMAGES, PROBE, Collapse, collapsed
+from amata.training.guard import IMAGES, PROBE, Collapse, Guard
 from amata.training.interrupt import Interrupt, Interrupted
 from amata.training.lock import hold
 from amata.training.reporter import Moment, Reporter
@@ -110,7 +110,7 @@ class _Fit:
         """Whether there is a run folder; with several processes, the first one's."""
         self.rows: list[dict[str, Any]] = []
         self.best_weights: dict[str, Tensor] | None = None
-        self.good: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+        self.guard = Guard(trainer, self._probe if valid is not None else None)
         self.saved_at: tuple[int, int] | None = None
         self.saved_time = time.monotonic()
         epochs = self.recipe.train.epochs
@@ -156,10 +156,10 @@ class _Fit:
             self.run.truncate_rows(at.rows)
             self.rows = self.run.read_rows()
             self.run.promote(at.best_epoch)
-        if loaded is not None and self._guarded():
+        if loaded is not None and self.guard.armed:
             with contextlib.suppress(AmataError):  # damaged: a collapse in this epoch can then only stop the run
-                self.good = self._checkpoint_at(at.epoch, lambda _: None)
-            self.good = self.ranks.tell(self.good)
+                self.guard.good = self._checkpoint_at(at.epoch, lambda _: None)
+            self.guard.good = self.ranks.tell(self.guard.good)
         if loaded is not None:
             self.reporter.note(f"resumed at epoch {at.epoch}, batch {at.batch}")
 
@@ -209,7 +209,7 @@ class _Fit:
             row["first_layer_evals"] = at.first_layer_evals
         if at.chosen is not None:
             row |= {"gamma": at.chosen[2], "probe_evals": at.probe_evals, "probed": at.curves[-1]}
-        if (collapse := self._probe()) is not None:
+        if (collapse := self.guard.look()) is not None:
             return self._recover(collapse)
         last = at.epoch == self.recipe.train.epochs - 1
         if self.valid is not None and (last or (at.epoch + 1) % self.recipe.train.valid_every == 0):
@@ -217,24 +217,16 @@ class _Fit:
             row["valid"] = {name: result.accuracy for name, result in results.items()}
             row["valid_n"] = results["clean"].n
             self._keep_if_best(results[self.valid_attack].accuracy)
-        self.rows.append(row)
-        if self.run:
-            self.run.append_row(row)
+        self._add_row(row)
         trainer.next_epoch()
         at.rows = len(self.rows)
-        self._remember()
+        self.guard.remember()
         if self.recorded:
             self._checkpoint()
         if self.run:
             self.run.promote(at.best_epoch)
         self.reporter.epoch(row)
         return row
-
-    def _remember(self) -> None:
-        """Keep the state after a good epoch, for the guard to go back to."""
-        if self._guarded():
-            tensors, record = self.trainer.state()
-            self.good = {k: v.detach().clone() for k, v in tensors.items()}, record
 
     def _validate(self, attacks: tuple[str, ...], limit: int | None = None, model: nn.Module | None = None) -> dict[str, Result]:
         assert self.valid is not None
@@ -259,41 +251,15 @@ class _Fit:
             engine="plain",  # too little work to compile a copy for
         )
 
-    def _guarded(self) -> bool:
-        """Whether the schedule asks for a single gradient step now, of a method that may collapse by it."""
-        return (
-            self.valid is not None
-            and self.trainer.scheduled().steps == 1
-            and self.recipe.train.guard != "ignore"
-            and getattr(self.recipe.method, "may_collapse", False)
-        )
-
-    def _probe(self) -> Collapse | None:
-        """After an epoch of a single-step method: whether its robustness has collapsed since the last good epoch."""
-        at = self.trainer.at
-        if not self._guarded():
-            at.probe = None
-            return None
+    def _probe(self) -> float:
         # The weights themselves: their average would show a collapse only epochs later.
-        now = self._validate((PROBE,), IMAGES, self.trainer.model)[PROBE].accuracy
-        if at.probe is not None and collapsed(at.probe, now):
-            return Collapse(at.epoch, at.probe, now)
-        at.probe = now
-        return None
+        return self._validate((PROBE,), IMAGES, self.trainer.model)[PROBE].accuracy
 
     def _recover(self, collapse: Collapse) -> dict[str, Any]:
-        """Go back to the last good epoch and go on with one more inner step, or stop, as the recipe says."""
-        trainer = self.trainer
-        action = "stop" if self.good is None else self.recipe.train.guard
-        row = collapse.row(action, trainer.at.extra_steps + (action == "rollback"))
-        self.rows.append(row)
-        if self.run:
-            self.run.append_row(row)
-        if self.good is not None:
-            trainer.rewind(*self.good)
-        if action == "stop":
-            raise AmataError(f"{collapse}; stopped, with the last good checkpoint kept: anneal with more steps, or set train.guard")
-        trainer.at.extra_steps, trainer.at.rows = row["extra_steps"], len(self.rows)
+        trainer, row = self.trainer, self.guard.event(collapse)
+        self._add_row(row)
+        self.guard.go_back(collapse, row)
+        trainer.at.rows = len(self.rows)
         self.reporter.note(f"{collapse}; back to the end of epoch {trainer.at.epoch - 1}, now with {trainer.control().steps} inner steps")
         if self.run:
             discard_after(self.run.checkpoints, trainer.at.epoch)
@@ -301,6 +267,11 @@ class _Fit:
             self.saved_at = None
             self._checkpoint()
         return row
+
+    def _add_row(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        if self.run:
+            self.run.append_row(row)
 
     def _keep_if_best(self, accuracy: float) -> None:
         at = self.trainer.at

@@ -13,17 +13,18 @@ from torch import Tensor, nn
 
 from amata.attacks.guard import check_images, check_logits
 from amata.batch import Batch
-from amata.control import Probe
 from amata.data import Feed
-from amata.engine import ProbeNet, Ranks, WeightAverage, current, make_net, share_norms
+from amata.engine import ProbeNet, WeightAverage, current, make_net, share_norms
 from amata.errors import AmataError, InputError
 from amata.losses import smooth_ce
 from amata.methods import Memory
 from amata.recipes import Recipe
 from amata.schedules import Account, ClosedLoop, Control, Response
 from amata.seeds import derive, generator
+from amata.training.division import check_alike, check_divisible
 from amata.training.files import under
 from amata.training.optim import learning_rate, make_optimizer
+from amata.training.probing import probe
 
 CHECK_EVERY = 50
 """Batches between looks at the loss; each look waits for the device."""
@@ -78,8 +79,8 @@ class Trainer:
     def __init__(self, model: nn.Module, batches: Batches, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.batches, self.device = recipe, batches, device
         self.ranks = current()
-        check_together(recipe, self.ranks)
-        _check_alike(len(batches), self.ranks)
+        check_divisible(recipe, self.ranks)
+        check_alike(len(batches), self.ranks)
         self.model = model.to(device)
         if self.ranks.size > 1:
             self.ranks.average([t for t in self.model.state_dict().values() if t.is_floating_point()], float(self.ranks.first))
@@ -131,7 +132,7 @@ class Trainer:
 
     def _ask_schedule(self) -> None:
         """Let a closed-loop schedule choose the control of this epoch. Its probing is counted and timed as training."""
-        schedule, at, seed = self.recipe.schedule, self.at, self.recipe.train.seed
+        schedule, at = self.recipe.schedule, self.at
         if not isinstance(schedule, ClosedLoop) or at.chosen is not None:
             return
         net = ProbeNet(
@@ -144,15 +145,8 @@ class Trainer:
         batches = list(islice(self.batches.whole().epoch(at.epoch), schedule.probe_batches))
         if at.epoch == 0:
             self._check_batch(batches[0])
-        curve = []
-        for number, u in enumerate(schedule.candidates()):
-            found = [0.0, 0.0]
-            for index, batch in enumerate(batches):
-                if (number * len(batches) + index) % self.ranks.size == self.ranks.rank:  # several processes share the probes
-                    m = Probe(net, self.recipe.method, batch, self.memory, seed=derive(seed, at.epoch, index, "probe"))(u)
-                    found = [found[0] + m.value, found[1] + m.grad_evals]
-            value, cost = self.ranks.sum(found)
-            curve.append(Response(u, value / len(batches), cost / len(batches)))
+        place = (self.recipe.train.seed, at.epoch)
+        curve = probe(net, self.recipe.method, schedule.candidates(), batches, self.memory, place=place, ranks=self.ranks)
         at.curves.append([[*r.control, r.value, r.cost] for r in curve])
         probing, first_layer = (int(v) for v in self.ranks.sum([net.grad_evals, net.first_layer_evals]))
         at.grad_evals = self.net.grad_evals = at.grad_evals + probing
@@ -320,26 +314,3 @@ class Trainer:
         self.at = Position(**copy.deepcopy({k: record[k] for k in asdict(self.at) if k in record}))
         self.net.grad_evals, self.net.first_layer_evals = self.at.grad_evals, self.at.first_layer_evals
         self.net.weights_changed()
-
-
-def _check_alike(count: int, ranks: Ranks) -> None:
-    """Refuse batches of which processes have different numbers: they would wait for each other for good."""
-    total, squares = ranks.sum([count, count**2])
-    if squares * ranks.size != total**2:
-        raise InputError(f"this process has {count} batches an epoch and others have not; give all the same number")
-
-
-def check_together(recipe: Recipe, ranks: Ranks) -> None:
-    """Refuse what cannot be divided among processes, or into parts of a batch."""
-    name = recipe.tables["method"]["name"]
-    if recipe.data.batch_size < ranks.size:
-        raise InputError(f"data.batch_size = {recipe.data.batch_size} cannot be divided among {ranks.size} processes; raise it")
-    if recipe.train.sync_bn and recipe.train.accumulate > 1 and ranks.size > 1:
-        raise InputError("train.sync_bn makes BatchNorm see the whole batch and train.accumulate a part of it; choose one of the two")
-    if ranks.size > 1 and getattr(recipe.method, "one_process", False):
-        raise InputError(f"{name} keeps a store of every image's perturbation, which {ranks.size} processes do not share; start one")
-    whole = getattr(recipe.method, "updates_often", False) or getattr(recipe.method, "init", None) == "previous"
-    if recipe.train.accumulate > 1 and whole:
-        raise InputError(f"{name} carries something from pass to pass of a whole batch, which cannot come in parts; set train.accumulate=1")
-    if recipe.train.sync_bn and recipe.train.attack_mode == "train":
-        raise InputError("train.sync_bn would let processes wait for each other in every attack step; set train.attack_mode=eval")
