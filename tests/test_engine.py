@@ -305,7 +305,8 @@ def test_evaluation_on_a_compiled_copy_finds_the_same() -> None:
         attacks = ("clean", "pgd-10", "cw-pgd-10", "pgd-5-2")
         found[engine] = evaluate(model, blobs(500, 99), ball=Linf(8 / 255), attacks=attacks, batch_size=200, engine=engine)
     for attack, result in found["plain"].items():
-        assert found["auto"][attack].grad_evals == result.grad_evals
+        # Restarts are spent on survivors, of which a rounding error may make one more.
+        assert found["auto"][attack].grad_evals == pytest.approx(result.grad_evals, rel=0.02 if attack == "pgd-5-2" else 0)
         assert found["auto"][attack].accuracy == pytest.approx(result.accuracy, abs=0 if attack == "clean" else 0.02)
     print({k: (found["plain"][k].accuracy, found["auto"][k].accuracy) for k in found["auto"]})
 

@@ -3,6 +3,7 @@
 import io
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,13 @@ def _read_batches(paths: list[Path]) -> Arrays:
 
 
 def _read_parquet(paths: list[Path]) -> Arrays:
+    images, labels = _decoded(tuple((path, path.stat().st_mtime_ns) for path in paths))
+    return Arrays(images, labels, classes=10, where=str(paths[0]))
+
+
+@lru_cache(maxsize=2)  # decoding takes longer than many a run, and a comparison has several
+def _decoded(files: tuple[tuple[Path, int], ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of these files, each with the time of its last change."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -70,7 +78,7 @@ def _read_parquet(paths: list[Path]) -> Arrays:
         return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
 
     images, labels = [], []
-    for path in paths:
+    for path, _ in files:
         try:
             table = pq.read_table(path)
             column = table.column("img" if "img" in table.column_names else "image")
@@ -81,4 +89,4 @@ def _read_parquet(paths: list[Path]) -> Arrays:
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise InputError(f"{path} is truncated or no parquet file of images and labels ({reason}); fetch it again") from None
-    return Arrays(np.concatenate(images).transpose(0, 3, 1, 2).copy(), np.concatenate(labels), classes=10, where=str(paths[0]))
+    return np.concatenate(images).transpose(0, 3, 1, 2).copy(), np.concatenate(labels)
