@@ -35,6 +35,18 @@ def write_atomic(path: Path, content: bytes) -> None:
             os.close(folder)
 
 
+def link_atomic(path: Path, source: Path) -> None:
+    """Make `path` the same file as `source`, or where links cannot be made a copy of it."""
+    partial = path.with_name(f".{path.name}.part")
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            partial.unlink()
+        os.link(source, partial)
+        os.replace(partial, path)
+    except OSError:
+        write_atomic(path, source.read_bytes())
+
+
 def unwritable(path: Path, error: OSError) -> InputError:
     return InputError(f"cannot write {path} ({error.strerror}); what was saved before is still there: free some space and resume")
 

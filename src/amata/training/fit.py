@@ -18,14 +18,15 @@ from amata.evaluation import Part, Result, evaluate, parse_attack
 from amata.recipes import Recipe, load
 from amata.schedules import ClosedLoop, Control
 from amata.training.board import Board
-from amata.training.checkpoint import discard_after, load_checkpoint, save_checkpoint
+from amata.training.checkpoint import load_checkpoint
 from amata.training.device import resolve_device
-from amata.training.files import load_tensors, save_tensors
+from amata.training.files import save_tensors
 from amata.training.guard import IMAGES, PROBE, Collapse, Guard
 from amata.training.interrupt import Interrupt, Interrupted
 from amata.training.lock import hold
 from amata.training.reporter import Moment, Reporter
 from amata.training.run import RunFolder
+from amata.training.saver import Saver
 from amata.training.trainer import Batches, Trainer
 
 
@@ -69,8 +70,9 @@ def fit(
     if len(batches) == 0:
         raise InputError("the training data make no batch; lower data.batch_size or set data.drop_last to false")
     trainer = Trainer(model, batches, recipe, device)
-    with lock, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), Interrupt() as interrupt:
-        return _Fit(trainer, _as_batches(valid, recipe, device), run, reporter or Reporter(), interrupt).run_all()
+    seeded = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+    with lock, seeded, Interrupt() as interrupt, Saver(trainer, run) as saver:
+        return _Fit(trainer, _as_batches(valid, recipe, device), saver, reporter or Reporter(), interrupt).run_all()
 
 
 def training_batches(data: Any, recipe: Recipe, device: torch.device) -> Batches:
@@ -103,16 +105,11 @@ def _is_pair(data: Any) -> bool:
 class _Fit:
     """The epochs of one call of fit(), with what is recorded around them."""
 
-    def __init__(self, trainer: Trainer, valid: Batches | None, run: RunFolder | None, reporter: Reporter, interrupt: Interrupt) -> None:
-        self.trainer, self.valid, self.run, self.reporter, self.interrupt = trainer, valid, run, reporter, interrupt
-        self.recipe, self.ranks = trainer.recipe, trainer.ranks
-        self.recorded = self.ranks.tell(run is not None)
-        """Whether there is a run folder; with several processes, the first one's."""
+    def __init__(self, trainer: Trainer, valid: Batches | None, saver: Saver, reporter: Reporter, interrupt: Interrupt) -> None:
+        self.trainer, self.valid, self.saver, self.reporter, self.interrupt = trainer, valid, saver, reporter, interrupt
+        self.recipe, self.ranks, self.run = trainer.recipe, trainer.ranks, saver.run
         self.rows: list[dict[str, Any]] = []
-        self.best_weights: dict[str, Tensor] | None = None
         self.guard = Guard(trainer, self._probe if valid is not None else None)
-        self.saved_at: tuple[int, int] | None = None
-        self.saved_time = time.monotonic()
         epochs = self.recipe.train.epochs
         schedule = self.recipe.schedule
         # An epoch costs K + 1 gradient evaluations an image, so time left follows the schedule, not the epoch count; one that is
@@ -122,7 +119,7 @@ class _Fit:
 
     def run_all(self) -> Fitted:
         trainer = self.trainer
-        if self.recorded:
+        if self.saver.recorded:
             self._resume()
         if trainer.device.type == "cuda" or self.ranks.size > 1:
             together = f", {self.ranks.size} processes" if self.ranks.size > 1 else ""
@@ -135,14 +132,7 @@ class _Fit:
                 board.add(self._finish_epoch())
         self._keep_epoch()
         at = trainer.at
-        if self.run:
-            self.run.promote(at.best_epoch)
-            self._save_weights(self.run.path / "last.safetensors", self.recipe.train.epochs - 1)
-            if at.best_epoch is None:  # nothing was held out to choose by
-                self._save_weights(self.run.path / "model.safetensors", self.recipe.train.epochs - 1)
-            else:
-                self.best_weights = load_tensors(self.run.path / "model.safetensors")
-        if (best := self.ranks.tell(self.best_weights)) is not None:
+        if (best := self.saver.finish()) is not None:
             trainer.result.load_state_dict(best)
         return Fitted(trainer.result.eval(), self.rows, at.best_epoch, at.train_seconds, at.grad_evals, at.images)
 
@@ -150,7 +140,7 @@ class _Fit:
         loaded = self.ranks.tell(self._checkpoint_at(None, self.reporter.note))
         if loaded is not None:
             self.trainer.restore(*loaded)
-            self.saved_at = (self.trainer.at.epoch, self.trainer.at.batch)
+            self.saver.place = (self.trainer.at.epoch, self.trainer.at.batch)
         at = self.trainer.at
         if self.run:
             self.run.truncate_rows(at.rows)
@@ -171,14 +161,14 @@ class _Fit:
         at = self.trainer.at
         self.reporter.batch(self._moment(u))
         stop = self.interrupt.number is not None
-        save = self.run is not None and time.monotonic() - self.saved_time > 60 * self.recipe.train.save_minutes
+        save = self.run is not None and time.monotonic() - self.saver.time > 60 * self.recipe.train.save_minutes
         if self.ranks.size > 1:  # what one process wants to do between batches, all do
             stop, save = (total > 0 for total in self.ranks.sum([stop, save]))
         if stop:
             return True
         if save and at.batch < len(self.trainer.batches):
             self.trainer.stop_clock()
-            self._checkpoint()
+            self.saver.checkpoint()
             self.trainer.start_clock()
         return False
 
@@ -221,10 +211,7 @@ class _Fit:
         trainer.next_epoch()
         at.rows = len(self.rows)
         self.guard.remember()
-        if self.recorded:
-            self._checkpoint()
-        if self.run:
-            self.run.promote(at.best_epoch)
+        self.saver.checkpoint(now=last)
         self.reporter.epoch(row)
         return row
 
@@ -261,11 +248,8 @@ class _Fit:
         self.guard.go_back(collapse, row)
         trainer.at.rows = len(self.rows)
         self.reporter.note(f"{collapse}; back to the end of epoch {trainer.at.epoch - 1}, now with {trainer.control().steps} inner steps")
-        if self.run:
-            discard_after(self.run.checkpoints, trainer.at.epoch)
-        if self.recorded:
-            self.saved_at = None
-            self._checkpoint()
+        self.saver.discard_after(trainer.at.epoch)
+        self.saver.checkpoint(now=True)
         return row
 
     def _add_row(self, row: dict[str, Any]) -> None:
@@ -278,38 +262,22 @@ class _Fit:
         if at.best_accuracy is not None and accuracy <= at.best_accuracy:
             return
         at.best_epoch, at.best_accuracy = at.epoch, accuracy
-        if self.run:
-            self._save_weights(self.run.best_file(at.epoch), at.epoch)
-        else:
-            self.best_weights = {k: v.clone() for k, v in self.trainer.result.state_dict().items()}
+        self.saver.keep_best()
 
     def _keep_epoch(self) -> None:
         """Where the recipe asks for it, keep the state that the coming epoch begins with, for `amata criterion` to look at."""
         at = self.trainer.at
-        if not self.recorded or not self.recipe.train.keep_epochs or at.batch != 0:
+        if not self.saver.recorded or not self.recipe.train.keep_epochs or at.batch != 0:
             return
         tensors = {k: v for k, v in self.trainer.state()[0].items() if k.startswith(("model/", "average/", "memory/"))}
         if self.run and not self.run.epoch_file(at.epoch).is_file():
             save_tensors(self.run.epoch_file(at.epoch), tensors, {"epoch": at.epoch})
 
-    def _save_weights(self, path: Path, epoch: int) -> None:
-        about = {"recipe": self.recipe.name, "tables": self.recipe.deciding(), "epoch": epoch}
-        save_tensors(path, self.trainer.result.state_dict(), about)
-
-    def _checkpoint(self) -> None:
-        at = self.trainer.at
-        if (at.epoch, at.batch) != self.saved_at:
-            state = self.trainer.state()  # all processes have a hand in it
-            if self.run:
-                save_checkpoint(self.run.checkpoints, at.epoch, at.batch, *state)
-            self.saved_at = (at.epoch, at.batch)
-        self.saved_time = time.monotonic()
-
     def _stop(self) -> None:
         number = self.interrupt.number or signal.SIGTERM  # or another process was interrupted
-        if not self.recorded:
+        if not self.saver.recorded:
             raise Interrupted("interrupted; nothing was saved, because fit() was given no run folder", number)
-        self._checkpoint()
+        self.saver.checkpoint(now=True)
         at = self.trainer.at
         if self.run is None:
             raise Interrupted("interrupted together with the first process", number)

@@ -1,7 +1,9 @@
 """The run folder: everything a run leaves behind, and what it needs to go on."""
 
 import contextlib
+import filecmp
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import torch
 from amata import recipes
 from amata.errors import InputError
 from amata.recipes import Recipe
-from amata.training.files import unwritable, write_atomic, write_json
+from amata.training.files import link_atomic, unwritable, write_atomic, write_json
 
 
 class RunFolder:
@@ -108,8 +110,8 @@ class RunFolder:
         model = self.path / "model.safetensors"
         if epoch is not None and self.best_file(epoch).is_file():
             best = self.best_file(epoch)
-            if not model.is_file() or model.read_bytes() != best.read_bytes():
-                write_atomic(model, best.read_bytes())
+            if not model.is_file() or not (os.path.samefile(model, best) or filecmp.cmp(model, best, shallow=False)):
+                link_atomic(model, best)
         wanted = {self.best_file(e) for e in [epoch, *self._kept_bests()] if e is not None}
         for path in self.checkpoints.glob("best-*.safetensors"):
             if path not in wanted:

@@ -1,0 +1,112 @@
+"""What a training leaves in its run folder, written by a thread beside it: an epoch may be shorter than a disk takes for its checkpoint."""
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from amata.training.checkpoint import discard_after, save_checkpoint
+from amata.training.files import load_tensors, save_tensors
+from amata.training.run import RunFolder
+from amata.training.trainer import Trainer
+
+PATIENCE = 1.0
+"""Seconds that a checkpoint may take before the next one is left out rather than waited for."""
+
+
+class Saver:
+    """Checkpoints and the best weights of one call of fit(). Several processes call it alike, and the first one writes.
+
+    What is saved is copied at once and written while training goes on. A checkpoint that comes while the disk is still busy with the one
+    before is left out, unless it is wanted `now`. An error in writing is raised by the next call.
+    """
+
+    def __init__(self, trainer: Trainer, run: RunFolder | None) -> None:
+        self.trainer, self.run, self.ranks = trainer, run, trainer.ranks
+        self.recorded = self.ranks.tell(run is not None)
+        """Whether there is a run folder; with several processes, the first one's."""
+        self.place: tuple[int, int] | None = None
+        """The epoch and batch of the newest checkpoint."""
+        self.time = time.monotonic()
+        self.best: dict[str, Tensor] | None = None
+        self.best_unsaved = False
+        self.pool = ThreadPoolExecutor(1, "amata-saver")
+        self.pending: Future[None] | None = None
+        self.started = 0.0
+
+    def __enter__(self) -> "Saver":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.pool.shutdown()
+        if error is None:
+            self.wait()
+
+    def keep_best(self) -> None:
+        """The weights as they are now are the best so far."""
+        if self.ranks.first:
+            self.best, self.best_unsaved = _copied(self.trainer.result.state_dict()), True
+
+    def checkpoint(self, *, now: bool = False) -> None:
+        at = self.trainer.at
+        if self.recorded and (at.epoch, at.batch) != self.place and self.ranks.tell(now or self._is_ready()):
+            tensors, record = self.trainer.state()  # all processes have a hand in it
+            if self.run:
+                self.wait()
+                best, self.best_unsaved = self.best if self.best_unsaved else None, False
+                self.pending = self.pool.submit(self._write, self.run, _copied(tensors), record, best)
+                self.started = time.monotonic()
+            self.place = (at.epoch, at.batch)
+        self.time = time.monotonic()
+        if now:
+            self.wait()
+
+    def discard_after(self, epoch: int) -> None:
+        """Forget what was saved after the beginning of an epoch: a rolled-back run must not be resumed from it."""
+        self.wait()
+        self.place = None
+        if self.run:
+            discard_after(self.run.checkpoints, epoch)
+
+    def finish(self) -> dict[str, Tensor] | None:
+        """Write the last weights and the best ones; gives back the best, if any were held to be."""
+        self.wait()
+        at, last = self.trainer.at, self.trainer.recipe.train.epochs - 1
+        if self.run:
+            self.run.promote(at.best_epoch)
+            self._save_weights(self.run.path / "last.safetensors", self.trainer.result.state_dict(), last)
+            if at.best_epoch is None:  # nothing was held out to choose by
+                self._save_weights(self.run.path / "model.safetensors", self.trainer.result.state_dict(), last)
+            else:
+                self.best = load_tensors(self.run.path / "model.safetensors")
+        best: dict[str, Tensor] | None = self.ranks.tell(self.best)
+        return best
+
+    def wait(self) -> None:
+        """Until all is on the disk."""
+        if self.pending is not None:
+            pending, self.pending = self.pending, None
+            pending.result()
+
+    def _is_ready(self) -> bool:
+        if self.pending is None:
+            return True
+        return self.pending in wait([self.pending], max(0.0, self.started + PATIENCE - time.monotonic())).done
+
+    def _write(self, run: RunFolder, tensors: dict[str, Tensor], record: dict[str, Any], best: dict[str, Tensor] | None) -> None:
+        epoch = record["best_epoch"]
+        if best is not None:
+            self._save_weights(run.best_file(epoch), best, epoch)
+        save_checkpoint(run.checkpoints, record["epoch"], record["batch"], tensors, record)
+        run.promote(epoch)
+
+    def _save_weights(self, path: Path, weights: dict[str, Tensor], epoch: int) -> None:
+        recipe = self.trainer.recipe
+        save_tensors(path, weights, {"recipe": recipe.name, "tables": recipe.deciding(), "epoch": epoch})
+
+
+def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
