@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from amata.attacks.guard import check_images, check_logits, input_grad, untouched
-from amata.engine import quick
+from amata.engine import QuickNet, quick
 from amata.errors import InputError
 from amata.evaluation.spec import AttackSpec, parse_attack
 from amata.losses import ce
@@ -100,7 +100,8 @@ def evaluate(
     each is given the batches of its `part`, of `batch_size` images, and all get the results of the whole.
 
     On a GPU attacks run on a compiled copy of the model, unless `engine` is "plain"; the verdict on what they find is always the model's
-    own. `precision` says whether a GPU may round the factors of convolutions and matrix products to TF32.
+    own, and compiling is not counted as an attack's time. `precision` says whether a GPU may round the factors of convolutions and matrix
+    products to TF32.
     """
     specs = [parse_attack(name, step_size=step_size, c=cw_c) for name in dict.fromkeys(a.strip() for a in attacks)]
     attacked = any(s.kind != "clean" for s in specs)
@@ -123,6 +124,8 @@ def evaluate(
                 check_logits(z, y)
             if index == 0 and attacked:
                 zero_gradients, probed = _zero_gradients(model, x, y, z)
+            if number == 0 and isinstance(metered.model, QuickNet):
+                metered.model.warm_up(x)
             for spec, tally in tallies.items():
                 count = len(x) if spec.limit is None else min(len(x), spec.limit - first)
                 if count <= 0:
