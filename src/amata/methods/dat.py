@@ -31,17 +31,20 @@ class DAT:
     def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
         x, y = batch.x, batch.y
         c = max(0.0, self.c_max * (1 - batch.epoch / self.dynamic_epochs))  # c_t
-        x_adv = self.ball.around(x).start(rng)
-        centre = x if self.centre == "natural" else x_adv.clone()
+        region = self.ball.around(x)
+        x_adv = now = region.start(rng)
+        centre = x if self.centre == "natural" else now
         active = torch.arange(len(x), device=x.device)
         for k in range(u.steps):
-            g = net.input_grad(x_adv[active], y[active])
+            g = net.input_grad(now, y[active])
             if k > 0:
-                stays = self.ball.fosc(x_adv[active], centre[active], g) > c
-                active, g = active[stays], g[stays]
+                stays = (self.ball.fosc(now, centre[active], g) > c).nonzero().squeeze(1)
+                if len(stays) < len(active):
+                    x_adv = x_adv.index_copy(0, active, now)
+                    active, now, g = (t[stays] for t in (active, now, g))
+                    region = self.ball.around(x[active])
                 if len(active) == 0:
                     break
-            region = self.ball.around(x[active])
-            x_adv[active] = region.project(region.ascend(x_adv[active], g, u.step_size))
-        net.backward(x_adv, y)
+            now = region.project(region.ascend(now, g, u.step_size))
+        net.backward(x_adv.index_copy(0, active, now), y)
         net.apply()

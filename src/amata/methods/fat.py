@@ -28,20 +28,23 @@ class FAT:
 
     def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
         x, y = batch.x, batch.y
-        x_adv = self.ball.around(x).start(rng)
+        region = self.ball.around(x)
+        x_adv = now = region.start(rng)
         patience = torch.full_like(y, [tau for first, tau in self.tau if first <= batch.epoch][-1])
         active = torch.arange(len(x), device=x.device)
         for _ in range(u.steps):  # k = 1 .. K, on those still attacked
-            g, z = net.input_grad_and_logits(x_adv[active], y[active])
+            g, z = net.input_grad_and_logits(now, y[active])
             wrong = z.argmax(1) != y[active]
-            stays = ~wrong | (patience[active] > 0)  # wrong with no patience left: done, with the image as it is
-            patience[active] -= wrong.long()
-            active, g = active[stays], g[stays]
+            stays = (~wrong | (patience > 0)).nonzero().squeeze(1)  # wrong with no patience left: done, with the image as it is
+            patience = patience - wrong.long()
+            if len(stays) < len(active):
+                x_adv = x_adv.index_copy(0, active, now)
+                active, patience, now, g = (t[stays] for t in (active, patience, now, g))
+                region = self.ball.around(x[active])
             if len(active) == 0:
                 break
-            region = self.ball.around(x[active])
-            moved = region.ascend(x_adv[active], g, u.step_size)
+            moved = region.ascend(now, g, u.step_size)
             moved = moved + self.omega * torch.randn(moved.shape, generator=rng, device=x.device, dtype=x.dtype)
-            x_adv[active] = region.project(moved)
-        net.backward(x_adv, y)
+            now = region.project(moved)
+        net.backward(x_adv.index_copy(0, active, now), y)
         net.apply()
