@@ -79,7 +79,80 @@ def tried_table() -> str:
     return "\n".join([*lines, f"\nThe last line takes LeNet's step from {lenet[0]} to {lenet[1]}, and batch 128 to {small}."])
 
 
-PARTS = {"tried": tried_table, "speed": speed_table, "schedule": schedule_line, "training": training_table}
+def methods_table() -> str:
+    lines = ["| recipe | network | batch | K | reference, s / epoch | fast, s / epoch | times the reference |", "|---" * 7 + "|"]
+    for name in ("methods.json", "yopo.json"):
+        rows = read(name)["rows"]
+        for fast in (r for r in rows if r["variant"] == "fast"):
+            (reference,) = [r for r in rows if r["variant"] == "reference" and r["recipe"] == fast["recipe"]]
+            numbers = f"{reference['seconds_per_epoch']:.2f} | {fast['seconds_per_epoch']:.2f} | {fast['ratio_to_reference']:.2f}"
+            lines.append(f"| {fast['recipe']} | {fast['model']} | {fast['batch']} | {fast['steps']} | {numbers} |")
+    return "\n".join(lines)
+
+
+def kernels_table() -> str:
+    """How the time of one ascent step and of one update is shared out between kinds of kernels."""
+    columns: dict[str, dict[str, float]] = {}
+    totals = []
+    for block in (RESULTS / "kernels.txt").read_text().split("== ")[1:]:
+        head, *rows = block.splitlines()
+        found = re.match(r"(five ascent steps|one update), batch (\d+): (\d+) us", head)
+        assert found, head
+        divisor = 5 if found[1].startswith("five") else 1
+        title = f"{'ascent step' if divisor == 5 else 'update'}, batch {found[2]}"
+        totals.append(f"{int(found[3]) / divisor:,.0f} µs")
+        shares = [re.match(r" *([\d.]+) us +[\d.]+%  (.+)", row) for row in rows]
+        columns[title] = {m[2]: float(m[1]) / divisor for m in shares if m}
+    kinds = list(next(iter(columns.values())))
+    lines = [f"| kernels | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    lines += [f"| {kind} | {' | '.join(f'{column[kind]:,.0f} µs' for column in columns.values())} |" for kind in kinds]
+    return "\n".join([*lines, f"| by the clock | {' | '.join(totals)} |"])
+
+
+def buckets_table() -> str:
+    result = read("buckets.json")
+    lines = ["| recipe | shapes | s per pass over the images | gradients an image |", "|---" * 4 + "|"]
+    lines += [f"| {r['recipe']} | {r['shapes']} | {r['seconds']:.2f} | {r['grad_evals_per_image']:.1f} |" for r in result["rows"]]
+    return "\n".join([*lines, f"\n{result['images']:,} images of CIFAR-10 (JPEG copy), batch {result['batch']}."])
+
+
+def evaluation_table() -> str:
+    run = json.loads((ROOT / "results/paper/cifar10/runs/amata-seed0/summary.json").read_text())["evaluation"]
+    found = {
+        "pgd-20, eager": read("evaluation/pgd-20-plain.json")["pgd-20"],
+        "pgd-20": run["pgd-20"],
+        "cw-pgd-20": run["cw-pgd-20"],
+        "pgd-50-10": read("evaluation/pgd-50-10.json")["pgd-50-10"],
+        "autoattack": read("evaluation/autoattack.json")["autoattack@1000"],
+    }
+    lines = ["| attack | images | gradients | seconds | accuracy % |", "|---" * 5 + "|"]
+    for name, r in found.items():
+        lines.append(f"| {name} | {r['n']:,} | {r['grad_evals']:,} | {r['seconds']:.1f} | {100 * r['accuracy']:.1f} |")
+    return "\n".join(lines)
+
+
+def lanes_line() -> str:
+    found = re.findall(r"^(prn|lenet) B=(\d+) lanes=([12]): ascent step ([\d.]+) us", (RESULTS / "tried" / "lanes.txt").read_text(), re.M)
+    steps = {(net, batch, lanes): float(us) for net, batch, lanes, us in found}
+    told = [f"batch {b}: {steps[n, b, '1']:,.0f} to {steps[n, b, '2']:,.0f} µs" for n, b in (("prn", "128"), ("prn", "512"))]
+    lenet = f"LeNet {steps['lenet', '256', '1']:,.0f} to {steps['lenet', '256', '2']:,.0f} µs"
+    return (
+        "A batch in two halves side by side on two streams, so that one fills what the other leaves idle: "
+        f"slower ({'; '.join(told)}; {lenet})."
+    )
+
+
+PARTS = {
+    "speed": speed_table,
+    "schedule": schedule_line,
+    "methods": methods_table,
+    "evaluation": evaluation_table,
+    "kernels": kernels_table,
+    "tried": tried_table,
+    "lanes": lanes_line,
+    "buckets": buckets_table,
+    "training": training_table,
+}
 
 
 def main() -> None:
