@@ -164,6 +164,21 @@ def test_a_central_crop_is_what_pillow_gives(tmp_path: Path) -> None:
     torch.testing.assert_close(batch.x[position], torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy()).float() / 255)
 
 
+def test_a_folder_kept_in_memory_holds_what_it_would_read(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    read, kept = (load("folder", root=tmp_path, framing=Framing(16, 12), in_memory=in_memory) for in_memory in (False, True))
+    assert isinstance(kept.train, Arrays)
+    assert kept.train.x.dtype == torch.uint8
+    for part in ("train", "test"):
+        a, b = (next(Loader(getattr(splits, part), 6, CPU).epoch()) for splits in (read, kept))
+        assert torch.equal(a.x, b.x)
+        assert torch.equal(a.y, b.y)
+        assert torch.equal(a.ids, b.ids)
+    assert next(Loader(kept.train, 6, CPU, seed=1).epoch(0)).total == 6  # and so methods may store something for each image
+    with pytest.raises(InputError, match="random_scale"):
+        load("folder", root=tmp_path, framing=Framing(16, 12, random_scale=True), in_memory=True)
+
+
 def test_a_folder_without_parts_gets_a_seeded_test_split(tmp_path: Path) -> None:
     write_folder(tmp_path, parts=("",), per_class=10)
     a = load("folder", root=tmp_path, framing=Framing(16, 12), test_share=0.2, seed=0)

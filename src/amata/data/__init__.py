@@ -57,6 +57,7 @@ def load(
     seed: int = 0,
     framing: Framing | None = None,
     workers: int = 0,
+    in_memory: bool = False,
     test_share: float = 0.2,
 ) -> Splits:
     """The data set `name` with `valid` training samples held out."""
@@ -68,6 +69,7 @@ def load(
     test: ImageSet
     if name == "folder":
         train, test = load_folder(base, framing or Framing(), workers, test_share, seed)
+        train, test = (train.in_memory(), test.in_memory()) if in_memory else (train, test)
     else:
         train, test = {"mnist5k": load_mnist5k, "mnist": load_mnist, "cifar10": load_cifar10}[name](folder)
     train, held, ids = split_validation(train, valid, seed)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from amata.data.images import Draw
+from amata.data.images import Arrays, Draw
 from amata.errors import InputError, missing
 from amata.seeds import derive, generator
 
@@ -80,6 +80,14 @@ class Folder:
     def subset(self, positions: Tensor) -> "Folder":
         files = tuple(self.files[i] for i in positions.tolist())
         return replace(self, files=files, labels=self.labels[positions], ids=self.ids[positions])
+
+    def in_memory(self) -> Arrays:
+        """The same images decoded once and for all, each framed centrally."""
+        if self.framing.random_scale:
+            raise InputError("data.in_memory keeps one window of each image and data.random_scale draws many; choose one of the two")
+        positions = torch.arange(len(self))
+        parts = [(255 * x).round().byte() for x, _ in self.read(positions.split(256), torch.device("cpu"), None)]
+        return Arrays(torch.cat(parts), self.labels, classes=self.classes, ids=self.ids)
 
     def read(self, batches: Sequence[Tensor], device: torch.device, draw: Draw | None) -> Iterator[tuple[Tensor, Tensor]]:
         loader = DataLoader(

@@ -57,7 +57,7 @@ class ATTA:
         if batch.total == 0:
             raise InputError(
                 "atta keeps a perturbation for every sample, so it needs data in memory: an iterable has no ids, and images of a folder "
-                "are cut anew at every read"
+                "are cut anew at every read unless data.in_memory is set"
             )
         device = torch.device("cpu") if self.store == "cpu" else batch.x.device
         if "store" not in memory:

@@ -34,6 +34,8 @@ class Data(Table):
     resize: Count = 256
     crop: Count = 224
     random_scale: bool = False
+    in_memory: bool = False
+    """Decode an image folder once, framed centrally, and keep it in memory."""
     test_share: Share = 0.2
     """Held out as test set from a folder that has no val folder."""
 

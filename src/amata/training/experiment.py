@@ -27,7 +27,14 @@ def load_data(recipe: Recipe) -> data.Splits:
     c = recipe.data
     framing = data.Framing(c.resize, c.crop, c.random_scale) if c.name == "folder" else None
     return data.load(
-        c.name, root=c.root, valid=c.valid, seed=recipe.train.seed, framing=framing, workers=c.workers, test_share=c.test_share
+        c.name,
+        root=c.root,
+        valid=c.valid,
+        seed=recipe.train.seed,
+        framing=framing,
+        workers=c.workers,
+        in_memory=c.in_memory,
+        test_share=c.test_share,
     )
 
 
