@@ -1,5 +1,6 @@
 """The README keeps its promises: its numbers come from files, its Python runs, its length is kept."""
 
+import importlib
 import re
 import subprocess
 import sys
@@ -11,10 +12,20 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("tool", ["readme", "methods", "control", "engine"])
+@pytest.mark.parametrize("tool", ["readme", "methods", "control", "engine", "paper"])
 def test_a_pages_tables_are_what_the_results_say(tool: str) -> None:
     checked = subprocess.run([sys.executable, f"tools/{tool}.py", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
+
+
+def test_every_study_of_the_paper_has_valid_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from amata import recipes
+
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    studies = importlib.import_module("paper").STUDIES
+    for study in studies.values():
+        for base, sets in study.recipes.values():
+            recipes.load(base, [*sets, f"eval.attacks={list(study.attacks)}"])
 
 
 def test_pictures_and_links_lead_somewhere() -> None:

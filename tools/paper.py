@@ -1,44 +1,65 @@
 """The paper's experiments, measured anew.
 
-python tools/paper.py measure STUDY [WORK]   trains and evaluates into WORK (runs/paper) and keeps the small files in results/paper;
-                                             the same command goes on with an interrupted study; data sets are looked for in $AMATA_DATA
-python tools/paper.py                        rewrites docs/paper.md from results/paper (--check only compares)
+python tools/paper.py measure STUDY [WORK]  trains and evaluates into WORK (runs/paper), keeps the small files in results/paper
+python tools/paper.py                       rewrites docs/paper.md from results/paper (--check only compares)
+
+An interrupted study goes on with the same command. Data sets are looked for in $AMATA_DATA.
 """
 
+import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from amata import recipes
+from page import rewrite
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "paper"
-KEPT = ("*.json", "figures/*.svg", "runs/*/summary.json", "runs/*/metrics.jsonl", "runs/*/recipe.toml", "runs/*/env.json")
+PAGE = ROOT / "docs" / "paper.md"
+KEPT = (
+    "*.json",
+    "figures/robust-time.svg",
+    "landscape/*.svg",
+    "runs/*/summary.json",
+    "runs/*/metrics.jsonl",
+    "runs/*/recipe.toml",
+    "runs/*/env.json",
+)
+
+Sets = tuple[str, ...]
+Command = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Study:
-    """One comparison and what is measured on its runs afterwards: a file's name and the command whose output it holds."""
+    """One comparison, and what is measured on its runs afterwards: commands, each with the name of the file that holds its output."""
 
-    recipes: dict[str, tuple[str, tuple[str, ...]]]
+    recipes: dict[str, tuple[str, Sets]]
     attacks: tuple[str, ...]
     seeds: int = 1
     target: float | None = None
-    after: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    after: tuple[tuple[str, Command], ...] = ()
+
+
+def autoattack(*runs: str) -> tuple[tuple[str, Command], ...]:
+    return tuple((f"autoattack-{run}", ("eval", f"runs/{run}", "--attacks", "autoattack@1000", "--json")) for run in runs)
 
 
 SHORT = ("train.epochs=30", "optim.milestones=[22,27]")
-"""The paper's 100 epochs with drops of the rate at 75 and 90, in thirty."""
-
-
-def autoattack(*names: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    return tuple((f"autoattack-{n}", ("eval", f"runs/{n}-seed0", "--attacks", "autoattack@1000", "--json")) for n in names)
-
-
+"""CIFAR-10: the paper's 100 epochs with drops of the rate at 75 and 90, in thirty."""
+DIGITS = ("train.epochs=30", "optim.milestones=[27,29]")
+"""MNIST: YOPO's 56 epochs with drops at 50 and 55, in thirty."""
+TINY = ("data.resize=64", "data.crop=64", "data.in_memory=true", "data.augment=crop-flip", "data.batch_size=128", "eval.batch_size=1000")
+"""Tiny-ImageNet's photographs have 64 pixels a side."""
+TWO_TO_FIVE = ("schedule.k_min=2", "schedule.k_max=5", "schedule.tau=0.4")
+SMALL = ("model.name=preactresnet18", "data.batch_size=128")
 CIFAR10 = ("clean", "pgd-20", "cw-pgd-20", "cw-l2-100@1000")
 
 STUDIES = {
@@ -47,7 +68,7 @@ STUDIES = {
         CIFAR10,
         seeds=3,
         target=0.45,
-        after=autoattack("pgd10", "amata"),
+        after=autoattack("pgd10-seed2", "amata-seed2"),
     ),
     "cifar10-others": Study(
         {
@@ -57,29 +78,100 @@ STUDIES = {
             "fosc": ("cifar10-dat", (*SHORT, "method.dynamic_epochs=24")),
         },
         CIFAR10,
-        target=0.45,
-        after=autoattack("erm", "pgd2", "fat", "fosc"),
+        after=autoattack("erm-seed0", "pgd2-seed0", "fat-seed0", "fosc-seed0"),
+    ),
+    "mnist": Study(
+        {
+            "pgd40": ("mnist-pgd40", (*DIGITS, "train.keep_epochs=true")),
+            "pgd20": ("mnist-pgd40", (*DIGITS, "train.keep_epochs=true", "schedule.steps=20")),
+            "pgd10": ("mnist-pgd40", (*DIGITS, "train.keep_epochs=true", "schedule.steps=10")),
+            "amata-5-40": ("mnist-amata", (*DIGITS, "train.keep_epochs=true")),
+            "amata-10-40": ("mnist-amata", (*DIGITS, "train.keep_epochs=true", "schedule.k_min=10")),
+        },
+        ("clean", "pgd-20", "pgd-40", "pgd-60", "cw-l2-100@1000"),
+        after=(
+            (
+                "criterion",
+                (
+                    "criterion",
+                    *(f"runs/{name}-seed0" for name in ("amata-5-40", "amata-10-40", "pgd10", "pgd20", "pgd40")),
+                    *("--batches", "2", "--alphas", "4", "--json", "--out", "criterion"),
+                ),
+            ),
+            ("landscape", ("landscape", "runs/amata-5-40-seed0", "--epochs", "1,4,8,10", "--json", "--out", "landscape")),
+        ),
+    ),
+    "mnist-yopo": Study(
+        {
+            "yopo": ("mnist-yopo-5-10", ("train.epochs=20", "optim.milestones=[15,18,19]")),
+            "amata-yopo": ("mnist-amata-yopo", ("train.epochs=20", "optim.milestones=[15,18,19]")),
+        },
+        ("clean", "pgd-40"),
+        target=0.94,
+    ),
+    "mnist-shapes": Study(
+        {
+            "linear": ("mnist-amata", (*DIGITS, *TWO_TO_FIVE)),
+            **{
+                f"exp-{eta}": ("mnist-amata", (*DIGITS, "schedule.name=exponential", f"schedule.eta={eta}", *TWO_TO_FIVE))
+                for eta in (0.1, 0.5, 1, 2, 5)
+            },
+        },
+        ("clean", "pgd-40"),
+    ),
+    "cifar10-fast": Study(
+        {
+            "fast": ("cifar10-fast", ()),
+            "amata-fast": ("cifar10-amata-fast", ()),
+            "amata-fast-skip": ("cifar10-amata-fast", ("method.weak=skip",)),
+        },
+        CIFAR10,
+    ),
+    "cifar10-atta": Study({"atta": ("cifar10-atta", SMALL), "amata-atta": ("cifar10-amata-atta", SMALL)}, CIFAR10),
+    "tiny-free": Study(
+        {
+            "free": ("imagenet-free", (*TINY, "data.random_scale=false", "data.valid=1000")),
+            "amata-free": ("imagenet-amata-free", (*TINY, "data.random_scale=false", "data.valid=1000")),
+        },
+        ("clean", "pgd-10", "pgd-20", "pgd-50"),
+    ),
+    "tiny-pgd": Study(
+        {"pgd20": ("caltech256-pgd20", (*TINY, "optim.lr=0.05")), "amata-10-20": ("caltech256-amata", (*TINY, "optim.lr=0.05"))},
+        ("clean", "pgd-5", "pgd-20", "pgd-100"),
     ),
 }
 
 
 def measure(name: str, work: Path, overrides: Sequence[str] = ()) -> None:
     study, folder = STUDIES[name], work / name
+    for run in (RESULTS / name).glob("runs/*"):  # what is finished is not trained again
+        if not (folder / "runs" / run.name).is_dir():
+            shutil.copytree(run, folder / "runs" / run.name)
     (folder / "recipes").mkdir(parents=True, exist_ok=True)
     attacks = ", ".join(f'"{a}"' for a in study.attacks)
     paths = []
     for title, (base, sets) in study.recipes.items():
-        paths.append(folder / "recipes" / f"{title}.toml")
-        paths[-1].write_text(recipes.load(base, [*sets, f"eval.attacks=[{attacks}]", "train.tensorboard=false", *overrides]).to_toml())
+        paths.append(str(folder / "recipes" / f"{title}.toml"))
+        Path(paths[-1]).write_text(
+            recipes.load(base, [*sets, f"eval.attacks=[{attacks}]", "train.tensorboard=false", *overrides]).to_toml()
+        )
     target = ["--target", str(study.target)] if study.target else []
-    amata("compare", *map(str, paths), "--seeds", str(study.seeds), *target, "--out", str(folder))
+    amata("compare", *paths, "--seeds", str(study.seeds), *target, "--out", str(folder))
+    keep(folder, RESULTS / name)
     for file, command in study.after:
         if not (folder / f"{file}.json").is_file():
-            done = amata(*(str(folder / c) if c.startswith("runs/") else c for c in command), capture=True)
-            (folder / f"{file}.json").write_text(done)
+            inside = ("criterion", "landscape", "runs/")
+            (folder / f"{file}.json").write_text(
+                amata(command[0], *(str(folder / c) if c.startswith(inside) else c for c in command[1:]), capture=True)
+            )
+            keep(folder, RESULTS / name)
+
+
+def keep(folder: Path, target: Path) -> None:
+    """Copy what is small and tells the result."""
     for pattern in KEPT:
         for source in folder.glob(pattern):
-            kept = RESULTS / name / source.relative_to(folder)
+            kept = target / source.relative_to(folder)
             kept.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, kept)
 
@@ -92,11 +184,188 @@ def amata(*arguments: str, capture: bool = False) -> str:
     return done.stdout or ""
 
 
-def main(command: str = "write", *rest: str) -> None:
+# The page
+
+
+def read(path: str) -> Any:
+    return json.loads((RESULTS / path).read_text())
+
+
+def summaries(study: str) -> dict[str, list[dict[str, Any]]]:
+    """The finished runs of a study by recipe, in the study's order."""
+    found = {title: sorted((RESULTS / study).glob(f"runs/{title}-seed*/summary.json")) for title in STUDIES[study].recipes}
+    return {title: [json.loads(file.read_text()) for file in files] for title, files in found.items() if files}
+
+
+def mean(values: Sequence[float], digits: int = 2, scale: float = 1.0) -> str:
+    """Their mean, with their standard deviation where there are several."""
+    spread = f" ± {scale * statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{scale * statistics.mean(values):.{digits}f}{spread}"
+
+
+def accuracy(runs: list[dict[str, Any]], attack: str) -> str:
+    return mean([run["evaluation"][attack]["accuracy"] for run in runs], scale=100)
+
+
+def seconds(runs: list[dict[str, Any]]) -> float:
+    return statistics.mean(run["train_seconds"] for run in runs)
+
+
+def reached(study: str, title: str, threshold: float) -> list[tuple[float, int] | None]:
+    """For each run: seconds and gradients until the held-out robust accuracy first was at least this."""
+    found = []
+    for file in sorted((RESULTS / study).glob(f"runs/{title}-seed*/metrics.jsonl")):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        attack = next(name for row in rows for name in row.get("valid", {}) if name != "clean")
+        found.append(next(((r["train_seconds"], r["grad_evals"]) for r in rows if r.get("valid", {}).get(attack, 0) >= threshold), None))
+    return found
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def pending(study: str) -> str:
+    return f"Not measured yet: `python tools/paper.py measure {study}`."
+
+
+PAPER_CIFAR10 = {
+    "erm": ("ERM", 94.75, 0.0, 0.23, 2099.58),
+    "pgd2": ("PGD-2", 90.16, 31.70, 13.36, 6913.36),
+    "pgd10": ("PGD-10", 85.27, 47.31, 51.73, 23108.10),
+    "fat": ("FAT", 89.30, 41.34, 41.16, 14586.08),
+    "fosc": ("FOSC", 85.29, 47.75, 47.70, 26126.98),
+    "amata": ("Amata 2 → 10", 85.52, 47.62, 52.94, 14308.96),
+}
+
+
+def cifar10_table() -> str:
+    found = summaries("cifar10") | summaries("cifar10-others")
+    head = ["", "clean", "PGD-20", "CW-L2", "CW-PGD-20", "AutoAttack", "seconds", "of PGD-10's", "gradients an image", "seeds"]
+    rows = []
+    reference = seconds(found["pgd10"])
+    for title, (name, clean, robust, cw, spent) in PAPER_CIFAR10.items():
+        share = spent / PAPER_CIFAR10["pgd10"][4]
+        rows.append([f"{name}, paper", f"{clean:.2f}", f"{robust:.2f}", f"{cw:.2f}", "", "", f"{spent:,.0f}", f"{share:.2f}", "", ""])
+        if title not in found:
+            continue
+        runs = found[title]
+        files = sorted(file for study in ("cifar10", "cifar10-others") for file in (RESULTS / study).glob(f"autoattack-{title}-seed*.json"))
+        strong = [json.loads(file.read_text())["autoattack@1000"]["accuracy"] for file in files]
+        ours = [accuracy(runs, attack) for attack in ("clean", "pgd-20", "cw-l2-100@1000", "cw-pgd-20")]
+        cost = f"{statistics.mean(run['grad_evals_per_image'] for run in runs):.2f}"
+        spent = seconds(runs)
+        last = [mean(strong, 1, 100) if strong else "", f"{spent:.1f}", f"{spent / reference:.2f}", cost, str(len(runs))]
+        rows.append([f"**{name}**, ours", *ours, *last])
+    return markdown(head, rows)
+
+
+def race(study: str, pair: tuple[str, str], names: tuple[str, str], thresholds: Sequence[float]) -> Callable[[], str]:
+    """When two recipes first reach thresholds, and how long they take in all."""
+
+    def write() -> str:
+        found = summaries(study)
+        if any(title not in found for title in pair):
+            return pending(study)
+        rows = []
+        for threshold in thresholds:
+            times = [[r[0] for r in reached(study, title, threshold) if r] for title in pair]
+            if all(len(t) == len(found[title]) for t, title in zip(times, pair, strict=True)):
+                a, b = (statistics.mean(t) for t in times)
+                rows.append([f"{100 * threshold:.0f}% robust on held-out images", f"{a:.1f} s", f"{b:.1f} s", f"{a / b:.2f}"])
+        a, b = (seconds(found[title]) for title in pair)
+        rows.append(["the end", f"{a:.1f} s", f"{b:.1f} s", f"{a / b:.2f}"])
+        return markdown(["until", *names, "times faster"], rows)
+
+    return write
+
+
+def table(study: str, paper: Mapping[str, tuple[str, Sequence[str]]], columns: dict[str, str]) -> Callable[[], str]:
+    """A study's runs under some attacks, with the paper's row above each where it has one."""
+
+    def write() -> str:
+        found = summaries(study)
+        if not found:
+            return pending(study)
+        rows = []
+        for title in STUDIES[study].recipes:
+            name, values = paper.get(title, (title, ()))
+            if values:
+                rows.append([f"{name}, paper", *values, *[""] * (len(columns) + 2 - len(values))])
+            if title in found:
+                runs = found[title]
+                cost = f"{statistics.mean(run['grad_evals_per_image'] for run in runs):.2f}"
+                rows.append([f"**{name}**, ours", *(accuracy(runs, attack) for attack in columns), f"{seconds(runs):.1f}", cost])
+        return markdown(["", *columns.values(), "seconds", "gradients an image"], rows)
+
+    return write
+
+
+PAPER_MNIST = {
+    "amata-5-40": ("Amata 5 → 40", 0.54, 91.47, 697.73),
+    "amata-10-40": ("Amata 10 → 40", 0.68, 91.46, 760.16),
+    "pgd10": ("PGD-10", 7.82, 68.07, 307.57),
+    "pgd20": ("PGD-20", 1.52, 85.23, 567.11),
+    "pgd40": ("PGD-40", 1.20, 90.56, 1086.31),
+}
+
+
+def mnist_table() -> str:
+    found = summaries("mnist")
+    if not found:
+        return pending("mnist")
+    measured = (
+        {s["strategy"]: s for s in read("mnist/criterion.json")["strategies"]} if (RESULTS / "mnist/criterion.json").is_file() else {}
+    )
+    rows = []
+    for title, (name, c, robust, spent) in PAPER_MNIST.items():
+        rows.append([f"{name}, paper", f"{c:.2f}", f"{robust:.2f}", "", "", "", f"{spent:,.0f}", f"{spent / PAPER_MNIST['pgd40'][3]:.2f}"])
+        if title in found:
+            runs, own = found[title], measured.get(f"{title}-seed0")
+            told = f"{own['c']:.3f} ± {own['c_stderr']:.3f}" if own else ""
+            share = seconds(runs) / seconds(found["pgd40"])
+            tested = [accuracy(runs, attack) for attack in ("pgd-40", "pgd-20", "pgd-60", "clean")]
+            rows.append([f"**{name}**, ours", told, *tested, f"{seconds(runs):.1f}", f"{share:.2f}"])
+    return markdown(["", "C", "PGD-40", "PGD-20", "PGD-60", "clean", "seconds", "of PGD-40's"], rows)
+
+
+def landscape_figures() -> str:
+    figures = sorted((RESULTS / "mnist" / "landscape").glob("*.svg"))
+    return "\n".join(f"![{f.stem}](../{f.relative_to(ROOT)})" for f in figures) if figures else pending("mnist")
+
+
+FREE = {
+    "free": ("Free", ("60.57", "32.1", "31.5", "31.3")),
+    "amata-free": ("Amata 2 → 4 + Free", ("59.7", "31.8", "31.2", "31.0")),
+}
+CALTECH = {
+    "pgd20": ("PGD-20", ("65.7", "29.7", "28.5", "28.5")),
+    "amata-10-20": ("Amata 10 → 20", ("66.1", "29.6", "28.3", "28.3")),
+}
+ON_CIFAR10 = {"clean": "clean", "pgd-20": "PGD-20", "cw-pgd-20": "CW-PGD-20", "cw-l2-100@1000": "CW-L2"}
+
+PARTS = {
+    "table-2": cifar10_table,
+    "figure-2-left": race("cifar10", ("pgd10", "amata"), ("PGD-10", "Amata"), (0.35, 0.4, 0.45)),
+    "table-1": mnist_table,
+    "figure-2-right": race("mnist-yopo", ("yopo", "amata-yopo"), ("YOPO", "Amata+YOPO"), (0.9, 0.92, 0.94)),
+    "imagenet": table("tiny-free", FREE, {"clean": "clean", "pgd-10": "PGD-10", "pgd-20": "PGD-20", "pgd-50": "PGD-50"}),
+    "caltech": table("tiny-pgd", CALTECH, {"clean": "clean", "pgd-5": "PGD-5", "pgd-20": "PGD-20", "pgd-100": "PGD-100"}),
+    "fast": table("cifar10-fast", {}, ON_CIFAR10),
+    "atta": table("cifar10-atta", {}, ON_CIFAR10),
+    "shapes": table("mnist-shapes", {}, {"clean": "clean", "pgd-40": "PGD-40"}),
+    "landscape": landscape_figures,
+}
+
+
+def main(command: str = "", *rest: str) -> None:
     if command == "measure":
-        name, work, *overrides = *rest, *(["runs/paper"] if len(rest) == 1 else [])
+        name, work, *overrides = rest if len(rest) > 1 else (*rest, "runs/paper")
+        if name not in STUDIES:
+            sys.exit(f"error: there is no study {name!r}; there are {', '.join(STUDIES)}")
         measure(name, Path(work), overrides)
-        return
+    else:
+        rewrite({PAGE: PARTS}, "paper")
 
 
 if __name__ == "__main__":
