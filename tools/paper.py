@@ -143,28 +143,26 @@ STUDIES = {
 
 
 def measure(name: str, work: Path, overrides: Sequence[str] = ()) -> None:
-    study, folder = STUDIES[name], work / name
-    for run in (RESULTS / name).glob("runs/*"):  # what is finished is not trained again
+    """Make or go on with a study. With overrides it is another one: none of its results are kept."""
+    study, folder, kept = STUDIES[name], work / name, RESULTS / name
+    for run in [] if overrides else kept.glob("runs/*"):  # what is finished is not trained again
         if not (folder / "runs" / run.name).is_dir():
             shutil.copytree(run, folder / "runs" / run.name)
     (folder / "recipes").mkdir(parents=True, exist_ok=True)
+    paths = [folder / "recipes" / f"{title}.toml" for title in study.recipes]
     attacks = ", ".join(f'"{a}"' for a in study.attacks)
-    paths = []
-    for title, (base, sets) in study.recipes.items():
-        paths.append(str(folder / "recipes" / f"{title}.toml"))
-        Path(paths[-1]).write_text(
-            recipes.load(base, [*sets, f"eval.attacks=[{attacks}]", "train.tensorboard=false", *overrides]).to_toml()
-        )
+    for path, (base, sets) in zip(paths, study.recipes.values(), strict=True):
+        recipe = recipes.load(base, [*sets, f"eval.attacks=[{attacks}]", "train.tensorboard=false", *overrides])
+        path.write_text(recipe.to_toml())
     target = ["--target", str(study.target)] if study.target else []
-    amata("compare", *paths, "--seeds", str(study.seeds), *target, "--out", str(folder))
-    keep(folder, RESULTS / name)
-    for file, command in study.after:
-        if not (folder / f"{file}.json").is_file():
-            inside = ("criterion", "landscape", "runs/")
-            (folder / f"{file}.json").write_text(
-                amata(command[0], *(str(folder / c) if c.startswith(inside) else c for c in command[1:]), capture=True)
-            )
-            keep(folder, RESULTS / name)
+    amata("compare", *map(str, paths), "--seeds", str(study.seeds), *target, "--out", str(folder))
+    for file, (verb, *arguments) in study.after:
+        output = folder / f"{file}.json"
+        if not output.is_file():
+            there = [str(folder / a) if a.startswith(("criterion", "landscape", "runs/")) else a for a in arguments]
+            output.write_text(amata(verb, *there, capture=True))
+    if not overrides:
+        keep(folder, kept)
 
 
 def keep(folder: Path, target: Path) -> None:

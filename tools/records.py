@@ -85,7 +85,8 @@ def tried() -> list[dict[str, Any]]:
 def measure(name: str, work: Path, overrides: Sequence[str]) -> None:
     sets = [part for override in overrides for part in ("--set", override)]
     amata("compare", str(RECORDS / f"{name}.toml"), "--seeds", str(SEEDS), *sets, "--out", str(work / name))
-    keep(work / name, RECORDS / name)
+    if not overrides:
+        keep(work / name, RECORDS / name)
 
 
 # The page
