@@ -176,10 +176,15 @@ def keep(folder: Path, target: Path) -> None:
 
 def amata(*arguments: str, capture: bool = False) -> str:
     print("amata", *arguments, flush=True)
-    done = subprocess.run([sys.executable, "-m", "amata", *arguments], stdout=subprocess.PIPE if capture else None, text=True)
-    if done.returncode:
-        sys.exit(done.returncode)
-    return done.stdout or ""
+    child = subprocess.Popen([sys.executable, "-m", "amata", *arguments], stdout=subprocess.PIPE if capture else None, text=True)
+    try:
+        out, _ = child.communicate()
+    except KeyboardInterrupt:
+        child.wait()  # it was interrupted too and is saving
+        sys.exit(130)
+    if child.returncode:
+        sys.exit(child.returncode)
+    return out or ""
 
 
 # The page
