@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("tool", ["readme", "methods", "control", "engine", "paper"])
+@pytest.mark.parametrize("tool", ["readme", "methods", "control", "engine", "paper", "records"])
 def test_a_pages_tables_are_what_the_results_say(tool: str) -> None:
     checked = subprocess.run([sys.executable, f"tools/{tool}.py", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
@@ -29,7 +29,7 @@ def test_every_study_of_the_paper_has_valid_recipes(monkeypatch: pytest.MonkeyPa
 
 
 def test_pictures_and_links_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+    for page in [ROOT / "README.md", ROOT / "records" / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
@@ -60,7 +60,7 @@ NUMBER = re.compile(r"^[~≈]?[-+]?(\d{2,}|\d*[.,]\d+)[\d.,]*([ ]?(%|s|µs|ms|×
 """A cell that holds a measurement; single digits count things."""
 
 
-@pytest.mark.parametrize("page", ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))])
+@pytest.mark.parametrize("page", ["README.md", "records/README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))])
 def test_numbers_in_tables_were_written_by_a_tool(page: str) -> None:
     """What lies between <!-- name --> and <!-- end --> comes from files under results/; nobody may type a number into a table beside it."""
     text = re.sub(r"<!-- [a-z0-9-]+ -->\n.*?<!-- end -->", "", (ROOT / page).read_text(), flags=re.S)
