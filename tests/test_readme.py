@@ -60,7 +60,9 @@ NUMBER = re.compile(r"^[~≈]?[-+]?(\d{2,}|\d*[.,]\d+)[\d.,]*([ ]?(%|s|µs|ms|×
 """A cell that holds a measurement; single digits count things."""
 
 
-@pytest.mark.parametrize("page", ["README.md", "records/README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))])
+@pytest.mark.parametrize(
+    "page", ["README.md", "records/README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
+)
 def test_numbers_in_tables_were_written_by_a_tool(page: str) -> None:
     """What lies between <!-- name --> and <!-- end --> comes from files under results/; nobody may type a number into a table beside it."""
     text = re.sub(r"<!-- [a-z0-9-]+ -->\n.*?<!-- end -->", "", (ROOT / page).read_text(), flags=re.S)
