@@ -26,7 +26,7 @@ PAGE = ROOT / "docs" / "paper.md"
 KEPT = (
     "*.json",
     "figures/robust-time.svg",
-    "landscape/*.svg",
+    "landscape/*.png",
     "runs/*/summary.json",
     "runs/*/metrics.jsonl",
     "runs/*/recipe.toml",
@@ -333,7 +333,7 @@ def mnist_table() -> str:
 
 
 def landscape_figures() -> str:
-    figures = sorted((RESULTS / "mnist" / "landscape").glob("*.svg"))
+    figures = sorted((RESULTS / "mnist" / "landscape").glob("*.png"))
     return "\n".join(f"![{f.stem}](../{f.relative_to(ROOT)})" for f in figures) if figures else pending("mnist")
 
 
