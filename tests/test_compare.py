@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,6 +23,7 @@ from amata.report.comparison import comparison_pictures, smooth
 from amata.report.page import as_csv, as_markdown, page, result_csv, result_table
 from amata.studies.compare import describe, found_runs, make_runs, plan
 from amata.training import Reporter
+from tests.conftest import Called
 
 ROOT = Path(__file__).parents[1]
 QUICK = [
@@ -217,3 +219,18 @@ def test_a_browser_shows_all_of_it(width: int, compared: Path, tmp_path: Path) -
     assert found["seen"]
     assert found["main"] > 500
     assert "CONSOLE" not in ran.stderr
+
+
+def test_a_report_needs_no_weights(compared: Path, tmp_path: Path, amata: Callable[..., Called]) -> None:
+    """Kept results are the small files alone; a comparison is told from them, and goes on from them."""
+    kept = tmp_path / "kept"
+    for run in (compared / "runs").iterdir():
+        (kept / "runs" / run.name).mkdir(parents=True)
+        for name in ("recipe.toml", "env.json", "metrics.jsonl", "summary.json"):
+            shutil.copy(run / name, kept / "runs" / run.name / name)
+    shutil.copy(compared / "plan.json", kept)
+    assert amata("report", str(kept), "--out", str(tmp_path / "again")).code == 0
+    first, again = (json.loads((folder / "compare.json").read_text()) for folder in (compared, tmp_path / "again"))
+    assert again["rows"] == first["rows"]
+    failed = amata("eval", str(next((kept / "runs").iterdir())))
+    assert (failed.code, "its weights were not kept" in failed.err) == (2, True)

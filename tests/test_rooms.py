@@ -28,7 +28,7 @@ ARROWS: dict[str, set[str]] = {
     "evaluation": {"attacks", "engine", "errors", "losses", "seeds", "threat"},
     "recipes": {"errors", "methods", "quantity", "schedules", "threat"},
     "control": {"batch", "engine", "errors", "losses", "methods", "quantity", "schedules", "seeds", "threat"},
-    "report": {"errors"},
+    "report": {"errors", "quantity"},
     "training": {
         "attacks",
         "batch",

@@ -41,3 +41,20 @@ def whole(value: Any, name: str, least: int) -> int:
     if result != int(result) or result < least:
         raise InputError(f"{name} = {value!r} must be a whole number of at least {least}")
     return int(result)
+
+
+def spelled(value: Any) -> Any:
+    """Floats that are whole 255ths, also within lists and tables, as people write them; `number` gives back the same float.
+
+    >>> spelled(8 / 255)
+    '8/255'
+    """
+    if isinstance(value, float):
+        top = round(value * 255)
+        if top / 255 == value and len(repr(value)) > 8:
+            return f"{top}/255"
+    if isinstance(value, tuple | list):
+        return [spelled(v) for v in value]
+    if isinstance(value, dict):
+        return {k: spelled(v) for k, v in value.items() if v is not None}
+    return value

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from amata.errors import InputError, nearest, unknown
+from amata.quantity import spelled
 
 if TYPE_CHECKING:
     from amata.methods import Method
@@ -51,7 +52,9 @@ class Recipe:
     """The keys whose values are not the defaults."""
 
     def to_toml(self) -> str:
-        return tomli_w.dumps({section: {k: _spell(v) for k, v in table.items() if v is not None} for section, table in self.tables.items()})
+        return tomli_w.dumps(
+            {section: {k: spelled(v) for k, v in table.items() if v is not None} for section, table in self.tables.items()}
+        )
 
     def deciding(self) -> dict[str, dict[str, Any]]:
         """The keys that decide what the run computes, without those that say where and how it is carried out."""
@@ -65,19 +68,6 @@ class Recipe:
 def _deciding(tables: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     kept = {s: {k: v for k, v in t.items() if f"{s}.{k}" not in OPERATIONAL} for s, t in tables.items()}
     return {s: t for s, t in kept.items() if t}
-
-
-def _spell(value: Any) -> Any:
-    """Floats that are whole 255ths are written as people write them, "8/255"; the reader gives back the same float."""
-    if isinstance(value, float):
-        top = round(value * 255)
-        if top / 255 == value and len(repr(value)) > 8:
-            return f"{top}/255"
-    if isinstance(value, tuple | list):
-        return [_spell(v) for v in value]
-    if isinstance(value, dict):
-        return {k: _spell(v) for k, v in value.items() if v is not None}
-    return value
 
 
 def built_in() -> dict[str, str]:

@@ -44,8 +44,8 @@ def comparison_pictures(result: dict[str, Any], folder: Path) -> list[Picture]:
         drawn = [
             _curves(result, folder, "robust-time", "Robust error against training time", seconds, "robust", robust, target=True),
             _curves(result, folder, "clean-time", "Clean error against training time", seconds, "clean", clean),
-            _curves(result, folder, "clean-cost", "Clean error against gradient evaluations", cost, "clean", clean),
             _curves(result, folder, "robust-cost", "Robust error against gradient evaluations", cost, "robust", robust, target=True),
+            _curves(result, folder, "clean-cost", "Clean error against gradient evaluations", cost, "clean", clean),
         ]
     drawn += [
         _steps(result, folder, "steps", "Inner steps K", "steps", "inner steps K"),

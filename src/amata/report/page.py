@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from amata.quantity import spelled
 from amata.report.comparison import Picture, smoothing
 from amata.report.figures import INK
 
@@ -117,7 +118,9 @@ def result_csv(result: dict[str, Any]) -> str:
 def difference_table(result: dict[str, Any]) -> list[list[Cell]]:
     names = [row["recipe"] for row in result["rows"]]
     rows: list[list[Cell]] = [["key", *names]]
-    return rows + [[d["key"], *("—" if d["values"][n] is None else str(d["values"][n]) for n in names)] for d in result["differences"]]
+    return rows + [
+        [d["key"], *("—" if d["values"][n] is None else str(spelled(d["values"][n])) for n in names)] for d in result["differences"]
+    ]
 
 
 def environment_table(result: dict[str, Any]) -> list[list[Cell]]:
@@ -232,7 +235,7 @@ def _worst(row: dict[str, Any]) -> str | None:
 def _setting(result: dict[str, Any]) -> str:
     threat = result["threat"]
     where = f"one process on {result['environment']['device']}, one run after the other" if result["together"] else "runs made apart"
-    return f"Data {result['data']}, threat {threat['norm']} of {threat['eps']:g}; {where}."
+    return f"Data {result['data']}, threat {threat['norm']} of {spelled(threat['eps'])}; {where}."
 
 
 def _reading(result: dict[str, Any]) -> str:

@@ -157,10 +157,11 @@ def evaluate_recipe(
 def load_trained(path: Path, overrides: tuple[str, ...] = (), recipe_name: str | None = None) -> tuple[nn.Module, Recipe, data.Splits]:
     """The model of a run folder (its best weights) or of a weights file, with its recipe and data."""
     if path.is_dir():
-        weights, (_, trained) = path / "model.safetensors", RunFolder.open(path)
+        weights, (run, trained) = path / "model.safetensors", RunFolder.open(path)
         recipe = recipes.parse(trained.tables, trained.name, overrides)
         if not weights.is_file():
-            raise InputError(f"{path} has no model.safetensors yet; `amata train --resume {path}` goes on until there is one")
+            again = "its weights were not kept" if run.finished else f"`amata train --resume {path}` goes on until there is one"
+            raise InputError(f"{path} has no model.safetensors; {again}")
     elif path.is_file():
         weights = path
         about: dict[str, Any] = describe_weights(path) if path.suffix == ".safetensors" else {}

@@ -48,9 +48,9 @@ class RunFolder:
     def open(cls, path: Path, overrides: tuple[str, ...] = ()) -> tuple["RunFolder", Recipe]:
         """An existing run folder and its recipe; only keys that do not change the experiment may be overridden."""
         file = path / "recipe.toml"
-        if not file.is_file() or not (path / "checkpoints").is_dir():
+        if not file.is_file() or not ((path / "checkpoints").is_dir() or cls(path).finished):
             raise InputError(
-                f"{path} is no run folder: it has no recipe.toml with checkpoints/; give the folder that `amata train` printed"
+                f"{path} is no run folder: it has no recipe.toml with checkpoints/ or a summary; give the folder that `amata train` printed"
             )
         for override in overrides:
             key = override.partition("=")[0].strip()
