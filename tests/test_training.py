@@ -367,6 +367,55 @@ class Collapsing(Reporter):
         self.notes.append(text)
 
 
+def test_a_resumed_run_can_be_rolled_back_also_where_the_disk_was_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from amata.training import checkpoint, saver
+
+    def slowly(folder: Path, epoch: int, batch: int, tensors: dict[str, torch.Tensor], record: dict[str, Any]) -> None:
+        time.sleep(0.5 if (epoch, batch) == (1, 0) else 0)
+        checkpoint.save_checkpoint(folder, epoch, batch, tensors, record)
+
+    monkeypatch.setattr(saver, "PATIENCE", 0.0)
+    monkeypatch.setattr(saver, "save_checkpoint", slowly)
+    recipe = stateful_recipe("fast")
+    with pytest.raises(Interrupted):
+        fit(small_net(), toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=StopAt(2, 3))
+    net = small_net()
+    fitted = fit(net, toy_data(), toy_data(40), recipe, run=RunFolder.open(tmp_path / "run")[0], reporter=Collapsing(net, epoch=2))
+    assert [row.get("event", row["epoch"]) for row in fitted.rows] == [0, 1, "collapse", 2, 3]
+
+
+def test_states_of_epochs_that_a_kill_undid_are_not_kept(tmp_path: Path) -> None:
+    recipe = toy_recipe("train.tensorboard=false", "train.keep_epochs=true")
+    fit(small_net(), toy_data(), None, recipe, run=tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        fit(small_net(), toy_data(), None, recipe, run=tmp_path / "cut", reporter=StopAt(1, 3))
+    (tmp_path / "cut" / "epochs" / "00003.safetensors").write_bytes(b"of another trajectory, killed before a checkpoint was there")
+    fit(small_net(), toy_data(), None, recipe, run=RunFolder.open(tmp_path / "cut")[0])
+    names = sorted(path.name for path in (tmp_path / "whole" / "epochs").iterdir())
+    assert sorted(path.name for path in (tmp_path / "cut" / "epochs").iterdir()) == names
+    for name in names:
+        assert (tmp_path / "cut" / "epochs" / name).read_bytes() == (tmp_path / "whole" / "epochs" / name).read_bytes()
+
+
+def test_a_failed_write_is_told_before_the_next_batch_but_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from amata.training import saver
+
+    seen: list[tuple[int, int]] = []
+
+    class Watch(Reporter):
+        def batch(self, moment: Moment) -> None:
+            seen.append((moment.epoch, moment.batch))
+            time.sleep(0.05)
+
+    def full(*_: Any) -> None:
+        raise InputError("cannot write (No space left on device)")
+
+    monkeypatch.setattr(saver, "save_checkpoint", full)
+    with pytest.raises(InputError, match="No space left"):
+        fit(small_net(), toy_data(), None, toy_recipe("train.tensorboard=false"), run=tmp_path / "run", reporter=Watch())
+    assert seen[-1] <= (1, 2)
+
+
 def test_a_collapse_is_rolled_back_and_training_goes_on_with_one_more_step(tmp_path: Path) -> None:
     recipe, net = stateful_recipe("fast"), small_net()
     reporter = Collapsing(net, epoch=2)

@@ -2,6 +2,7 @@
 
 python tools/paper.py measure STUDY [WORK]  trains and evaluates into WORK (runs/paper), keeps the small files in results/paper
 python tools/paper.py                       rewrites docs/paper.md from results/paper (--check only compares)
+python tools/paper.py unpack PARQUET OUT    image folders of Tiny-ImageNet, for `measure tiny-... WORK data.root=OUT`
 
 An interrupted study goes on with the same command. Data sets are looked for in $AMATA_DATA.
 """
@@ -59,7 +60,8 @@ DIGITS = ("train.epochs=30", "optim.milestones=[27,29]")
 TINY = ("data.resize=64", "data.crop=64", "data.in_memory=true", "data.augment=crop-flip", "data.batch_size=128", "eval.batch_size=1000")
 """Tiny-ImageNet's photographs have 64 pixels a side."""
 TWO_TO_FIVE = ("schedule.k_min=2", "schedule.k_max=5", "schedule.tau=0.4")
-SMALL = ("model.name=preactresnet18", "data.batch_size=128")
+PAPERS_C = ("eval.cw_c=0.5",)
+SMALL = ("model.name=preactresnet18", "data.batch_size=128", *PAPERS_C)
 CIFAR10 = ("clean", "pgd-20", "cw-pgd-20", "cw-l2-100@1000")
 
 STUDIES = {
@@ -121,9 +123,9 @@ STUDIES = {
     ),
     "cifar10-fast": Study(
         {
-            "fast": ("cifar10-fast", ()),
-            "amata-fast": ("cifar10-amata-fast", ()),
-            "amata-fast-skip": ("cifar10-amata-fast", ("method.weak=skip",)),
+            "fast": ("cifar10-fast", PAPERS_C),
+            "amata-fast": ("cifar10-amata-fast", PAPERS_C),
+            "amata-fast-skip": ("cifar10-amata-fast", (*PAPERS_C, "method.weak=skip")),
         },
         CIFAR10,
     ),
@@ -143,35 +145,52 @@ STUDIES = {
 
 
 def measure(name: str, work: Path, overrides: Sequence[str] = ()) -> None:
-    """Make or go on with a study. With overrides it is another one: none of its results are kept."""
-    study, folder, kept = STUDIES[name], work / name, RESULTS / name
-    for run in [] if overrides else kept.glob("runs/*"):  # what is finished is not trained again
-        if not (folder / "runs" / run.name).is_dir():
-            shutil.copytree(run, folder / "runs" / run.name)
+    """Make or go on with a study. With overrides, but for where data are, it is another one: none of its results are kept."""
+    other = [o for o in overrides if not o.startswith("data.root=")]
+    study, folder, kept = STUDIES[name], work / (f"{name}-other" if other else name), RESULTS / name
     (folder / "recipes").mkdir(parents=True, exist_ok=True)
     paths = [folder / "recipes" / f"{title}.toml" for title in study.recipes]
     attacks = ", ".join(f'"{a}"' for a in study.attacks)
     for path, (base, sets) in zip(paths, study.recipes.values(), strict=True):
         recipe = recipes.load(base, [*sets, f"eval.attacks=[{attacks}]", "train.tensorboard=false", *overrides])
         path.write_text(recipe.to_toml())
-    target = ["--target", str(study.target)] if study.target else []
-    amata("compare", *map(str, paths), "--seeds", str(study.seeds), *target, "--out", str(folder))
-    for file, (verb, *arguments) in study.after:
-        output = folder / f"{file}.json"
-        if not output.is_file():
-            there = [str(folder / a) if a.startswith(("criterion", "landscape", "runs/")) else a for a in arguments]
-            output.write_text(amata(verb, *there, capture=True))
-    if not overrides:
-        keep(folder, kept)
+    if not other:
+        keep(kept, folder, anew=False)  # what is finished is not made again
+    try:
+        target = ["--target", str(study.target)] if study.target else []
+        amata("compare", *map(str, paths), "--seeds", str(study.seeds), *target, "--out", str(folder))
+        for file, (verb, *arguments) in study.after:
+            output = folder / f"{file}.json"
+            if not output.is_file():
+                there = [str(folder / a) if a.startswith(("criterion", "landscape", "runs/")) else a for a in arguments]
+                output.write_text(amata(verb, *there, capture=True))
+    finally:
+        if not other:
+            keep(folder, kept)
 
 
-def keep(folder: Path, target: Path) -> None:
-    """Copy what is small and tells the result."""
+def keep(folder: Path, target: Path, *, anew: bool = True) -> None:
+    """Copy what is small and tells the result: of runs only those that are finished; without `anew`, only what the target lacks."""
     for pattern in KEPT:
         for source in folder.glob(pattern):
             kept = target / source.relative_to(folder)
+            unfinished = source.parent.parent.name == "runs" and not (source.parent / "summary.json").is_file()
+            if unfinished or (kept.exists() and not anew):
+                continue
             kept.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, kept)
+
+
+def unpack(source: Path, target: Path) -> None:
+    """Image folders from parquet files of images and labels: train-*.parquet and valid-*.parquet."""
+    import pyarrow.parquet as pq
+
+    for part, name in (("train", "train"), ("valid", "val")):
+        rows = [row for file in sorted(source.glob(f"{part}-*.parquet")) for row in pq.read_table(file).to_pylist()]
+        for number, row in enumerate(rows):
+            path = target / name / f"{row['label']:03d}" / f"{number:06d}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(row["image"]["bytes"])
 
 
 def amata(*arguments: str, capture: bool = False) -> str:
@@ -367,6 +386,8 @@ def main(command: str = "", *rest: str) -> None:
         if name not in STUDIES:
             sys.exit(f"error: there is no study {name!r}; there are {', '.join(STUDIES)}")
         measure(name, Path(work), overrides)
+    elif command == "unpack":
+        unpack(*map(Path, rest))
     else:
         rewrite({PAGE: PARTS}, "paper")
 

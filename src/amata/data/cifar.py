@@ -60,8 +60,12 @@ def _read_batches(paths: list[Path]) -> Arrays:
 
 
 def _read_parquet(paths: list[Path]) -> Arrays:
-    images, labels = _decoded(tuple((path, path.stat().st_mtime_ns) for path in paths))
-    return Arrays(images, labels, classes=10, where=str(paths[0]))
+    try:
+        files = tuple((path, path.stat().st_mtime_ns) for path in paths)
+    except OSError as error:
+        raise InputError(f"{error.filename} cannot be read ({error.strerror}); fetch it again") from None
+    images, labels = _decoded(files)
+    return Arrays(images.copy(), labels.copy(), classes=10, where=str(paths[0]))
 
 
 @lru_cache(maxsize=2)  # decoding takes longer than many a run, and a comparison has several

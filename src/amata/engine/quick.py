@@ -32,7 +32,9 @@ class QuickNet(nn.Module):
         return out
 
     def warm_up(self, x: Tensor) -> None:
-        """Compile for input gradients now, so that no attack is charged for it."""
+        """Compile for logits and for input gradients now, so that no attack is charged for it."""
+        with torch.no_grad():
+            self(x)
         x = x.detach().clone().requires_grad_()
         torch.autograd.grad(self(x).sum(), x)
 

@@ -39,11 +39,12 @@ def link_atomic(path: Path, source: Path) -> None:
     """Make `path` the same file as `source`, or where links cannot be made a copy of it."""
     partial = path.with_name(f".{path.name}.part")
     try:
-        with contextlib.suppress(FileNotFoundError):
-            partial.unlink()
+        partial.unlink(missing_ok=True)
         os.link(source, partial)
         os.replace(partial, path)
     except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)  # it may be the source itself by another name
         write_atomic(path, source.read_bytes())
 
 

@@ -109,6 +109,7 @@ class _Fit:
         self.trainer, self.valid, self.saver, self.reporter, self.interrupt = trainer, valid, saver, reporter, interrupt
         self.recipe, self.ranks, self.run = trainer.recipe, trainer.ranks, saver.run
         self.rows: list[dict[str, Any]] = []
+        self.told_slow = False
         self.guard = Guard(trainer, self._probe if valid is not None else None)
         epochs = self.recipe.train.epochs
         schedule = self.recipe.schedule
@@ -146,6 +147,7 @@ class _Fit:
             self.run.truncate_rows(at.rows)
             self.rows = self.run.read_rows()
             self.run.promote(at.best_epoch)
+            self.run.forget_epochs(at.epoch)
         if loaded is not None and self.guard.armed:
             with contextlib.suppress(AmataError):  # damaged: a collapse in this epoch can then only stop the run
                 self.guard.good = self._checkpoint_at(at.epoch, lambda _: None)
@@ -160,8 +162,9 @@ class _Fit:
     def _after_batch(self, u: Control) -> bool:
         at = self.trainer.at
         self.reporter.batch(self._moment(u))
+        self.saver.check()
         stop = self.interrupt.number is not None
-        save = self.run is not None and time.monotonic() - self.saver.time > 60 * self.recipe.train.save_minutes
+        save = self.saver.idle and time.monotonic() - self.saver.time > 60 * self.recipe.train.save_minutes
         if self.ranks.size > 1:  # what one process wants to do between batches, all do
             stop, save = (total > 0 for total in self.ranks.sum([stop, save]))
         if stop:
@@ -211,7 +214,10 @@ class _Fit:
         trainer.next_epoch()
         at.rows = len(self.rows)
         self.guard.remember()
-        self.saver.checkpoint(now=last)
+        # Where the guard may have to go back to the beginning of the coming epoch, that must be there for a resumed run too.
+        if not self.saver.checkpoint(must=self.guard.armed, now=last) and not self.told_slow:
+            self.told_slow = True
+            self.reporter.note("epochs end faster than the disk takes a checkpoint: some go without one")
         self.reporter.epoch(row)
         return row
 

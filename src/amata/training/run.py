@@ -102,6 +102,12 @@ class RunFolder:
         """The model and the method's memory at the start of an epoch, or of its end: `epoch` epochs are done."""
         return self.path / "epochs" / f"{epoch:05d}.safetensors"
 
+    def forget_epochs(self, epoch: int) -> None:
+        """Drop the states of epochs after `epoch`, which a resumed run will come to again on another way."""
+        for path in self.path.glob("epochs/*.safetensors"):
+            if int(path.stem) > epoch:
+                path.unlink()
+
     def best_file(self, epoch: int) -> Path:
         return self.checkpoints / f"best-{epoch:05d}.safetensors"
 

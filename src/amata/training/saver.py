@@ -21,7 +21,7 @@ class Saver:
     """Checkpoints and the best weights of one call of fit(). Several processes call it alike, and the first one writes.
 
     What is saved is copied at once and written while training goes on. A checkpoint that comes while the disk is still busy with the one
-    before is left out, unless it is wanted `now`. An error in writing is raised by the next call.
+    before is left out, unless it `must` be there. An error in writing is raised by the next call.
     """
 
     def __init__(self, trainer: Trainer, run: RunFolder | None) -> None:
@@ -44,25 +44,35 @@ class Saver:
         self.pool.shutdown()
         if error is None:
             self.wait()
+        elif (failed := self._failure()) is not None:
+            error.add_note(f"and {failed}")
 
     def keep_best(self) -> None:
         """The weights as they are now are the best so far."""
         if self.ranks.first:
             self.best, self.best_unsaved = _copied(self.trainer.result.state_dict()), True
 
-    def checkpoint(self, *, now: bool = False) -> None:
+    def checkpoint(self, *, must: bool = False, now: bool = False) -> bool:
+        """Save the state, and with `now` wait until it is on the disk. False where it was left out."""
         at = self.trainer.at
-        if self.recorded and (at.epoch, at.batch) != self.place and self.ranks.tell(now or self._is_ready()):
-            tensors, record = self.trainer.state()  # all processes have a hand in it
-            if self.run:
+        if not self.recorded or (at.epoch, at.batch) == self.place:
+            if now:
                 self.wait()
-                best, self.best_unsaved = self.best if self.best_unsaved else None, False
-                self.pending = self.pool.submit(self._write, self.run, _copied(tensors), record, best)
-                self.started = time.monotonic()
-            self.place = (at.epoch, at.batch)
-        self.time = time.monotonic()
-        if now:
-            self.wait()
+            return True
+        if not self.ranks.tell(must or now or self._is_ready()):
+            return False
+        tensors, record = self.trainer.state()  # all processes have a hand in it
+        if self.run:
+            failed = self._failure()
+            best, self.best_unsaved = self.best if self.best_unsaved else None, False
+            self.pending = self.pool.submit(self._write, self.run, _copied(tensors), record, best)
+            self.started = time.monotonic()
+            if now:
+                self.wait()  # what could not be written before no longer matters if this can
+            elif failed is not None:
+                raise failed
+        self.place, self.time = (at.epoch, at.batch), time.monotonic()
+        return True
 
     def discard_after(self, epoch: int) -> None:
         """Forget what was saved after the beginning of an epoch: a rolled-back run must not be resumed from it."""
@@ -87,9 +97,28 @@ class Saver:
 
     def wait(self) -> None:
         """Until all is on the disk."""
-        if self.pending is not None:
-            pending, self.pending = self.pending, None
-            pending.result()
+        if (failed := self._failure()) is not None:
+            raise failed
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is a folder to write into, and nothing is being written."""
+        return self.run is not None and (self.pending is None or self.pending.done())
+
+    def check(self) -> None:
+        """Raise at once what went wrong in writing."""
+        if self.pending is not None and self.pending.done():
+            self.wait()
+
+    def _failure(self) -> BaseException | None:
+        """What went wrong with the last write, once it has ended."""
+        pending, self.pending = self.pending, None
+        if pending is None:
+            return None
+        failed = pending.exception()
+        # Its best weights are not on the disk: they go with the next write.
+        self.best_unsaved = self.best_unsaved or (failed is not None and self.best is not None)
+        return failed
 
     def _is_ready(self) -> bool:
         if self.pending is None:
