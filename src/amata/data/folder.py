@@ -1,5 +1,6 @@
 """Image folders, one folder per class (Caltech-256, ImageNet), decoded in worker processes."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,7 +94,7 @@ class Folder:
         loader = DataLoader(
             _Decoded(self, draw),
             batch_sampler=[batch.tolist() for batch in batches],
-            num_workers=self.workers,
+            num_workers=min(self.workers, os.cpu_count() or 1),  # more would only wait for each other
             collate_fn=_stack,
             pin_memory=device.type == "cuda",
             # The order and every draw are fixed above; the loader must not touch torch's global generator.
