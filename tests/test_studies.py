@@ -18,7 +18,8 @@ from amata import recipes
 from amata.errors import InputError
 from amata.studies.criterion import robust_attack
 from amata.studies.price import StepPrice
-from amata.studies.search import Search, SearchSettings, schedule_key
+from amata.studies.search import Search, SearchSettings
+from amata.studies.space import Space, schedule_key
 from amata.training import Reporter
 from amata.training.experiment import load_data
 from amata.training.lock import hold
@@ -234,7 +235,7 @@ def test_what_another_process_trains_is_left_to_it(amata: Amata, tmp_path: Path)
     settings = SearchSettings(budget=0.9 * 4, k_cap=3, shapes=("linear", "piecewise"), trials=1)
     search = Search(recipe, settings, tmp_path, Reporter())
     trial = search.study.ask()
-    key = schedule_key(search._with(search._suggest(trial)))
+    key = schedule_key(search.space.recipe_with(search.space.suggest(trial)))
     (tmp_path / "trials" / key).mkdir()
     trial.set_user_attr("key", key)
     with hold(tmp_path / "trials" / key, "training"):
@@ -270,18 +271,17 @@ def test_prices_are_those_of_the_methods() -> None:
     assert StepPrice(1, 1)(recipe.schedule, 10) == pytest.approx(6.6)
 
 
-def test_a_trial_never_costs_more_than_the_budget(tmp_path: Path) -> None:
+def test_a_trial_never_costs_more_than_the_budget() -> None:
     import optuna
 
-    recipe = recipes.load("mnist5k-amata", ["train.device=cpu"])
-    search = Search(recipe, SearchSettings(budget=5.0), tmp_path, Reporter())
+    space = Space(recipes.load("mnist5k-amata"), StepPrice(1, 1), budget=5.0, k_cap=10)
     for shape in ("linear", "exponential", "piecewise"):
         for k_min, rise in ((1, 9), (3, 6), (4, 9)):
             fixed = {"shape": shape, "k_min": k_min, "rise": rise, "tau": 2.0, "eta": 1.0, "switch": 0.5}
-            table = search._suggest(optuna.trial.FixedTrial(fixed))  # type: ignore[arg-type]
-            assert 4.4 < search.price(search._with(table).schedule, 10) <= 5.0
+            table = space.suggest(optuna.trial.FixedTrial(fixed))
+            assert 4.4 < space.cost(space.recipe_with(table)) <= 5.0
     with pytest.raises(UserWarning, match="range"):  # five steps all the time would cost six
-        search._suggest(optuna.trial.FixedTrial({"shape": "linear", "k_min": 5, "rise": 0, "tau": 2.0}))  # type: ignore[arg-type]
+        space.suggest(optuna.trial.FixedTrial({"shape": "linear", "k_min": 5, "rise": 0, "tau": 2.0}))
 
 
 def test_robustness_is_told_by_the_longest_pgd() -> None:

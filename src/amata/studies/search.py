@@ -4,9 +4,7 @@ An optuna study in SQLite. Each trial trains one schedule in a folder named afte
 processes can work on one study without training anything twice, and a killed trial is taken up from its last checkpoint by whoever comes.
 """
 
-import hashlib
 import json
-import math
 import os
 import socket
 from contextlib import nullcontext
@@ -15,7 +13,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from amata import recipes
 from amata.data import Splits
 from amata.errors import AmataError, InputError, missing, unknown
 from amata.evaluation import parse_attack
@@ -24,6 +21,7 @@ from amata.recipes import Recipe
 from amata.seeds import derive
 from amata.studies.criterion import CriterionSettings, measure_strategies
 from amata.studies.price import StepPrice
+from amata.studies.space import SHAPES, Space, describe, schedule_key
 from amata.training import Reporter, RunFolder, fit
 from amata.training.device import resolve_device
 from amata.training.experiment import build_model, load_data
@@ -37,9 +35,6 @@ try:
 except ImportError:
     raise missing("optuna", "amata search", "search") from None
 
-SHAPES = ("linear", "exponential", "piecewise")
-ETAS = [0.1, 0.3, 1.0, 3.0]
-SWITCHES = [0.25, 0.5, 0.75]
 GIVE_UP = 100
 """So many proposals in a row that were all tried before mean that there is nothing left to try."""
 BROKEN = 5
@@ -81,10 +76,7 @@ class Search:
         self.recipe, self.settings, self.out, self.reporter, self.broken = recipe, settings, out, reporter, 0
         self.attack = parse_attack(recipe.train.valid_attack).name
         self.splits = splits or load_data(recipe)
-        self.price = StepPrice.of(recipe, self.splits)
-        cheapest = self.price.base + self.price.per_step
-        if settings.budget < cheapest:
-            raise InputError(f"a budget of {settings.budget:.2f} gradient evaluations per image and epoch is below K = 1, {cheapest:.2f}")
+        self.space = Space(recipe, StepPrice.of(recipe, self.splits), settings.budget, settings.k_cap, settings.shapes)
         (out / "trials").mkdir(parents=True, exist_ok=True)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.direction: Literal["maximize", "minimize"] = "maximize" if settings.objective == "robust" else "minimize"
@@ -106,26 +98,13 @@ class Search:
         about = json.loads(json.dumps(about))
         known = study.user_attrs.get("about")
         if known is None:
-            self._propose_own(study)
+            if (own := self.space.own()) is not None:
+                study.enqueue_trial(own)  # the recipe's own schedule is tried first
             study.set_user_attr("about", about)
         elif known != about:
             changed = ", ".join(k for k in about if known.get(k) != about[k])
             raise InputError(f"{self.out} holds a study with another {changed}; go on with the same settings or choose another --out")
         return study
-
-    @property
-    def dearest(self) -> int:
-        """The largest K that may be taken all the time."""
-        return min(self.settings.k_cap, math.floor((self.settings.budget + 1e-9 - self.price.base) / self.price.per_step))
-
-    def _propose_own(self, study: optuna.Study) -> None:
-        """The recipe's own schedule is tried first, where the search could have proposed it."""
-        table = self.recipe.tables["schedule"]
-        if table["name"] != "linear" or "linear" not in self.settings.shapes or table["k_min"] > self.dearest:
-            return
-        share, rise = table["tau"] / self.recipe.ball.eps, table["k_max"] - table["k_min"]
-        if 1 <= share <= 4 and abs(share / 0.25 - round(share / 0.25)) < 1e-6 and rise < self.settings.k_cap:
-            study.enqueue_trial({"shape": "linear", "k_min": table["k_min"], "rise": rise, "tau": round(share / 0.25) * 0.25})
 
     def run(self) -> dict[str, Any] | None:
         """Go on until the study has its number of trials; what earlier calls and other processes did counts.
@@ -174,38 +153,16 @@ class Search:
         if params:
             self.study.enqueue_trial(params)
 
-    def _suggest(self, trial: optuna.Trial) -> dict[str, Any]:
-        """A schedule table within the budget: k_max is lowered until it fits."""
-        c, epochs = self.settings, self.recipe.train.epochs
-        shape = trial.suggest_categorical("shape", list(c.shapes))
-        k_min, rise = trial.suggest_int("k_min", 1, self.dearest), trial.suggest_int("rise", 0, c.k_cap - 1)
-        tau = trial.suggest_float("tau", 1.0, 4.0, step=0.25) * self.recipe.ball.eps
-        if shape == "exponential":
-            eta = trial.suggest_categorical("eta", ETAS)
-        elif shape == "piecewise":
-            switch = max(1, round(trial.suggest_categorical("switch", SWITCHES) * epochs))
-        for k_max in range(min(k_min + rise, c.k_cap), k_min - 1, -1):
-            if shape == "piecewise":
-                table = {"name": shape, "stages": [[0, k_min], [switch, k_max]], "tau": tau}
-            else:
-                table = {"name": shape, "k_min": k_min, "k_max": k_max, "tau": tau} | ({"eta": eta} if shape == "exponential" else {})
-            if self.price(self._with(table).schedule, epochs) <= c.budget + 1e-9:
-                return table
-        raise InputError(f"K = {k_min} all the time is above the budget of {c.budget:.2f} gradient evaluations per image and epoch")
-
-    def _with(self, table: dict[str, Any]) -> Recipe:
-        return recipes.parse({**self.recipe.tables, "schedule": table}, self.recipe.name)
-
     def _try(self, trial: optuna.Trial) -> bool:
         """Train what the trial proposes; False where that was tried before, or is being tried elsewhere."""
-        table = self._suggest(trial)
-        recipe = self._with(table)
+        table = self.space.suggest(trial)
+        recipe = self.space.recipe_with(table)
         key = schedule_key(recipe)
         folder = self.out / "trials" / key
         folder.mkdir(exist_ok=True)
         try:
             with hold(folder, "training"):
-                for name, value in (("schedule", table), ("key", key), ("cost", self.price(recipe.schedule, recipe.train.epochs))):
+                for name, value in (("schedule", table), ("key", key), ("cost", self.space.cost(recipe))):
                     trial.set_user_attr(name, value)
                 if (folder / "result.json").is_file():
                     return self._adopt(trial, folder)
@@ -252,7 +209,7 @@ class Search:
         else:
             run = RunFolder.create(path, recipe)
             run.write_environment(resolve_device(recipe.train.device))
-        self.reporter.note(f"trial {trial.number}: {_describe(trial.user_attrs['schedule'])}, cost {trial.user_attrs['cost']:.2f}")
+        self.reporter.note(f"trial {trial.number}: {describe(trial.user_attrs['schedule'])}, cost {trial.user_attrs['cost']:.2f}")
         try:
             fitted = fit(build_model(recipe, self.splits.train), self.splits.train, self.splits.valid, recipe, run=run, reporter=watcher)
         except optuna.TrialPruned:
@@ -298,7 +255,7 @@ class Search:
         front = [t for t in done if not any(_beats(o, t) for o in done)]
         for t in trials:
             t["front"] = t in front
-        recipe = self._with(best["schedule"])
+        recipe = self.space.recipe_with(best["schedule"])
         result = {
             "recipe": self.recipe.name,
             "attack": self.attack,
@@ -311,7 +268,7 @@ class Search:
         }
         write_json(self.out / "search.json", result)
         (self.out / "best.toml").write_text(
-            f"# {_describe(best['schedule'])}: found for {self.recipe.name} by amata search\n{recipe.to_toml()}"
+            f"# {describe(best['schedule'])}: found for {self.recipe.name} by amata search\n{recipe.to_toml()}"
         )
         return result
 
@@ -341,12 +298,6 @@ class _Watcher(Reporter):
             raise optuna.TrialPruned
 
 
-def schedule_key(recipe: Recipe) -> str:
-    """A name for what a schedule does, however it is written: two that give the same controls are one."""
-    epochs = recipe.train.epochs
-    return hashlib.sha256(repr([recipe.schedule(t, epochs) for t in range(epochs)]).encode()).hexdigest()[:12]
-
-
 def _counts(trial: Any) -> bool:
     return trial.state in (_State.COMPLETE, _State.PRUNED, _State.RUNNING)
 
@@ -374,11 +325,3 @@ def _beats(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether a trial is at least as good as another in cost and accuracy, and better in one of them."""
     at_least = one["cost"] <= other["cost"] and one["accuracy"] >= other["accuracy"]
     return at_least and (one["cost"], one["accuracy"]) != (other["cost"], other["accuracy"])
-
-
-def _describe(table: dict[str, Any]) -> str:
-    if table["name"] == "piecewise":
-        (_, first), (switch, second) = table["stages"]
-        return f"piecewise K {first} -> {second} at epoch {switch}, tau {table['tau']:.4g}"
-    shape = f"exponential (eta {table['eta']:g})" if table["name"] == "exponential" else table["name"]
-    return f"{shape} K {table['k_min']} -> {table['k_max']}, tau {table['tau']:.4g}"

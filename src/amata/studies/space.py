@@ -1,0 +1,97 @@
+"""The schedules that a search may try: shape, k_min, k_max and tau within a budget."""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from amata import recipes
+from amata.errors import InputError
+from amata.recipes import Recipe
+from amata.studies.price import StepPrice
+
+SHAPES = ("linear", "exponential", "piecewise")
+ETAS = [0.1, 0.3, 1.0, 3.0]
+SWITCHES = [0.25, 0.5, 0.75]
+TAU_STEP = 0.25
+"""tau is a multiple of this share of eps, from 1 to 4."""
+
+
+class Trial(Protocol):
+    """What proposes the parameters; optuna's trials do."""
+
+    def suggest_categorical(self, name: str, choices: Any) -> Any: ...
+
+    def suggest_int(self, name: str, low: int, high: int) -> int: ...
+
+    def suggest_float(self, name: str, low: float, high: float, *, step: float) -> float: ...
+
+
+@dataclass(frozen=True)
+class Space:
+    recipe: Recipe
+    price: StepPrice
+    budget: float
+    """Gradient evaluations per image and epoch."""
+    k_cap: int
+    shapes: tuple[str, ...] = SHAPES
+
+    def __post_init__(self) -> None:
+        cheapest = self.price.base + self.price.per_step
+        if self.budget < cheapest:
+            raise InputError(f"a budget of {self.budget:.2f} gradient evaluations per image and epoch is below K = 1, {cheapest:.2f}")
+
+    @property
+    def dearest(self) -> int:
+        """The largest K that may be taken all the time."""
+        return min(self.k_cap, math.floor((self.budget + 1e-9 - self.price.base) / self.price.per_step))
+
+    def cost(self, recipe: Recipe) -> float:
+        """What a recipe's schedule costs per image and epoch."""
+        return self.price(recipe.schedule, recipe.train.epochs)
+
+    def own(self) -> dict[str, Any] | None:
+        """The recipe's own schedule as parameters, where a trial could propose it."""
+        table = self.recipe.tables["schedule"]
+        if table["name"] != "linear" or "linear" not in self.shapes or table["k_min"] > self.dearest:
+            return None
+        share, rise = table["tau"] / self.recipe.ball.eps / TAU_STEP, table["k_max"] - table["k_min"]
+        if 1 <= share * TAU_STEP <= 4 and abs(share - round(share)) < 1e-6 and rise < self.k_cap:
+            return {"shape": "linear", "k_min": table["k_min"], "rise": rise, "tau": round(share) * TAU_STEP}
+        return None
+
+    def suggest(self, trial: Trial) -> dict[str, Any]:
+        """A schedule table within the budget: k_max is lowered until it fits."""
+        shape = trial.suggest_categorical("shape", list(self.shapes))
+        k_min, rise = trial.suggest_int("k_min", 1, self.dearest), trial.suggest_int("rise", 0, self.k_cap - 1)
+        tau = trial.suggest_float("tau", 1.0, 4.0, step=TAU_STEP) * self.recipe.ball.eps
+        if shape == "exponential":
+            eta = trial.suggest_categorical("eta", ETAS)
+        elif shape == "piecewise":
+            switch = max(1, round(trial.suggest_categorical("switch", SWITCHES) * self.recipe.train.epochs))
+        for k_max in range(min(k_min + rise, self.k_cap), k_min - 1, -1):
+            if shape == "piecewise":
+                table = {"name": shape, "stages": [[0, k_min], [switch, k_max]], "tau": tau}
+            else:
+                table = {"name": shape, "k_min": k_min, "k_max": k_max, "tau": tau} | ({"eta": eta} if shape == "exponential" else {})
+            if self.cost(self.recipe_with(table)) <= self.budget + 1e-9:
+                return table
+        raise InputError(f"K = {k_min} all the time is above the budget of {self.budget:.2f} gradient evaluations per image and epoch")
+
+    def recipe_with(self, table: dict[str, Any]) -> Recipe:
+        return recipes.parse({**self.recipe.tables, "schedule": table}, self.recipe.name)
+
+
+def schedule_key(recipe: Recipe) -> str:
+    """A name for what a schedule does, however it is written: two that give the same controls are one."""
+    epochs = recipe.train.epochs
+    return hashlib.sha256(repr([recipe.schedule(t, epochs) for t in range(epochs)]).encode()).hexdigest()[:12]
+
+
+def describe(table: dict[str, Any]) -> str:
+    """A schedule table in words."""
+    if table["name"] == "piecewise":
+        (_, first), (switch, second) = table["stages"]
+        return f"piecewise K {first} -> {second} at epoch {switch}, tau {table['tau']:.4g}"
+    shape = f"exponential (eta {table['eta']:g})" if table["name"] == "exponential" else table["name"]
+    return f"{shape} K {table['k_min']} -> {table['k_max']}, tau {table['tau']:.4g}"
