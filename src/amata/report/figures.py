@@ -188,11 +188,11 @@ def landscape_figure(result: dict[str, Any], path: Path) -> None:
     with figure(path, 1, len(pictures), (3.7 * len(pictures), 3.6)) as axes:
         for ax, picture in zip(axes[0], pictures, strict=True):
             filled = ax.contourf(picture["x"], picture["y"], picture["loss"], levels=24, cmap="Greys", alpha=0.75)
-            ax.figure.colorbar(filled, ax=ax, shrink=0.85, label="loss", format="%.3g")
+            ax.figure.colorbar(filled, ax=ax, shrink=0.85, label="loss", format="%#.3g")
             for (colour, marker), course in zip(cycle(CLIMBERS), picture["courses"], strict=False):
                 xs, ys = zip(*course["points"], strict=True)
-                ax.plot(xs, ys, color=colour, marker=marker, ms=3, lw=1.3, label=f"{course['name']}: {course['loss'][-1]:.3g}")
-            ax.plot(0, 0, "o", color=INK, ms=5, label=f"image: {picture['clean_loss']:.3g}")
+                ax.plot(xs, ys, color=colour, marker=marker, ms=3, lw=1.3, label=f"{course['name']}: {course['loss'][-1]:#.3g}")
+            ax.plot(0, 0, "o", color=INK, ms=5, label=f"image: {picture['clean_loss']:#.3g}")
             title = f"epoch {picture['epoch']}" if picture["epoch"] else "best model"
             ax.set(xlabel="first principal direction", ylabel="Rademacher direction", title=title)
             ax.legend(fontsize=7.5, loc="lower left")
@@ -210,7 +210,7 @@ def surface_figure(result: dict[str, Any], path: Path) -> None:
             ax.plot_surface(across, up, heights, cmap="Greys", alpha=0.6, rcount=50, ccount=50, linewidth=0)
             for (colour, marker), course in zip(cycle(CLIMBERS), picture["courses"], strict=False):
                 xs, ys = zip(*course["points"], strict=True)
-                label = f"{course['name']}: {course['loss'][-1]:.3g}"
+                label = f"{course['name']}: {course['loss'][-1]:#.3g}"
                 ax.plot(xs, ys, course["loss"], color=colour, marker=marker, ms=2.5, lw=1.4, label=label, zorder=10)
             title = f"epoch {picture['epoch']}" if picture["epoch"] else "best model"
             ax.set(xlabel="principal direction", ylabel="Rademacher direction", zlabel="loss", title=title)
