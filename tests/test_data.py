@@ -187,6 +187,8 @@ def test_a_folder_without_parts_gets_a_seeded_test_split(tmp_path: Path) -> None
     assert sorted(a.test.labels.tolist()) == [0, 0, 1, 1]  # type: ignore[attr-defined]
     b = load("folder", root=tmp_path, framing=Framing(16, 12), test_share=0.2, seed=0)
     assert a.test.ids.tolist() == b.test.ids.tolist()
+    other = load("folder", root=tmp_path, framing=Framing(16, 12), test_share=0.2, seed=1, valid=4)
+    assert a.test.ids.tolist() == other.test.ids.tolist()  # no seed is tested on what another was trained on
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -381,13 +381,15 @@ PARTS = {
 
 
 def main(command: str = "", *rest: str) -> None:
-    if command == "measure":
+    if command == "measure" and rest:
         name, work, *overrides = rest if len(rest) > 1 else (*rest, "runs/paper")
         if name not in STUDIES:
             sys.exit(f"error: there is no study {name!r}; there are {', '.join(STUDIES)}")
         measure(name, Path(work), overrides)
-    elif command == "unpack":
+    elif command == "unpack" and len(rest) == 2:
         unpack(*map(Path, rest))
+    elif command not in ("", "--check"):
+        sys.exit(f"error: this is not understood\n\n{__doc__}")
     else:
         rewrite({PAGE: PARTS}, "paper")
 

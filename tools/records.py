@@ -138,11 +138,13 @@ def shared_line() -> str:
 def main(command: str = "", *rest: str) -> None:
     if command == "explore":
         explore(float(rest[0]) if rest else 3600)
-    elif command == "measure":
+    elif command == "measure" and rest:
         name, work, *overrides = rest if len(rest) > 1 else (*rest, "runs/records")
         if name not in CLAIMS:
             sys.exit(f"error: there is no record {name!r}; there are {', '.join(CLAIMS)}")
         measure(name, Path(work), overrides)
+    elif command not in ("", "--check"):
+        sys.exit(f"error: this is not understood\n\n{__doc__}")
     else:
         rewrite({RECORDS / "README.md": {"records": records_table, "shared": shared_line, "tried": tried_table}}, "records")
 

@@ -11,6 +11,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from amata.errors import InputError
 from amata.quantity import positive
 from amata.seeds import draw
 
@@ -73,6 +74,8 @@ class Linf:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "eps", positive(self.eps, "eps"))
+        if self.eps > 1:
+            raise InputError(f'eps = {self.eps:g} is more than all of [0, 1], where pixels lie; "8/255" may be meant')
 
     def scaled(self, factor: float) -> "Linf":
         return Linf(factor * self.eps)
