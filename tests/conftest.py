@@ -7,11 +7,14 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from hypothesis import settings
 from torch import Tensor, nn
 
 from amata.cli import main
 
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
+settings.register_profile("amata", deadline=None)  # how long an example takes says something about the machine alone
+settings.load_profile("amata")
 
 
 class Linear(nn.Module):
