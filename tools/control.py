@@ -6,13 +6,13 @@ strategies with their criterion (half an hour on two cores), and the search (a q
 
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from page import rewrite
+from study import RUN_FILES, amata
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "control"
@@ -24,12 +24,6 @@ STRATEGIES = {
     "mnist5k-amata": "Linear(2, 10)",
     "mnist5k-adaptive": "Adaptive",
 }
-KEPT = ("recipe.toml", "env.json", "metrics.jsonl", "summary.json")
-
-
-def amata(*arguments: str | Path) -> None:
-    print("amata", *arguments, flush=True)
-    subprocess.run([sys.executable, "-m", "amata", *map(str, arguments)], check=True)
 
 
 def measure() -> None:
@@ -70,7 +64,7 @@ def keep(work: Path, target: Path) -> None:
         shutil.copy(work / file, target / file)
     for run in sorted((work / "runs").iterdir()):
         (target / run.name).mkdir()
-        for file in KEPT:
+        for file in RUN_FILES:
             shutil.copy(run / file, target / run.name / file)
 
 

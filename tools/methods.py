@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from page import Parts, rewrite
+from study import RUN_FILES
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "methods-mnist5k"
 PAGE = ROOT / "docs" / "methods" / "README.md"
-KEPT = ("recipe.toml", "env.json", "metrics.jsonl", "summary.json")
 
 # (plain recipe, the same with Amata on it), by method
 PAIRS = {
@@ -42,7 +42,7 @@ def train_missing() -> None:
         with tempfile.TemporaryDirectory() as folder, ConsoleReporter() as reporter:
             run = train(recipes.load(name), Path(folder) / name, reporter)
             (RESULTS / name).mkdir(parents=True, exist_ok=True)
-            for file in KEPT:
+            for file in RUN_FILES:
                 shutil.copy(run.path / file, RESULTS / name / file)
 
 

@@ -9,204 +9,18 @@ An interrupted study goes on with the same command. Data sets are looked for in 
 
 import json
 import os
-import shutil
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amata import recipes
 from page import rewrite
+from study import STUDIES, measure, unpack
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "paper"
 PAGE = ROOT / "docs" / "paper.md"
-KEPT = (
-    "*.json",
-    "figures/robust-time.svg",
-    "landscape/*.png",
-    "runs/*/summary.json",
-    "runs/*/metrics.jsonl",
-    "runs/*/recipe.toml",
-    "runs/*/env.json",
-)
-
-Sets = tuple[str, ...]
-Command = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Study:
-    """One comparison, and what is measured on its runs afterwards: commands, each with the name of the file that holds its output."""
-
-    recipes: dict[str, tuple[str, Sets]]
-    attacks: tuple[str, ...]
-    seeds: int = 1
-    target: float | None = None
-    after: tuple[tuple[str, Command], ...] = ()
-
-
-def autoattack(*runs: str) -> tuple[tuple[str, Command], ...]:
-    return tuple((f"autoattack-{run}", ("eval", f"runs/{run}", "--attacks", "autoattack@1000", "--json")) for run in runs)
-
-
-SHORT = ("train.epochs=30", "optim.milestones=[22,27]")
-"""CIFAR-10: the paper's 100 epochs with drops of the rate at 75 and 90, in thirty."""
-DIGITS = ("train.epochs=30", "optim.milestones=[27,29]")
-"""MNIST: YOPO's 56 epochs with drops at 50 and 55, in thirty."""
-TINY = ("data.resize=64", "data.crop=64", "data.in_memory=true", "data.augment=crop-flip", "data.batch_size=128", "eval.batch_size=1000")
-"""Tiny-ImageNet's photographs have 64 pixels a side."""
-TWO_TO_FIVE = ("schedule.k_min=2", "schedule.k_max=5", "schedule.tau=0.4")
-PAPERS_C = ("eval.cw_c=0.5",)
-SMALL = ("model.name=preactresnet18", "data.batch_size=128", *PAPERS_C)
-CIFAR10 = ("clean", "pgd-20", "cw-pgd-20", "cw-l2-100@1000")
-
-STUDIES = {
-    "cifar10": Study(
-        {"pgd10": ("cifar10-pgd10", SHORT), "amata": ("cifar10-amata", SHORT)},
-        CIFAR10,
-        seeds=3,
-        target=0.45,
-        after=autoattack("pgd10-seed2", "amata-seed2"),
-    ),
-    "cifar10-others": Study(
-        {
-            "erm": ("cifar10-erm", SHORT),
-            "pgd2": ("cifar10-pgd2", SHORT),
-            "fat": ("cifar10-fat", (*SHORT, "method.tau=[[0,0],[15,1],[27,2]]")),
-            "fosc": ("cifar10-dat", (*SHORT, "method.dynamic_epochs=24")),
-        },
-        CIFAR10,
-        after=autoattack("erm-seed0", "pgd2-seed0", "fat-seed0", "fosc-seed0"),
-    ),
-    "mnist": Study(
-        {
-            "pgd40": ("mnist-pgd40", (*DIGITS, "train.keep_epochs=true")),
-            "pgd20": ("mnist-pgd40", (*DIGITS, "train.keep_epochs=true", "schedule.steps=20")),
-            "pgd10": ("mnist-pgd40", (*DIGITS, "train.keep_epochs=true", "schedule.steps=10")),
-            "amata-5-40": ("mnist-amata", (*DIGITS, "train.keep_epochs=true")),
-            "amata-10-40": ("mnist-amata", (*DIGITS, "train.keep_epochs=true", "schedule.k_min=10")),
-        },
-        ("clean", "pgd-20", "pgd-40", "pgd-60", "cw-l2-100@1000"),
-        after=(
-            (
-                "criterion",
-                (
-                    "criterion",
-                    *(f"runs/{name}-seed0" for name in ("amata-5-40", "amata-10-40", "pgd10", "pgd20", "pgd40")),
-                    *("--batches", "2", "--alphas", "4", "--json", "--out", "criterion"),
-                ),
-            ),
-            ("landscape", ("landscape", "runs/amata-5-40-seed0", "--epochs", "1,4,8,10", "--json", "--out", "landscape")),
-        ),
-    ),
-    "mnist-yopo": Study(
-        {
-            "yopo": ("mnist-yopo-5-10", ("train.epochs=20", "optim.milestones=[15,18,19]")),
-            "amata-yopo": ("mnist-amata-yopo", ("train.epochs=20", "optim.milestones=[15,18,19]")),
-        },
-        ("clean", "pgd-40"),
-        target=0.94,
-    ),
-    "mnist-shapes": Study(
-        {
-            "linear": ("mnist-amata", (*DIGITS, *TWO_TO_FIVE)),
-            **{
-                f"exp-{eta}": ("mnist-amata", (*DIGITS, "schedule.name=exponential", f"schedule.eta={eta}", *TWO_TO_FIVE))
-                for eta in (0.1, 0.5, 1, 2, 5)
-            },
-        },
-        ("clean", "pgd-40"),
-    ),
-    "cifar10-fast": Study(
-        {
-            "fast": ("cifar10-fast", PAPERS_C),
-            "amata-fast": ("cifar10-amata-fast", PAPERS_C),
-            "amata-fast-skip": ("cifar10-amata-fast", (*PAPERS_C, "method.weak=skip")),
-        },
-        CIFAR10,
-    ),
-    "cifar10-atta": Study({"atta": ("cifar10-atta", SMALL), "amata-atta": ("cifar10-amata-atta", SMALL)}, CIFAR10),
-    "tiny-free": Study(
-        {
-            "free": ("imagenet-free", (*TINY, "data.random_scale=false", "data.valid=1000")),
-            "amata-free": ("imagenet-amata-free", (*TINY, "data.random_scale=false", "data.valid=1000")),
-        },
-        ("clean", "pgd-10", "pgd-20", "pgd-50"),
-    ),
-    "tiny-pgd": Study(
-        {"pgd20": ("caltech256-pgd20", (*TINY, "optim.lr=0.05")), "amata-10-20": ("caltech256-amata", (*TINY, "optim.lr=0.05"))},
-        ("clean", "pgd-5", "pgd-20", "pgd-100"),
-    ),
-}
-
-
-def measure(name: str, work: Path, overrides: Sequence[str] = ()) -> None:
-    """Make or go on with a study. With overrides, but for where data are, it is another one: none of its results are kept."""
-    other = [o for o in overrides if not o.startswith("data.root=")]
-    study, folder, kept = STUDIES[name], work / (f"{name}-other" if other else name), RESULTS / name
-    (folder / "recipes").mkdir(parents=True, exist_ok=True)
-    paths = [folder / "recipes" / f"{title}.toml" for title in study.recipes]
-    attacks = ", ".join(f'"{a}"' for a in study.attacks)
-    for path, (base, sets) in zip(paths, study.recipes.values(), strict=True):
-        recipe = recipes.load(base, [*sets, f"eval.attacks=[{attacks}]", "train.tensorboard=false", *overrides])
-        path.write_text(recipe.to_toml())
-    if not other:
-        keep(kept, folder, anew=False)  # what is finished is not made again
-    try:
-        target = ["--target", str(study.target)] if study.target else []
-        amata("compare", *map(str, paths), "--seeds", str(study.seeds), *target, "--out", str(folder))
-        for file, (verb, *arguments) in study.after:
-            output = folder / f"{file}.json"
-            if not output.is_file():
-                there = [str(folder / a) if a.startswith(("criterion", "landscape", "runs/")) else a for a in arguments]
-                output.write_text(amata(verb, *there, capture=True))
-    finally:
-        if not other:
-            keep(folder, kept)
-
-
-def keep(folder: Path, target: Path, *, anew: bool = True) -> None:
-    """Copy what is small and tells the result: of runs only those that are finished; without `anew`, only what the target lacks."""
-    for pattern in KEPT:
-        for source in folder.glob(pattern):
-            kept = target / source.relative_to(folder)
-            unfinished = source.parent.parent.name == "runs" and not (source.parent / "summary.json").is_file()
-            if unfinished or (kept.exists() and not anew):
-                continue
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, kept)
-
-
-def unpack(source: Path, target: Path) -> None:
-    """Image folders from parquet files of images and labels: train-*.parquet and valid-*.parquet."""
-    import pyarrow.parquet as pq
-
-    for part, name in (("train", "train"), ("valid", "val")):
-        rows = [row for file in sorted(source.glob(f"{part}-*.parquet")) for row in pq.read_table(file).to_pylist()]
-        for number, row in enumerate(rows):
-            path = target / name / f"{row['label']:03d}" / f"{number:06d}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(row["image"]["bytes"])
-
-
-def amata(*arguments: str, capture: bool = False) -> str:
-    print("amata", *arguments, flush=True)
-    child = subprocess.Popen([sys.executable, "-m", "amata", *arguments], stdout=subprocess.PIPE if capture else None, text=True)
-    try:
-        out, _ = child.communicate()
-    except KeyboardInterrupt:
-        child.wait()  # it was interrupted too and is saving
-        sys.exit(130)
-    if child.returncode:
-        sys.exit(child.returncode)
-    return out or ""
-
-
-# The page
 
 
 def read(path: str) -> Any:
@@ -385,7 +199,7 @@ def main(command: str = "", *rest: str) -> None:
         name, work, *overrides = rest if len(rest) > 1 else (*rest, "runs/paper")
         if name not in STUDIES:
             sys.exit(f"error: there is no study {name!r}; there are {', '.join(STUDIES)}")
-        measure(name, Path(work), overrides)
+        measure(name, Path(work), RESULTS / name, overrides)
     elif command == "unpack" and len(rest) == 2:
         unpack(*map(Path, rest))
     elif command not in ("", "--check"):

