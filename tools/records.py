@@ -46,13 +46,14 @@ def linear(epochs: int, k_min: int, k_max: int, tau: int, *more: str) -> tuple[s
 
 TRIALS = {
     "2-4": linear(18, 2, 4, 16),
-    "2-4, tau 12": linear(18, 2, 4, 12),
     "1-4": linear(20, 1, 4, 12),
+    "2-4, smooth labels": linear(18, 2, 4, 16, "optim.label_smoothing=0.1"),
+    "2-7, long": linear(26, 2, 7, 20),
+    "2-4, tau 12": linear(18, 2, 4, 12),
     "1-5, lr 0.6": linear(18, 1, 5, 14, "optim.lr=0.6"),
     "2-4, ema 0.995": linear(18, 2, 4, 16, "optim.ema=0.995"),
     "2-4, batch 256": linear(16, 2, 4, 16, "data.batch_size=256", "optim.lr=0.3", "optim.ema=0.999"),
     "2-2": linear(23, 2, 2, 12),
-    "2-7, long": linear(26, 2, 7, 20),
     "2-10, long": linear(22, 2, 10, 20),
 }
 
