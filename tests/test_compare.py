@@ -229,8 +229,12 @@ def test_a_report_needs_no_weights(compared: Path, tmp_path: Path, amata: Callab
         for name in ("recipe.toml", "env.json", "metrics.jsonl", "summary.json"):
             shutil.copy(run / name, kept / "runs" / run.name / name)
     shutil.copy(compared / "plan.json", kept)
+    env = next((kept / "runs").glob("*/env.json"))
+    env.write_text(json.dumps({**json.loads(env.read_text()), "commit": "another"}))
     assert amata("report", str(kept), "--out", str(tmp_path / "again")).code == 0
     first, again = (json.loads((folder / "compare.json").read_text()) for folder in (compared, tmp_path / "again"))
     assert again["rows"] == first["rows"]
+    assert any("different commits" in w for w in again["warnings"])
+    assert re.search("another; |; another", (tmp_path / "again" / "environment.md").read_text())
     failed = amata("eval", str(next((kept / "runs").iterdir())))
     assert (failed.code, "its weights were not kept" in failed.err) == (2, True)

@@ -81,7 +81,7 @@ def tried_table() -> str:
 
 def methods_table() -> str:
     lines = ["| recipe | network | batch | K | reference, s / epoch | fast, s / epoch | times the reference | Python |", "|---" * 8 + "|"]
-    for name in ("methods.json", "yopo.json"):
+    for name in ("methods.json", "yopo.json", "trades.json"):
         rows = read(name)["rows"]
         for fast in (r for r in rows if r["variant"] == "fast"):
             (reference,) = [r for r in rows if r["variant"] == "reference" and r["recipe"] == fast["recipe"]]

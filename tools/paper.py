@@ -111,7 +111,11 @@ def race(study: str, pair: tuple[str, str], names: tuple[str, str], thresholds: 
                 rows.append([f"{100 * threshold:.0f}% robust on held-out images", f"{a:.1f} s", f"{b:.1f} s", f"{a / b:.2f}"])
         a, b = (seconds(found[title]) for title in pair)
         rows.append(["the end", f"{a:.1f} s", f"{b:.1f} s", f"{a / b:.2f}"])
-        return markdown(["until", *names, "times faster"], rows)
+        written = markdown(["until", *names, "times faster"], rows)
+        figure = RESULTS / study / "figures" / "robust-time.svg"
+        if figure.is_file():
+            written += f"\n\n![robust error against training time](../{figure.relative_to(ROOT)})"
+        return written
 
     return write
 

@@ -1,16 +1,31 @@
-"""Rewrites the README's table and picture from the files under results/: python tools/readme.py (--check only compares the table)."""
+"""Rewrites the README's tables and picture from the files under results/: python tools/readme.py (--check only compares the tables)."""
 
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import paper
 from page import rewrite
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "mnist5k"
+CIFAR10 = {"pgd10": "PGD-10", "amata": "Amata 2→10"}
 RECIPES = {"mnist5k-pgd": "PGD-10", "mnist5k-amata": "Amata 2→10"}
 ATTACKS = ("clean", "pgd-40", "cw-pgd-40")
+
+
+def headline() -> str:
+    """Both trainings on CIFAR-10, means over seeds."""
+    found, rows = paper.summaries("cifar10"), []
+    for title, name in CIFAR10.items():
+        runs = found[title]
+        accuracies = [paper.accuracy(runs, attack) for attack in ("clean", "pgd-20", "cw-pgd-20")]
+        strong = paper.read(f"cifar10/autoattack-{title}-seed2.json")["autoattack@1000"]["accuracy"]
+        (cost,) = {r["grad_evals_per_image"] for r in runs}
+        rows.append([f"{name} (`cifar10-{title}`)", *accuracies, f"{100 * strong:.1f}", f"{paper.seconds(runs):.0f}", f"{cost:.2f}"])
+    head = ["training", "clean %", "PGD-20 %", "CW-PGD-20 %", "AutoAttack %", "seconds", "gradients an image and epoch"]
+    return paper.markdown(head, rows)
 
 
 def summaries(recipe: str) -> list[dict[str, Any]]:
@@ -43,16 +58,14 @@ def draw(path: Path) -> None:
     plt.rcParams["svg.hashsalt"] = "amata"
     figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.1), layout="constrained")
     figure.patch.set_facecolor("white")
-    for (recipe, title), colour in zip(RECIPES.items(), ("#7a7a7a", "#c2410c"), strict=True):
-        for seed, file in enumerate(sorted(RESULTS.glob(f"{recipe}-seed*/metrics.jsonl"))):
+    for (recipe, title), colour in zip(CIFAR10.items(), ("#7a7a7a", "#c2410c"), strict=True):
+        for seed, file in enumerate(sorted((paper.RESULTS / "cifar10").glob(f"runs/{recipe}-seed*/metrics.jsonl"))):
             rows = [json.loads(line) for line in file.read_text().splitlines()]
-            robust = [100 * (1 - r["valid"]["pgd-20"]) for r in rows]
-            axes[0].plot(
-                [r["train_seconds"] for r in rows], robust, color=colour, marker="o", ms=3, lw=1.3, label=title if seed == 0 else None
-            )
+            times, robust = [r["train_seconds"] for r in rows], [100 * (1 - r["valid"]["pgd-10"]) for r in rows]
+            axes[0].plot(times, robust, color=colour, marker="o", ms=2.5, lw=1.2, label=title if seed == 0 else None)
             if seed == 0:
                 axes[1].step([r["epoch"] for r in rows], [r["steps"] for r in rows], where="mid", color=colour, lw=1.8, label=title)
-    axes[0].set(xlabel="training seconds", ylabel="robust error, held-out digits (%)", ylim=(0, 100), xlim=(0, None))
+    axes[0].set(xlabel="training seconds, one H200", ylabel="robust error, held-out images (%)", ylim=(50, None), xlim=(0, None))
     axes[1].set(xlabel="epoch", ylabel="inner steps K", ylim=(0, 11))
     for ax in axes:
         ax.grid(alpha=0.25)
@@ -63,8 +76,8 @@ def draw(path: Path) -> None:
 
 def main() -> None:
     if "--check" not in sys.argv:
-        draw(ROOT / "docs" / "mnist5k.svg")
-    rewrite({ROOT / "README.md": {"results": table}}, "readme")
+        draw(ROOT / "docs" / "cifar10.svg")
+    rewrite({ROOT / "README.md": {"headline": headline, "demo": table}}, "readme")
 
 
 if __name__ == "__main__":

@@ -124,12 +124,20 @@ def difference_table(result: dict[str, Any]) -> list[list[Cell]]:
 
 
 def environment_table(result: dict[str, Any]) -> list[list[Cell]]:
-    env = result["environment"]
-    packages = ", ".join(f"{name} {version}" for name, version in env["packages"].items())
-    facts = {"device": env["device"], "threads": env["threads"], "machine": f"{env['machine']}, {env['platform']}", "python": env["python"]}
-    facts |= {"packages": packages, "commit of amata": env["commit"] or "unknown"}
-    rows: list[list[Cell]] = [["what", "value"]]
-    return rows + [[key, str(value)] for key, value in facts.items()]
+    """A fact a line; where the runs' environments differ, each value once."""
+    every = [_facts(env) for env in (result["environment"], *result["other_environments"])]
+    return [["what", "value"], *([key, "; ".join(dict.fromkeys(facts[key] for facts in every))] for key in every[0])]
+
+
+def _facts(env: dict[str, Any]) -> dict[str, str]:
+    return {
+        "device": env["device"],
+        "threads": str(env["threads"]),
+        "machine": f"{env['machine']}, {env['platform']}",
+        "python": env["python"],
+        "packages": ", ".join(f"{name} {version}" for name, version in env["packages"].items()),
+        "commit of amata": env["commit"] or "unknown",
+    }
 
 
 def as_csv(table: list[list[Cell]]) -> str:

@@ -154,6 +154,7 @@ def describe(
         "threat": opened[0][1].tables["threat"],
         "data": opened[0][1].data.name,
         "environment": environments[0],
+        "other_environments": [env for i, env in enumerate(environments) if env not in environments[:i]][1:],
         "warnings": warnings,
     }
 
