@@ -126,7 +126,8 @@ def difference_table(result: dict[str, Any]) -> list[list[Cell]]:
 def environment_table(result: dict[str, Any]) -> list[list[Cell]]:
     """A fact a line; where the runs' environments differ, each value once."""
     every = [_facts(env) for env in (result["environment"], *result["other_environments"])]
-    return [["what", "value"], *([key, "; ".join(dict.fromkeys(facts[key] for facts in every))] for key in every[0])]
+    rows: list[list[Cell]] = [["what", "value"]]
+    return rows + [[key, "; ".join(dict.fromkeys(facts[key] for facts in every))] for key in every[0]]
 
 
 def _facts(env: dict[str, Any]) -> dict[str, str]:
