@@ -104,6 +104,36 @@ def test_zero_gradients_are_named() -> None:
     assert any("gradient of exactly zero" in w for w in results["pgd-10"].warnings)
 
 
+def test_a_network_that_has_learnt_nothing_is_named() -> None:
+    class Constant(Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            z: Tensor = super().forward(x)
+            return z * 0 + torch.arange(float(z.shape[1]))
+
+    results = evaluate(Constant(4), (images(40), torch.arange(40) % 4), ball=BALL, attacks=["clean", "pgd-10"])
+    for result in results.values():
+        assert [w for w in result.warnings if "learnt nothing" in w] == result.warnings != []
+
+
+def test_evaluation_tries_out_no_kernels_and_leaves_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of a new size come up all the time, and each would be tuned for."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    seen = []
+
+    class Watching(Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append((torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, len(x)))
+            z: Tensor = super().forward(x)
+            return z
+
+    evaluate(Watching(4), (images(12), labels(12) % 4), ball=BALL, attacks=["pgd-3"], precision="fp32")
+    assert {s[:2] for s in seen} == {(False, False)}
+    assert {s[2] for s in seen} <= {1, 2, 12}  # never as many as happen to be classified rightly
+    assert torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.allow_tf32
+
+
 class Rippled(nn.Module):
     """A fine ripple fools many small steps, while one large step follows the trend and wins."""
 

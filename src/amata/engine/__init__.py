@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from amata.engine.average import WeightAverage
+from amata.engine.convolutions import rounding, untuned
 from amata.engine.fast import FastNet
 from amata.engine.plain import PlainNet, Precision
 from amata.engine.probe import ProbeNet
@@ -29,9 +30,11 @@ __all__ = [
     "local_device",
     "make_net",
     "quick",
+    "rounding",
     "share_norms",
     "started_first",
     "together",
+    "untuned",
 ]
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from amata.engine.ascent import AscentGraph, moved
 from amata.engine.attacked import AttackedNet
 from amata.engine.compiler import has_compiler
+from amata.engine.convolutions import untuned
 from amata.engine.graphs import Graph
 from amata.engine.plain import PlainNet, Precision
 from amata.losses import Loss
@@ -134,7 +135,7 @@ class FastNet(PlainNet):
         key = ("ascent", loss, type(region), getattr(region, "ball", None))
         if not self.graphed or not self._is_usual(key, x):
             attack = self._attack(loss, False)
-            with _untuned():
+            with untuned():
                 for _ in range(steps):
                     x = moved(region, x, attack(x, y)[0], step_size)
             return x
@@ -207,7 +208,7 @@ class FastNet(PlainNet):
     ) -> Any:
         """Replay the recorded work, recording it first; on an unusual shape, or without a GPU, do it as it is."""
         if not self.graphed or not self._is_usual(key, tensors[0]):
-            with _untuned():
+            with untuned():
                 return make(False)(*tensors)
         if key not in self.graphs:
             with self._making():
@@ -254,17 +255,6 @@ class FastNet(PlainNet):
             yield
         torch.cuda.synchronize(self.device)
         self.compile_seconds += time.perf_counter() - started
-
-
-@contextmanager
-def _untuned() -> Iterator[None]:
-    """Take convolutions as they come: trying out kernels for a shape that comes once an epoch takes longer than it saves."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 def _suits_channels_last(model: nn.Module) -> bool:

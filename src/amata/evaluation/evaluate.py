@@ -2,8 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from amata.attacks.guard import check_images, check_logits, input_grad, untouched
-from amata.engine import QuickNet, quick
+from amata.engine import QuickNet, quick, rounding, untuned
 from amata.errors import InputError
 from amata.evaluation.spec import AttackSpec, parse_attack
 from amata.losses import ce
@@ -109,9 +108,9 @@ def evaluate(
     on_gpu = device.type == "cuda"
     metered = Metered(quick(model) if on_gpu and engine == "auto" and attacked else model)
     tallies = {spec: _Tally() for spec in specs}
-    n = zero_gradients = probed = 0
+    n, suspicion = 0, Suspicion(0, 0, 0)
     total = min(limit or 2**62, _count(data, batch_size))
-    with _rounding(precision):
+    with rounding(precision), untuned():
         for number, (x, y) in enumerate(_batches(data, batch_size)):
             index = part.rank + number * part.size
             first = n if part.size == 1 else index * batch_size  # where this batch stands among all images
@@ -123,7 +122,7 @@ def evaluate(
                 z = model(x)
                 check_logits(z, y)
             if index == 0 and attacked:
-                zero_gradients, probed = _zero_gradients(model, x, y, z)
+                suspicion = _look_at(model, x, y, z)
             if number == 0 and isinstance(metered.model, QuickNet):
                 metered.model.warm_up(x)
             for spec, tally in tallies.items():
@@ -138,12 +137,12 @@ def evaluate(
                 if progress:
                     progress(spec.name, n + len(x), total)
             n += len(x)
-    n, zero_gradients, probed = (int(v) for v in part.sum([n, zero_gradients, probed]))
+    n, *looked = (int(v) for v in part.sum([n, *suspicion]))
     if n == 0:
         raise InputError("there is no image to evaluate on")
     told = {"precision": precision} if on_gpu else {}
     results = {spec.name: tally.result(spec.params(ball) | told, part) for spec, tally in tallies.items()}
-    _warn_if_masked(specs, results, ball, zero_gradients, probed)
+    _warn(specs, results, ball, Suspicion(*looked))
     return results
 
 
@@ -167,17 +166,6 @@ class _Tally:
         return Result(right / images, images, *wilson(right, images), grad_evals, round(seconds / part.size, 3), params)
 
 
-@contextmanager
-def _rounding(precision: str) -> Iterator[None]:
-    """Whether a GPU may use TF32, and as it was before afterwards."""
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
-
-
 def _batches(data: Any, batch_size: int) -> Iterable[tuple[Tensor, Tensor]]:
     pair = isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(t, Tensor) for t in data)
     for item in zip(*(t.split(batch_size) for t in data), strict=True) if pair else data:
@@ -190,22 +178,36 @@ def _count(data: Any, batch_size: int) -> int:
     return len(data) * batch_size if hasattr(data, "__len__") else 0
 
 
-def _zero_gradients(model: nn.Module, x: Tensor, y: Tensor, z: Tensor) -> tuple[int, int]:
-    """Of the rightly classified images, how many have an input gradient of exactly zero: attacks cannot move those."""
-    right = z.argmax(1) == y
-    if not right.any():
-        return 0, 0
+class Suspicion(NamedTuple):
+    """What the first batch says about a network, as counts."""
+
+    right: int
+    stuck: int
+    """Of the rightly classified images, those with an input gradient of exactly zero: attacks cannot move them."""
+    indifferent: int
+    """1 if all images are given the same class, though their labels differ."""
+
+
+def _look_at(model: nn.Module, x: Tensor, y: Tensor, z: Tensor) -> Suspicion:
     with untouched(model):
-        g = input_grad(model, x[right], y[right], ce)
-    return int((g.flatten(1).abs().amax(1) == 0).sum()), int(right.sum())
+        g = input_grad(model, x, y, ce)  # of all images: a shape of its own for every count of right ones would be costly on a GPU
+    said = z.argmax(1)
+    right = said == y
+    stuck = right & (g.flatten(1).abs().amax(1) == 0)
+    return Suspicion(int(right.sum()), int(stuck.sum()), int(len(said.unique()) == 1 and len(y.unique()) > 1))
 
 
-def _warn_if_masked(specs: list[AttackSpec], results: dict[str, Result], ball: Ball, zero_gradients: int, probed: int) -> None:
+def _warn(specs: list[AttackSpec], results: dict[str, Result], ball: Ball, suspicion: Suspicion) -> None:
+    """Name networks that have learnt nothing, and gradients that look masked."""
+    right, stuck, indifferent = suspicion
     for strong in specs:
         result = results[strong.name]
-        if probed and zero_gradients > 0.05 * probed and strong.kind != "clean":
+        if indifferent:
+            result.warnings.append("every image is given the same class: this network has learnt nothing, whatever attacks leave standing")
+            continue
+        if stuck > 0.05 * right and strong.kind != "clean":
             result.warnings.append(
-                f"{zero_gradients} of {probed} images have an input gradient of exactly zero: gradients look masked, "
+                f"{stuck} of {right} images have an input gradient of exactly zero: gradients look masked, "
                 "so this accuracy is an upper bound at best"
             )
         for weak in specs:

@@ -134,7 +134,11 @@ def describe(
         to_target, reference = row["time_to_target"], rows[0]["time_to_target"]
         row["speedup_to_target"] = reference / to_target if to_target and reference else None
         row["cost_ratio"] = row["grad_evals"] / rows[0]["grad_evals"]
-        warnings += [f"{row['recipe']}, {attack}: {w}" for attack, a in row["accuracies"].items() for w in a["warnings"]]
+        told: dict[str, list[str]] = {}
+        for attack, accuracy in row["accuracies"].items():
+            for warning in accuracy["warnings"]:
+                told.setdefault(warning, []).append(attack)
+        warnings += [f"{row['recipe']}, {', '.join(attacks)}: {warning}" for warning, attacks in told.items()]
     measured = json.loads(criterion.read_text())["strategies"] if criterion and criterion.is_file() else []
     environments = [_environment(run) for run in runs]
     return {

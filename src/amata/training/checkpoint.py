@@ -23,8 +23,10 @@ def save_checkpoint(folder: Path, epoch: int, batch: int, tensors: dict[str, Ten
     """Save the state before batch `batch` of `epoch` and drop all but the newest two, and the newest that begins an epoch."""
     stem = f"{epoch:05d}-{batch:07d}"
     (folder / f"{stem}.json").unlink(missing_ok=True)  # a damaged checkpoint of this very place, trained again
-    content = save_tensors(folder / f"{stem}.safetensors", tensors)
-    write_json(folder / f"{stem}.json", {**record, "sha256": hashlib.sha256(content).hexdigest()})
+    digest = hashlib.sha256()
+    for part in save_tensors(folder / f"{stem}.safetensors", tensors):
+        digest.update(part)
+    write_json(folder / f"{stem}.json", {**record, "sha256": digest.hexdigest()})
     records = _records(folder)
     begins_epoch = [path for path in records if path.stem.endswith("-0000000")][-1:]  # where the guard would go back to
     for old in records[:-KEEP]:

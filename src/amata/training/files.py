@@ -12,14 +12,18 @@ from torch import Tensor
 
 from amata.errors import InputError
 
+Parts = tuple[bytes | memoryview, ...]
+"""A file's content in pieces: a training goes on beside its saving, and copies of large ones would hold it up."""
 
-def write_atomic(path: Path, content: bytes) -> None:
+
+def write_atomic(path: Path, *content: bytes | memoryview) -> None:
     """Write beside the target, force it to the disk, then rename over the target. The old file stays if anything fails."""
     partial = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(exist_ok=True)
         with partial.open("wb") as file:
-            file.write(content)
+            for part in content:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -56,22 +60,22 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any] | None = None) -> bytes:
+def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any] | None = None) -> Parts:
     """Write a safetensors file, with a JSON description in its header; returns its content."""
     flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     content = _sorted_header(save(flat, metadata={"format": "pt", "amata": json.dumps(about or {})}))
-    write_atomic(path, content)
+    write_atomic(path, *content)
     return content
 
 
-def _sorted_header(content: bytes) -> bytes:
+def _sorted_header(content: bytes) -> Parts:
     """The same safetensors file with its metadata in order: the library writes it in random order, and equal runs should be equal bytes."""
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
-    return len(text).to_bytes(8, "little") + text + content[8 + length :]
+    return len(text).to_bytes(8, "little") + text, memoryview(content)[8 + length :]
 
 
 def describe_weights(path: Path) -> dict[str, Any]:
