@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("tool", ["readme", "methods", "control", "engine", "paper", "records"])
+@pytest.mark.parametrize("tool", ["readme", "methods", "control", "engine", "paper", "records", "recipes"])
 def test_a_pages_tables_are_what_the_results_say(tool: str) -> None:
     checked = subprocess.run([sys.executable, f"tools/{tool}.py", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr

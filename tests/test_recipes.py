@@ -8,7 +8,7 @@ from amata import recipes
 from amata.errors import InputError
 from amata.methods import ERM
 from amata.quantity import number
-from amata.recipes import built_in, load, parse, read_toml
+from amata.recipes import KEYED, built_in, load, parse, read_toml
 from amata.schedules import Constant, Linear
 from amata.threat import Linf
 
@@ -129,3 +129,16 @@ def test_a_fingerprint_does_not_hang_on_how_a_run_is_carried_out() -> None:
         assert recipes.parse(tables, "mine", [override]).fingerprint() == plain, override
     assert recipes.parse(tables, "mine", ["train.seed=1"]).fingerprint() != plain
     assert recipes.parse(tables, "mine", ["train.seed=0"]).fingerprint() == plain, "a default that is spelt out is a default"
+
+
+def test_every_key_is_explained_and_none_is_forgotten() -> None:
+    from amata.recipes.reference import sections
+
+    every = sections()
+    assert [f"{s.table}.{k.name}" for s in every for k in s.keys if not (k.text and k.values)] == []
+    known = {s.table: {k.name for other in every if other.table == s.table for k in other.keys} | {KEYED.get(s.table, "")} for s in every}
+    for name in built_in():
+        for table, content in load(name).tables.items():
+            assert set(content) <= known[table], (name, table)
+    (size,) = [k for s in every if s.table == "data" for k in s.keys if k.name == "batch_size"]
+    assert (size.default, size.required, size.values) == ("128", False, "whole number from 1")

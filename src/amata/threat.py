@@ -71,6 +71,7 @@ class Linf:
 
     norm: ClassVar[str] = "linf"
     eps: float
+    """The radius, for images in [0, 1]."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "eps", positive(self.eps, "eps"))
@@ -126,6 +127,7 @@ class L2:
 
     norm: ClassVar[str] = "l2"
     eps: float
+    """The radius, for images in [0, 1]."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "eps", positive(self.eps, "eps"))

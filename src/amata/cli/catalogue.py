@@ -16,7 +16,7 @@ app.add_typer(data_app, name="data")
 
 @recipes_app.callback(epilog="Example: amata recipes show cifar10-amata")
 def list_recipes(ctx: typer.Context) -> None:
-    """List the built-in recipes; `show NAME` prints one."""
+    """List the built-in recipes; `show NAME` prints one, `keys` says what may stand in one."""
     if ctx.invoked_subcommand is None:
         from amata.recipes import built_in
 
@@ -35,6 +35,29 @@ def show_recipe(name: Annotated[str, typer.Argument(help="A built-in recipe.")])
     if name not in recipes:
         raise unknown("recipe", name, recipes)
     print(recipes[name], end="")
+
+
+@recipes_app.command("keys", epilog="Example: amata recipes keys schedule")
+def list_keys(table: Annotated[str | None, typer.Argument(help="A table, such as optim; all by default.")] = None) -> None:
+    """What a recipe may say: every key with its default, its values and its meaning."""
+    from rich.table import Table
+
+    from amata.console import out
+    from amata.recipes.reference import sections
+
+    every = sections()
+    if table is not None and table not in {section.table for section in every}:
+        raise unknown("table", table, dict.fromkeys(section.table for section in every))
+    for section in every:
+        if table in (None, section.table):
+            out.print(section.title, style="bold", markup=False)
+            if section.text:
+                out.print(section.text, style="dim", markup=False)
+            grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
+            for key in section.keys:
+                grid.add_row(key.name, "required" if key.required else key.default or "-", key.values, key.text)
+            out.print(grid, markup=False)
+            out.print()
 
 
 Root = Annotated[Path | None, typer.Option(help="Where data sets live; $AMATA_DATA or ~/.cache/amata by default.")]

@@ -27,11 +27,17 @@ class ATTA:
     one_process: ClassVar[bool] = True  # a store that several would each keep a part of, and next epoch need another
     ball: Ball
     reset: int = 10
-    early_reset: int = 0  # 0: none
+    """Epochs after which the kept perturbations start afresh."""
+    early_reset: int = 0
+    """The same during the early epochs; 0 is off."""
     early_epochs: int = 5
+    """How many epochs are early."""
     noise: float = 0.001
+    """Standard deviation of a fresh start."""
     loss_scale: Literal["mean", "reference"] = "mean"
+    """The mean loss, or the reference's, which is divided by the batch size once more."""
     store: Literal["device", "cpu"] = "device"
+    """Where the perturbations are kept."""
 
     def __post_init__(self) -> None:
         whole(self.reset, "reset", 1)

@@ -22,8 +22,11 @@ from amata.threat import Ball
 class DAT:
     ball: Ball
     c_max: float = 0.5
+    """The FOSC at which samples stop in the first epoch."""
     dynamic_epochs: int = 100
+    """Epochs over which that falls to 0."""
     centre: Literal["natural", "start"] = "natural"
+    """What FOSC is measured from: the image, or the random start as in the reference."""
 
     def __post_init__(self) -> None:
         whole(self.dynamic_epochs, "dynamic_epochs", 1)

@@ -24,7 +24,9 @@ class Fast:
     memory_rows: ClassVar[tuple[str, ...]] = ("previous",)
     ball: Ball
     init: Literal["random", "zero", "previous", "fixed"] = "random"
+    """Where the attack begins."""
     weak: Literal["fixed", "skip"] = "fixed"
+    """What K = 0 means: a step from one fixed noise image, or training on that start itself."""
 
     def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
         x, y, region = batch.x, batch.y, self.ball.around(batch.x)

@@ -20,7 +20,9 @@ from amata.threat import Ball
 class FAT:
     ball: Ball
     tau: tuple[tuple[int, int], ...] = ((0, 0),)
+    """(First epoch, tau) stages: how many more steps a sample is attacked after its first error."""
     omega: float = 0.001
+    """Standard deviation of the noise in every step."""
 
     def __post_init__(self) -> None:
         if not self.tau or self.tau[0][0] != 0:

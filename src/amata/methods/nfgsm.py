@@ -20,7 +20,8 @@ from amata.threat import Ball
 class NFGSM:
     may_collapse: ClassVar[bool] = True  # with a single step
     ball: Ball
-    noise: float = 2.0  # k, in units of eps
+    noise: float = 2.0
+    """k: the noise is uniform in k eps."""
 
     def __post_init__(self) -> None:
         positive(self.noise, "noise")

@@ -21,7 +21,9 @@ class PGD:
     may_collapse: ClassVar[bool] = True  # with a single step
     ball: Ball
     random_start: bool = True
-    clean_term: bool = False  # add the clean loss, as the PGD baseline of YOPO's code does and Madry's training does not
+    """Whether the attack begins at a random point of the ball."""
+    clean_term: bool = False
+    """Whether the clean loss is added, as the PGD baseline of YOPO's code does and Madry's training does not."""
 
     def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
         x, y, region = batch.x, batch.y, self.ball.around(batch.x)

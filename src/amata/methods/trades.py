@@ -22,7 +22,9 @@ from amata.threat import Ball
 class TRADES:
     ball: Ball
     beta: float = 6.0
+    """The weight of the robust term."""
     noise: float = 0.001
+    """Standard deviation of the start."""
 
     def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
         x, y, region = batch.x, batch.y, self.ball.around(batch.x)

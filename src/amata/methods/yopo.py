@@ -22,8 +22,10 @@ from amata.threat import Ball
 @dataclass(frozen=True, kw_only=True)
 class YOPO:
     ball: Ball
-    inner: int = 10  # n
+    inner: int = 10
+    """n: cheap steps through the first layer after each full pass."""
     layer_one: Literal["paper", "reference"] = "paper"
+    """Whether layer one gets the new image's gradient alone, or the full pass's too."""
 
     def __post_init__(self) -> None:
         whole(self.inner, "inner", 1)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from amata.schedules import Schedule
     from amata.threat import Ball
 
-__all__ = ["OPERATIONAL", "Recipe", "built_in", "load", "parse", "read_toml"]
+__all__ = ["KEYED", "OPERATIONAL", "Recipe", "built_in", "load", "parse", "read_toml"]
 
 OPERATIONAL = frozenset(
     {
@@ -30,7 +30,7 @@ OPERATIONAL = frozenset(
 )  # fmt: skip
 """Keys that say how a run is carried out, not what it computes: they may change when it is resumed."""
 
-_KEYED = {"threat": "norm", "method": "name", "schedule": "name"}
+KEYED = {"threat": "norm", "method": "name", "schedule": "name"}
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Reci
     for section, kind in schema.STATIC.items():
         sections[section] = (kind, ... if section in ("data", "model") else kind())
     for section, registry in registries.items():
-        table, key = raw.get(section), _KEYED[section]
+        table, key = raw.get(section), KEYED[section]
         if not isinstance(table, dict) or key not in table:
             raise InputError(f"recipe {name}: [{section}] needs the key {key}; {nearest('', registry)}")
         if not isinstance(table[key], str) or table[key] not in registry:
@@ -133,9 +133,9 @@ def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Reci
     tables = checked.model_dump(mode="json")
 
     def build(section: str, **more: Any) -> Any:
-        arguments = {k: v for k, v in tables[section].items() if k != _KEYED[section]}
+        arguments = {k: v for k, v in tables[section].items() if k != KEYED[section]}
         try:
-            return registries[section][tables[section][_KEYED[section]]](**arguments, **more)
+            return registries[section][tables[section][KEYED[section]]](**arguments, **more)
         except InputError as error:
             raise InputError(f"recipe {name}: [{section}] {error}") from None
 
@@ -153,7 +153,7 @@ def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Reci
 
 def _renames(override: str) -> bool:
     section, _, key = override.partition("=")[0].strip().partition(".")
-    return _KEYED.get(section) == key
+    return KEYED.get(section) == key
 
 
 def _override(raw: dict[str, Any], text: str) -> None:

@@ -16,24 +16,32 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Data(Table):
     name: str
+    """A data set that `amata data` lists."""
     root: str | None = None
     """Where the files are; $AMATA_DATA or ~/.cache/amata by default."""
     batch_size: Count = 128
+    """Images in an update, of all processes together."""
     augment: Literal["none", "flip", "crop-flip"] = "none"
+    """What is done to training images."""
     pad: int = Field(4, ge=0)
+    """Black pixels on each side that crop-flip may move an image by."""
     valid: int = Field(0, ge=0)
     """How many training images are held out to choose the best model."""
     drop_last: bool = False
+    """Whether an epoch's last batch is left out where it is short."""
     workers: int = Field(4, ge=0)
     """Processes that decode image folders."""
     resize: Count = 256
+    """Of image folders: the length that the shorter side is scaled to."""
     crop: Count = 224
+    """Of image folders: the side of the square that is cut out."""
     random_scale: bool = False
+    """Of image folders: whether training crops vary in scale and shape."""
     in_memory: bool = False
     """Decode an image folder once, framed centrally, and keep it in memory."""
     test_share: Share = 0.2
@@ -42,9 +50,13 @@ class Data(Table):
 
 class Model(Table):
     name: str
+    """A built-in network, `timm/NAME`, or `package.module:callable`."""
     args: dict[str, Any] = {}
+    """What else is handed to the network, as {stem = "small"}."""
     mean: list[Number] | None = None
+    """Subtracted from each channel, inside the network."""
     std: list[Positive] | None = None
+    """What each channel is then divided by."""
     weights: str | None = None
     """Weights to begin from."""
     first_layer: str | None = None
@@ -53,21 +65,29 @@ class Model(Table):
 
 class Optim(Table):
     name: Literal["sgd", "adamw"] = "sgd"
+    """The optimiser."""
     lr: Positive = 0.1
+    """The learning rate, at its highest."""
     momentum: Share = 0.9
+    """Of sgd."""
     nesterov: bool = False
+    """Of sgd."""
     weight_decay: Annotated[float, BeforeValidator(number), Field(ge=0)] = 5e-4
+    """The pull of weights towards 0."""
     decay_all: bool = True
     """Whether weight decay also pulls on biases and BatchNorm; the references do."""
     rate: Literal["constant", "piecewise", "one-cycle", "cosine"] = "constant"
+    """How the learning rate goes over the epochs."""
     milestones: list[Number] = []
     """Epochs at which a piecewise rate drops."""
     factor: Positive = 0.1
+    """What a piecewise rate is multiplied by at each drop."""
     warmup: Annotated[float, BeforeValidator(number), Field(ge=0)] = 0.0
     """Epochs over which a cosine or piecewise rate rises from 0."""
     peak: Share = 0.4
     """The share of training at which a one-cycle rate is highest."""
     label_smoothing: Share = 0.0
+    """The share of a label that is given to all classes evenly."""
     ema: Share = 0.0
     """Decay of the weight average per step; 0 is off."""
 
@@ -80,8 +100,11 @@ class Optim(Table):
 
 class Train(Table):
     epochs: Count = 10
+    """Passes over the training images."""
     seed: int = Field(0, ge=0)
+    """Everything random follows from it."""
     device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
     engine: Literal["auto", "plain", "fast"] = "auto"
     """auto is fast on a GPU and plain elsewhere."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -97,16 +120,20 @@ class Train(Table):
     valid_attack: str = "pgd-10"
     """The cheap attack that chooses the best model on the held-out images."""
     valid_every: Count = 1
+    """Epochs between two looks at the held-out images."""
     guard: Literal["rollback", "stop", "ignore"] = "rollback"
     """What to do when a single-step method collapses (catastrophic overfitting); seen on held-out images."""
     keep_epochs: bool = False
     """Whether the state at the start of every epoch is kept, as `amata criterion` needs it."""
     save_minutes: Positive = 5.0
+    """Minutes between two checkpoints within an epoch."""
     tensorboard: bool = True
+    """Whether TensorBoard events are written."""
 
 
 class Eval(Table):
     attacks: list[str] = ["clean", "pgd-20"]
+    """What the trained model is tested with: clean, fgsm, pgd-K, pgd-K-RESTARTS, cw-pgd-K, cw-l2-K, autoattack, each also with @IMAGES."""
     step_size: Positive | None = None
     """Step of the PGD attacks; 2.5 eps / K unless given."""
     cw_c: Positive = 1.0
@@ -114,7 +141,9 @@ class Eval(Table):
     precision: Literal["tf32", "fp32"] = "tf32"
     """Whether a GPU may round factors to TF32 in evaluations."""
     batch_size: Count = 256
+    """Images that are attacked at once."""
     limit: Count | None = None
+    """Test on the first so many images alone."""
 
 
 STATIC: dict[str, type[Table]] = {"data": Data, "model": Model, "optim": Optim, "train": Train, "eval": Eval}

@@ -26,13 +26,19 @@ class Adaptive:
     """Chooses u_t = (K, tau / K) by probing. Give `gamma`, or `budget`: gradient evaluations per image and epoch, probing included."""
 
     k_min: int = 1
+    """The fewest steps."""
     k_max: int = 10
+    """The most steps."""
     tau: float
+    """K times alpha, which stays the same."""
     gamma: float | None = None
+    """The price of a gradient evaluation, as in the criterion; or give `budget`."""
     budget: float | None = None
+    """Gradient evaluations per image and epoch, probing included; or give `gamma`."""
     probed: int = 3
     """How many values of K are probed, spread evenly in ratio from k_min to k_max."""
     probe_batches: int = 2
+    """Batches that every candidate is tried on, each epoch."""
     scale: Literal["paper", "relative"] = "paper"
     """"relative" divides f by its largest value of the epoch: for optimisers whose step does not grow with the gradient, such as Adam."""
 

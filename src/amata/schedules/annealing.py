@@ -8,7 +8,7 @@ A schedule is a pure function of (epoch, epochs) and needs nothing else of this 
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from amata.errors import InputError
@@ -35,7 +35,9 @@ class Constant:
     """K_t = steps, alpha_t = step_size: no annealing, the schedule of PGD-K."""
 
     steps: int
+    """K."""
     step_size: float
+    """alpha."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", whole(self.steps, "steps", 0))
@@ -52,8 +54,11 @@ class Linear:
     """Amata (Algorithm 1): K_t = k_min + (k_max - k_min) t / T, rounded half up; alpha_t = tau / K_t, so that K_t alpha_t = tau."""
 
     k_min: int
+    """K in the first epoch."""
     k_max: int
+    """K towards the end."""
     tau: float
+    """K times alpha, which stays the same."""
 
     def __post_init__(self) -> None:
         check_range(self)
@@ -69,9 +74,13 @@ class Exponential:
     """The paper's appendix: K_t = k_min + (k_max - k_min) (1 - e^(-eta t)) / (1 - e^(-eta T)), rounded half up; alpha_t = tau / K_t."""
 
     k_min: int
+    """K in the first epoch."""
     k_max: int
+    """K towards the end."""
     tau: float
+    """K times alpha, which stays the same."""
     eta: float = 1.0
+    """How early K rises: the larger, the earlier."""
 
     def __post_init__(self) -> None:
         check_range(self)
@@ -91,8 +100,10 @@ class Piecewise:
     Control(steps=2, step_size=0.25)
     """
 
-    stages: tuple[tuple[int, int], ...] = field(default=())
+    stages: tuple[tuple[int, int], ...]
+    """(First epoch, K) pairs, from epoch 0 on."""
     tau: float
+    """K times alpha, which stays the same."""
 
     def __post_init__(self) -> None:
         stages = tuple((whole(epoch, "stage's first epoch", 0), whole(steps, "stage's K", 0)) for epoch, steps in self.stages)

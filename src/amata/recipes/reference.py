@@ -1,0 +1,89 @@
+"""Every key that a recipe may have, read from where it is defined."""
+
+import ast
+import inspect
+import json
+import textwrap
+from typing import Any, NamedTuple
+
+from amata.methods import METHODS
+from amata.recipes import KEYED
+from amata.recipes.schema import STATIC, table_of
+from amata.schedules import SCHEDULES
+from amata.threat import BALLS
+
+
+class Key(NamedTuple):
+    name: str
+    values: str
+    default: str
+    """As it would be written in TOML; empty where the key has none and may be left out."""
+    required: bool
+    text: str
+
+
+class Section(NamedTuple):
+    table: str
+    name: str | None
+    """Which method, schedule or norm these keys are for."""
+    text: str
+    keys: list[Key]
+
+    @property
+    def title(self) -> str:
+        return f"[{self.table}]" + (f' {KEYED[self.table]} = "{self.name}"' if self.name else "")
+
+
+def sections() -> list[Section]:
+    """The tables in the order of a recipe, those that name a class once for each of its names."""
+    found = []
+    for table in ("data", "model", "threat", "method", "schedule", "optim", "train", "eval"):
+        if table in STATIC:
+            fields = STATIC[table].model_fields
+            found.append(Section(table, None, "", _keys(STATIC[table], {k: f.description or "" for k, f in fields.items()})))
+            continue
+        registry: dict[str, type] = {"threat": dict(BALLS), "method": METHODS, "schedule": SCHEDULES}[table]
+        for name, cls in registry.items():
+            text = inspect.getdoc(inspect.getmodule(cls)) if table == "method" else inspect.getdoc(cls)
+            keys = [key for key in _keys(table_of(cls, KEYED[table], name), _field_docs(cls)) if key.name != KEYED[table]]
+            found.append(Section(table, name, (text or "").splitlines()[0], keys))
+    return found
+
+
+def _field_docs(cls: type) -> dict[str, str]:
+    """The strings that stand below the fields of a class."""
+    (body,) = (node.body for node in ast.parse(textwrap.dedent(inspect.getsource(cls))).body if isinstance(node, ast.ClassDef))
+    docs = {}
+    for field, below in zip(body, body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+            docs[field.target.id] = ast.literal_eval(below.value)
+    return docs
+
+
+def _keys(table: Any, docs: dict[str, str]) -> list[Key]:
+    schema = table.model_json_schema()
+    required = schema.get("required", [])
+    return [
+        Key(name, _values(said), _default(said.get("default")), name in required, docs.get(name, ""))
+        for name, said in schema["properties"].items()
+    ]
+
+
+def _default(value: Any) -> str:
+    return "" if value is None else json.dumps(value)
+
+
+def _values(said: dict[str, Any]) -> str:
+    """What may be written, in words."""
+    if "anyOf" in said:  # or left out
+        return " or ".join(_values(s) for s in said["anyOf"] if s.get("type") != "null")
+    if "enum" in said:
+        *most, last = (json.dumps(v) for v in said["enum"])
+        return f"{', '.join(most)} or {last}"
+    limits = {"minimum": "from {}", "exclusiveMinimum": "above {}", "exclusiveMaximum": "below {}", "maximum": "to {}"}
+    words = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text", "object": "table"}
+    if said["type"] == "array":
+        inner = {"integer": "whole numbers", "number": "numbers", "string": "texts", "array": "pairs"}
+        return f"list of {inner[said['items']['type']]}"
+    bounds = " ".join(text.format(said[key]) for key, text in limits.items() if key in said)
+    return f"{words[said['type']]} {bounds}".strip()
