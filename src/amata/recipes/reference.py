@@ -4,6 +4,7 @@ import ast
 import inspect
 import json
 import textwrap
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from amata.methods import METHODS
@@ -54,7 +55,7 @@ def _field_docs(cls: type) -> dict[str, str]:
     """The strings that stand below the fields of a class."""
     (body,) = (node.body for node in ast.parse(textwrap.dedent(inspect.getsource(cls))).body if isinstance(node, ast.ClassDef))
     docs = {}
-    for field, below in zip(body, body[1:], strict=False):
+    for field, below in pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
             docs[field.target.id] = ast.literal_eval(below.value)
     return docs
