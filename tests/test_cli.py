@@ -267,7 +267,8 @@ def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert re.search(rf"^error: interrupted in epoch \d+, batch \d+; go on with `amata train --resume {re.escape(str(out))}`$", err, re.M)
+    assert re.search(r"^error: interrupted in epoch \d+(, batch \d+)?; go on with `amata train --resume ", err, re.M)
+    assert f"--resume {out}`" in err
     assert "Traceback" not in err
 
 

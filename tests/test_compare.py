@@ -55,18 +55,25 @@ def without_times(value: Any) -> Any:
     return [without_times(v) for v in value] if isinstance(value, list) else value
 
 
-def test_a_killed_comparison_goes_on_to_the_same_report(compared: Path, tmp_path: Path) -> None:
-    out = tmp_path / "cut"
-    command = [sys.executable, "-m", "amata", "compare", *RECIPES, "--seeds", "2", *SETS, "--out", str(out)]
-    process = subprocess.Popen(command, cwd=ROOT, env=env(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    second = out / "runs" / "mnist5k-amata-seed0" / "metrics.jsonl"
+def stopped(command: list[str], rows: Path, number: int) -> tuple[int, str]:
+    """What a command that is sent a signal in the second epoch of a run ends with, and what it says."""
+    process = subprocess.Popen(command, cwd=ROOT, env=env(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
-    while not (second.is_file() and second.read_text()):
+    while not (rows.is_file() and rows.read_text()):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.send_signal(number)
+    return process.wait(), process.communicate()[1]
+
+
+def test_a_comparison_that_was_interrupted_and_killed_goes_on_to_the_same_report(compared: Path, tmp_path: Path) -> None:
+    out = tmp_path / "cut"
+    command = [sys.executable, "-m", "amata", "compare", *RECIPES, "--seeds", "2", *SETS, "--out", str(out)]
+    code, said = stopped(command, out / "runs" / "mnist5k-pgd2-seed0" / "metrics.jsonl", signal.SIGINT)
+    assert code == 130
+    assert "error: interrupted in mnist5k-pgd2-seed0; what it did is saved, and the same command goes on from there" in said
+    stopped(command, out / "runs" / "mnist5k-amata-seed0" / "metrics.jsonl", signal.SIGKILL)
     assert not (out / "compare.json").exists()
     subprocess.run(command, check=True, cwd=ROOT, env=env(), capture_output=True)
     found, expected = (json.loads((folder / "compare.json").read_text()) for folder in (out, compared))

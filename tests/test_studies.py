@@ -163,7 +163,7 @@ def test_a_killed_search_goes_on_with_its_study(amata: Amata, tmp_path: Path) ->
     before = [t.number for t in finished(out)]
     called = amata(*SEARCH, "--trials", "4", "--out", out, "--json")
     assert called.code == 0, called.err
-    assert "resumed at epoch 1" in called.err  # from its checkpoint, not from the beginning
+    assert "resumed at epoch 2" in called.err  # from its checkpoint, not from the beginning
     result = json.loads(called.out)
     done = finished(out)
     assert len(done) == 4

@@ -164,7 +164,7 @@ def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_
                     next(net.parameters()).fill_(torch.nan)
 
     net, recipe = small_net(), toy_recipe("train.tensorboard=false")
-    with pytest.raises(AmataError, match=r"loss is not finite in epoch 1, at or before batch 3 .*optim\.lr"):
+    with pytest.raises(AmataError, match=r"loss is not finite at or before epoch 2, batch 3 .*optim\.lr"):
         fit(net, toy_data(), None, recipe, run=tmp_path / "run", reporter=Poison())
     loaded = load_checkpoint(tmp_path / "run" / "checkpoints", recipe.fingerprint(), print)
     assert loaded is not None
@@ -426,7 +426,7 @@ def test_a_collapse_is_rolled_back_and_training_goes_on_with_one_more_step(tmp_p
     assert event["after"] < event["before"] - 0.2
     assert [row["steps"] for row in fitted.rows if "event" not in row] == [1, 1, 2, 2]
     assert fitted.grad_evals == 96 * (2 + 2 + 2 + 3 + 3), "what the lost epoch cost is not forgotten"
-    assert any("catastrophic overfitting in epoch 2" in n and "now with 2 inner steps" in n for n in reporter.notes)
+    assert any("catastrophic overfitting in epoch 3" in n and "now with 2 inner steps" in n for n in reporter.notes)
     assert fitted.rows[-1]["valid"]["pgd-20"] > 0.9
     assert RunFolder(tmp_path / "run").read_rows() == fitted.rows
 
@@ -502,7 +502,7 @@ def test_the_guard_can_stop_or_look_away(tmp_path: Path, guard: str) -> None:
     )
     reporter = Collapsing(net, epoch=2)
     if guard == "stop":
-        with pytest.raises(AmataError, match=r"catastrophic overfitting in epoch 2.*last good checkpoint kept"):
+        with pytest.raises(AmataError, match=r"catastrophic overfitting in epoch 3.*last good checkpoint kept"):
             fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=reporter)
         assert RunFolder(tmp_path / "run").read_rows()[-1]["action"] == "stop"
         loaded = load_checkpoint(tmp_path / "run" / "checkpoints", recipe.fingerprint(), print)
@@ -542,7 +542,7 @@ def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path: Path) -> N
     run, _ = RunFolder.open(tmp_path / "cut")
     fit(small_net(), toy_data(), toy_data(40), recipe, run=run, reporter=Listen())
     assert any("00002-0000003 is damaged" in n and "falling back" in n for n in notes)
-    assert any("resumed at epoch 2, batch 0" in n for n in notes)
+    assert any("resumed at epoch 3" in n for n in notes)
     assert (tmp_path / "cut" / "last.safetensors").read_bytes() == (tmp_path / "whole" / "last.safetensors").read_bytes()
 
 

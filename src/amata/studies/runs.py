@@ -4,12 +4,20 @@ from pathlib import Path
 
 from amata.errors import InputError
 from amata.recipes import Recipe
-from amata.training import Reporter, RunFolder
+from amata.training import Interrupted, Reporter, RunFolder
 from amata.training.experiment import resume, train
 
 
 def taken_up(folder: Path, recipe: Recipe, reporter: Reporter) -> RunFolder:
     """The finished run of a recipe in this folder."""
+    try:
+        return _taken_up(folder, recipe, reporter)
+    except Interrupted as interrupted:
+        text = f"interrupted in {folder.name}; what it did is saved, and the same command goes on from there"
+        raise Interrupted(text, interrupted.exit_code - 128) from None
+
+
+def _taken_up(folder: Path, recipe: Recipe, reporter: Reporter) -> RunFolder:
     if not (folder / "recipe.toml").is_file():
         reporter.note(f"training {folder.name}")
         folder.parent.mkdir(parents=True, exist_ok=True)

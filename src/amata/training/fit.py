@@ -153,7 +153,7 @@ class _Fit:
                 self.guard.good = self._checkpoint_at(at.epoch, lambda _: None)
             self.guard.good = self.ranks.tell(self.guard.good)
         if loaded is not None:
-            self.reporter.note(f"resumed at epoch {at.epoch}, batch {at.batch}")
+            self.reporter.note(f"resumed at {at}")
 
     def _checkpoint_at(self, epoch: int | None, note: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The newest checkpoint, or the one that begins an epoch, where this process has the run folder."""
@@ -253,7 +253,7 @@ class _Fit:
         self._add_row(row)
         self.guard.go_back(collapse, row)
         trainer.at.rows = len(self.rows)
-        self.reporter.note(f"{collapse}; back to the end of epoch {trainer.at.epoch - 1}, now with {trainer.control().steps} inner steps")
+        self.reporter.note(f"{collapse}; back to the end of epoch {trainer.at.epoch}, now with {trainer.control().steps} inner steps")
         self.saver.discard_after(trainer.at.epoch)
         self.saver.checkpoint(now=True)
         return row
@@ -287,4 +287,4 @@ class _Fit:
         at = self.trainer.at
         if self.run is None:
             raise Interrupted("interrupted together with the first process", number)
-        raise Interrupted(f"interrupted in epoch {at.epoch}, batch {at.batch}; go on with `amata train --resume {self.run.path}`", number)
+        raise Interrupted(f"interrupted in {at}; go on with `amata train --resume {self.run.path}`", number)

@@ -26,7 +26,8 @@ class Collapse(NamedTuple):
         return {"event": "collapse", "action": action, "extra_steps": extra_steps, **self._asdict()}
 
     def __str__(self) -> str:
-        return f"catastrophic overfitting in epoch {self.epoch}: {PROBE} on held-out images fell from {self.before:.1%} to {self.after:.1%}"
+        fell = f"{PROBE} on held-out images fell from {self.before:.1%} to {self.after:.1%}"
+        return f"catastrophic overfitting in epoch {self.epoch + 1}: {fell}"
 
 
 def collapsed(before: float | None, after: float) -> bool:

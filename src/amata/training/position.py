@@ -34,3 +34,7 @@ class Position:
     """The control (K, alpha) that a closed-loop schedule chose for this epoch, and its gamma."""
     curves: list[list[list[float]]] = field(default_factory=list)
     """What was probed in each epoch: (K, alpha, value, cost) of each candidate."""
+
+    def __str__(self) -> str:
+        """For people, who count epochs from one."""
+        return f"epoch {self.epoch + 1}, batch {self.batch}" if self.batch else f"epoch {self.epoch + 1}"

@@ -219,7 +219,7 @@ class Trainer:
         if not math.isfinite(self.loss_sum.item()):
             lr = self.lr(self.at.batch - 1)
             raise AmataError(
-                f"the loss is not finite in epoch {self.at.epoch}, at or before batch {self.at.batch} (lr {lr:.3g}); "
+                f"the loss is not finite at or before {self.at} (lr {lr:.3g}); "
                 "the last good checkpoint is kept: start a new run with a lower optim.lr or a longer optim.warmup, or check the data"
             )
 
@@ -244,7 +244,7 @@ class Trainer:
         self._add_up()
         tensors = {f"model/{k}": v for k, v in self.model.state_dict().items()}
         if not all(bool(v.isfinite().all()) for v in tensors.values() if v.is_floating_point()):
-            raise AmataError(f"weights are not finite in epoch {self.at.epoch}, batch {self.at.batch}; the last good checkpoint is kept")
+            raise AmataError(f"weights are not finite in {self.at}; the last good checkpoint is kept")
         if self.average:
             tensors |= {f"average/{k}": v for k, v in self.average.model.state_dict().items()}
             self.at.average_steps = self.average.steps
