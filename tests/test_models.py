@@ -91,10 +91,19 @@ def test_weights_come_from_the_seed_alone() -> None:
 
 
 def test_any_module_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_nets_for_test.py").write_text("from torch import nn\ndef make(width): return nn.Linear(width, 3)\nnumber = 3\n")
+    (tmp_path / "my_nets_for_test.py").write_text(
+        "from torch import nn\ndef make(width): return nn.Linear(width, 3)\nnumber = 3\n"
+        "def fitting(in_channels=3, *, num_classes=1000): return nn.Linear(in_channels, num_classes)\n"
+    )
     monkeypatch.chdir(tmp_path)
     model = build("my_nets_for_test:make", in_channels=1, classes=3, args={"width": 4})
     assert isinstance(model, nn.Linear)
+    fitted = build("my_nets_for_test:fitting", in_channels=1, classes=5)
+    assert fitted.weight.shape == (5, 1)  # told by the data
+    fitted = build("my_nets_for_test:fitting", in_channels=1, classes=5, args={"num_classes": 7})
+    assert fitted.weight.shape == (7, 1)  # unless the recipe says otherwise
+    with pytest.raises(InputError, match="is no callable but int"):
+        build("my_nets_for_test:number", in_channels=1, classes=3)
     with pytest.raises(InputError, match="did you mean 'width'"):
         build("my_nets_for_test:make", in_channels=1, classes=3, args={"widht": 4})
     with pytest.raises(InputError, match=r"cannot be built from model\.args"):

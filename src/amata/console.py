@@ -167,10 +167,17 @@ def comparison_table(result: dict[str, Any]) -> Table:
         cells = []
         for attack in attacks:
             a = row["accuracies"].get(attack)
-            cells.append(f"{100 * a['accuracy']:.1f} ±{50 * (a['high'] - a['low']):.1f}" if a else "-")
+            cells.append(_with_interval(a) if a else "-")
         reached = f"{row['time_to_target']:.1f}" if row["time_to_target"] else "-"
         faster = f"{row['speedup']:.2f}x" if row["speedup"] else "-"
         table.add_row(escape(row["recipe"]), *cells, f"{row['train_seconds']:.1f}", f"{row['grad_evals']:,.0f}", reached, faster)
     images = " or ".join(f"{n:,}" for n in result["images"])
     table.caption = f"accuracy in %, half a 95% interval beside it, {images} test images"
     return table
+
+
+def _with_interval(a: dict[str, Any]) -> str:
+    """An accuracy with half its interval; with both ends where it is cut off at none or all, so that half of it would say little."""
+    cut = (a["low"] == 0 or a["high"] == 1) and a["high"] - a["low"] > 0.1
+    beside = f"({100 * a['low']:.0f} to {100 * a['high']:.0f})" if cut else f"±{50 * (a['high'] - a['low']):.1f}"
+    return f"{100 * a['accuracy']:.1f} {beside}"

@@ -1,7 +1,7 @@
 """Networks by name, with normalisation inside: images in [0, 1] go in, logits come out.
 
 A name is one of MODELS, `timm/NAME` where timm is installed, or the import path `package.module:callable` of anything that returns an
-`nn.Module`.
+`nn.Module`; its parameters `in_channels`, `classes` and `num_classes`, if it has them, are filled in from the data.
 """
 
 import importlib
@@ -59,7 +59,7 @@ def build(
         if name.startswith("timm/"):
             net = _timm_model(name.removeprefix("timm/"), in_channels, classes, args)
         elif ":" in name:
-            net = _imported_model(name, args)
+            net = _imported_model(name, args, {"in_channels": in_channels, "classes": classes, "num_classes": classes})
         else:
             raise unknown("model", name, [*MODELS, "timm/NAME", "package.module:callable"])
     return net if mean is None else Normalized(net, normalize)
@@ -84,7 +84,7 @@ def _timm_model(name: str, in_channels: int, classes: int, args: dict[str, Any])
     return timm.create_model(name, in_chans=in_channels, num_classes=classes, **args)
 
 
-def _imported_model(path: str, args: dict[str, Any]) -> nn.Module:
+def _imported_model(path: str, args: dict[str, Any], of_data: dict[str, int]) -> nn.Module:
     module_name, _, attribute = path.partition(":")
     # A model beside the recipe is found as it would be by `python -m`.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
@@ -93,9 +93,14 @@ def _imported_model(path: str, args: dict[str, Any]) -> nn.Module:
         builder = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise InputError(f"model.name = {path!r} cannot be imported ({error}); write it as package.module:callable") from None
+    if not callable(builder):
+        raise InputError(
+            f"model.name = {path!r} is no callable but {type(builder).__name__}; name a class or function that makes the network"
+        )
     _check_args(path, builder, args, filled=set())
+    wanted = inspect.signature(builder).parameters
     try:
-        net = builder(**args)
+        net = builder(**{k: v for k, v in of_data.items() if k in wanted} | args)
     except TypeError as error:
         raise InputError(f"model {path!r} cannot be built from model.args = {args}: {error}") from None
     if not isinstance(net, nn.Module):

@@ -50,7 +50,7 @@ class Data(Table):
 
 class Model(Table):
     name: str
-    """A built-in network, `timm/NAME`, or `package.module:callable`."""
+    """A built-in network, `timm/NAME`, or `package.module:callable`, whose in_channels and classes or num_classes are filled in."""
     args: dict[str, Any] = {}
     """What else is handed to the network, as {stem = "small"}."""
     mean: list[Number] | None = None
