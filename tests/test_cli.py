@@ -295,3 +295,15 @@ def test_a_terminal_shows_progress_with_time_left(tmp_path: Path) -> None:
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn)
     assert re.search(r"epoch \d/6  batch \d+/40  K [23]  alpha [\d.]+  loss [\d.]+", plain)
     assert re.search(r"\d:\d\d left", plain)
+
+
+def test_a_command_that_comes_to_nothing_leaves_no_folder(amata: Amata, run: Path, tmp_path: Path) -> None:
+    for words in (["landscape", str(run), "--steps", "a"], ["compare", "mnist5k-amataa"], ["criterion", "mnist5k-amataa"]):
+        out = tmp_path / "new" / words[0]
+        called = amata(*words, "--out", str(out))
+        assert called.code == 2
+        assert not out.exists()
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    amata("landscape", str(run), "--steps", "a", "--out", str(kept))
+    assert kept.is_dir()  # it was there before

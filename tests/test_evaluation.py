@@ -1,5 +1,8 @@
 """Evaluation: counts, intervals, costs, and the warnings that an honest number needs."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,8 +10,10 @@ from torch import Tensor, nn
 from amata.attacks import pgd
 from amata.errors import InputError
 from amata.evaluation import Metered, evaluate, parse_attack, wilson
+from amata.recipes import load
 from amata.seeds import derive
 from amata.threat import Linf
+from amata.training import fit
 from tests.conftest import Linear, images, labels, small_net
 
 BALL = Linf(0.05)
@@ -176,7 +181,7 @@ def test_attack_names(text: str, expected: tuple[str, int, int]) -> None:
 
 @pytest.mark.parametrize("text", ["pgd", "pgd-0", "pgd-x", "auto-attack", "cw", ""])
 def test_misspelt_attacks_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match="unknown attack"):
+    with pytest.raises(InputError, match="unknown attack|number of steps"):
         parse_attack(text)
 
 
@@ -198,3 +203,23 @@ def test_an_attack_named_twice_is_run_once() -> None:
 def test_nothing_to_evaluate_is_an_error() -> None:
     with pytest.raises(InputError, match="no image"):
         evaluate(Linear(4), [], ball=BALL)
+
+
+def test_what_people_hand_in_by_mistake_is_named() -> None:
+    model, x, y = Linear(4), images(6), labels(6) % 4
+    odd = nn.Sequential(nn.Flatten(), nn.Linear(5, 4))
+    recipe = load("mnist5k-amata", "train.device=cpu")
+    radius: Any = 8 / 255
+    mistakes: dict[str, Callable[[], object]] = {
+        r"ball = 0\.03\d+ is no threat model; write amata\.Linf": lambda: evaluate(model, (x, y), ball=radius),
+        r"ball = 0\.03\d+ is no": lambda: pgd(model, x, y, ball=radius),
+        r"must be tensors, not ndarray": lambda: evaluate(model, (x.numpy(), y.numpy()), ball=BALL),
+        r"data must be tensors \(x, y\)": lambda: fit(model, (x.numpy(), y.numpy()), recipe=recipe),
+        r"the model cannot take images of shape \(": lambda: evaluate(odd, (x, y), ball=BALL),
+        r"the model cannot take images of": lambda: fit(odd, (x, y), recipe=recipe),
+        r"'pgd-0': the number of steps": lambda: evaluate(model, (x, y), ball=BALL, attacks="pgd-0"),
+    }
+    for message, mistake in mistakes.items():
+        with pytest.raises(InputError, match=message):
+            mistake()
+    assert list(evaluate(model, (x, y), ball=BALL, attacks="clean, pgd-2")) == ["clean", "pgd-2"]

@@ -80,7 +80,7 @@ def test_fractions_are_exact_quotients(top: int, bottom: int) -> None:
         ("threat.norm=l1", "threat.norm: unknown threat 'l1'; did you mean 'l2'?"),
         ("method.name=pdg", "method.name: unknown method 'pdg'; did you mean 'pgd'?"),
         ("schedule.name=lin", "schedule.name: unknown schedule 'lin'; did you mean 'linear'?"),
-        ("schedule.name=constant", "schedule.steps: this key is needed (and 1 more)"),
+        ("schedule.name=constant", "schedule.steps and schedule.step_size: these keys are needed"),
         ("lr=1", "must read table.key=value"),
         ("method.name=[1]", "method.name: unknown method '[1]'"),
         ("optim.lr.x.y=1", "optim.lr.x.y lies inside a value that is no table"),

@@ -65,6 +65,12 @@ class Ball(Protocol):
         ...
 
 
+def check_ball(ball: object) -> None:
+    """Refuse a bare number, which does not say in which norm."""
+    if not hasattr(ball, "around"):
+        raise InputError(f"ball = {ball!r} is no threat model; write amata.Linf(8 / 255) or amata.L2(0.5)")
+
+
 @dataclass(frozen=True)
 class Linf:
     """{x' in [0, 1] : max_i |x'_i - x_i| <= eps}. Steps follow the sign of the gradient."""

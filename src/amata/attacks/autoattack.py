@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from amata.attacks.guard import check_images, check_model, untouched
 from amata.errors import InputError, missing
-from amata.threat import Ball
+from amata.threat import Ball, check_ball
 
 _NORMS = {"linf": "Linf", "l2": "L2"}
 Version = Literal["standard", "plus", "rand"]
@@ -24,6 +24,7 @@ def autoattack(
         from pyautoattack import AutoAttack
     except ImportError:
         raise missing("pyautoattack", "AutoAttack", "autoattack") from None
+    check_ball(ball)
     check_images(x, y)
     with untouched(model):
         classes = check_model(model, x, y)

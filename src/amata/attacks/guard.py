@@ -32,9 +32,20 @@ def check_images(x: Tensor, y: Tensor) -> None:
 def check_model(model: nn.Module, x: Tensor, y: Tensor) -> int:
     """Refuse what `check_logits` refuses, seen on the first image; returns the number of classes."""
     with torch.no_grad():
-        z = model(x[:1])
+        z = logits(model, x[:1])
     check_logits(z, y, n=1)
     return z.shape[1]
+
+
+def logits(model: nn.Module, x: Tensor) -> Tensor:
+    """What the model says of images that it sees for the first time: it may be made for others."""
+    try:
+        z: Tensor = model(x)
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise InputError(f"the model cannot take images of shape {tuple(x.shape[1:])}: {str(error).splitlines()[0]}") from error
+    return z
 
 
 def check_logits(z: Tensor, y: Tensor, n: int | None = None) -> None:

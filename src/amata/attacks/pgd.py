@@ -13,7 +13,7 @@ from amata.attacks.guard import check_images, check_model, input_grad, untouched
 from amata.errors import InputError
 from amata.losses import Loss, ce, margin
 from amata.seeds import generator
-from amata.threat import Ball
+from amata.threat import Ball, check_ball
 
 
 def default_step_size(ball: Ball, steps: int) -> float:
@@ -46,6 +46,7 @@ def pgd(
     `start` begins at a given point (the first restart only). `targets` turns the attack into a targeted one: it descends the loss
     towards those labels. `step_size` is 2.5 eps / K unless given.
     """
+    check_ball(ball)
     check_images(x, y if targets is None else targets)
     if steps < 0 or restarts < 1:
         raise InputError(f"steps = {steps} must not be negative and restarts = {restarts} must be at least 1")

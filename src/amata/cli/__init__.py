@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from amata.cli import bench, catalogue, compare, control, export, landscape, runs
-from amata.cli.app import app
+from amata.cli.app import app, remove_empty
 from amata.errors import AmataError
 
 __all__ = ["app", "bench", "catalogue", "compare", "control", "export", "landscape", "main", "runs"]
@@ -31,4 +31,5 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):
         print("error: interrupted", file=sys.stderr)
         code = 130
+    remove_empty()
     sys.exit(code if isinstance(code, int) else 0)

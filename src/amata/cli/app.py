@@ -1,5 +1,6 @@
 """The command's root, and the options that several commands share."""
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -37,8 +38,22 @@ def whole_numbers(text: str, name: str) -> list[int]:
     return numbers
 
 
+MADE: list[Path] = []
+"""The folders that this command has made for its output."""
+
+
 def make_folder(path: Path) -> None:
+    """Make an output folder before any work is done for it."""
+    if not path.is_dir():
+        MADE.append(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"output folder {path} cannot be made ({error.strerror}); choose another --out") from None
+
+
+def remove_empty() -> None:
+    """Take back the folders that nothing came into."""
+    while MADE:
+        with contextlib.suppress(OSError):  # it holds something, or is not there
+            MADE.pop().rmdir()

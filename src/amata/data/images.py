@@ -154,6 +154,10 @@ class Stream:
 
     def epoch(self, epoch: int = 0, start: int = 0, stride: int = 1) -> Iterator[Batch]:
         for item in islice(self.batches, start, None, stride):
+            if not (isinstance(item, tuple | list) and len(item) >= 2 and all(isinstance(t, Tensor) for t in item[:2])):
+                raise InputError(
+                    "data must be tensors (x, y), or an iterable of batches of them; torch.from_numpy makes a tensor of a numpy array"
+                )
             x, y = item[0].to(self.device), item[1].to(self.device)
             yield Batch(x, y, torch.full((len(x),), -1), epoch=epoch)
 

@@ -9,13 +9,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from amata.attacks.guard import check_images, check_logits, input_grad, untouched
+from amata.attacks.guard import check_images, check_logits, input_grad, logits, untouched
 from amata.engine import QuickNet, quick, rounding, untuned
 from amata.errors import InputError
 from amata.evaluation.spec import AttackSpec, parse_attack
 from amata.losses import ce
 from amata.seeds import derive
-from amata.threat import Ball
+from amata.threat import Ball, check_ball
 
 Progress = Callable[[str, int, int], None]
 """Called with the attack, the images done and the images in all."""
@@ -82,7 +82,7 @@ def evaluate(
     data: Any,
     *,
     ball: Ball,
-    attacks: Sequence[str] = ("clean", "pgd-20"),
+    attacks: Sequence[str] | str = ("clean", "pgd-20"),
     step_size: float | None = None,
     cw_c: float = 1.0,
     batch_size: int = 256,
@@ -102,7 +102,9 @@ def evaluate(
     own, and compiling is not counted as an attack's time. `precision` says whether a GPU may round the factors of convolutions and matrix
     products to TF32.
     """
-    specs = [parse_attack(name, step_size=step_size, c=cw_c) for name in dict.fromkeys(a.strip() for a in attacks)]
+    check_ball(ball)
+    named = attacks.split(",") if isinstance(attacks, str) else attacks
+    specs = [parse_attack(name, step_size=step_size, c=cw_c) for name in dict.fromkeys(a.strip() for a in named)]
     attacked = any(s.kind != "clean" for s in specs)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     on_gpu = device.type == "cuda"
@@ -116,10 +118,12 @@ def evaluate(
             first = n if part.size == 1 else index * batch_size  # where this batch stands among all images
             if limit is not None and first >= limit:
                 break
+            if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+                raise InputError(f"images and labels must be tensors, not {type(x).__name__}; torch.from_numpy makes one of an array")
             x, y = (t[: (limit or 2**62) - first].to(device) for t in (x, y))
             check_images(x, y)
             with untouched(model), torch.no_grad():
-                z = model(x)
+                z = logits(model, x)
                 check_logits(z, y)
             if index == 0 and attacked:
                 suspicion = _look_at(model, x, y, z)

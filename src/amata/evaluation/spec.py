@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from amata.attacks import autoattack, cw_l2, cw_pgd, fgsm, pgd
 from amata.attacks.guard import untouched
 from amata.attacks.pgd import default_step_size
-from amata.errors import unknown
+from amata.errors import InputError, unknown
 from amata.seeds import derive
 from amata.threat import Ball
 
@@ -95,4 +95,6 @@ def parse_attack(text: str, *, step_size: float | None = None, c: float = 1.0) -
         return AttackSpec(name, "cw-l2", steps=int(match[1] or 100), c=c)
     if match := re.fullmatch(r"(pgd|cw-pgd)-([1-9]\d*)(?:-([1-9]\d*))?", name):
         return AttackSpec(name, match[1], steps=int(match[2]), restarts=int(match[3] or 1), step_size=step_size)
+    if re.fullmatch(r"(pgd|cw-pgd|cw-l2)(-\d+)*", name):
+        raise InputError(f"attack {name!r}: the number of steps, and of restarts, must be at least 1, as in pgd-20 or pgd-50-10")
     raise unknown("attack", name, NAMES)

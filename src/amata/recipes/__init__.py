@@ -76,11 +76,14 @@ def built_in() -> dict[str, str]:
     return {f.name.removesuffix(".toml"): f.read_text() for f in files if f.name.endswith(".toml")}
 
 
-def load(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+def load(name_or_path: str | Path, overrides: Sequence[str] | str = ()) -> Recipe:
     """A built-in recipe by name, or a TOML file by path, with `table.key=value` overrides."""
     text = str(name_or_path)
+    overrides = [overrides] if isinstance(overrides, str) else overrides
     if text.endswith(".toml") or "/" in text:
         path = Path(text)
+        if (path / "recipe.toml").is_file():
+            raise InputError(f"{path} is a run folder: `amata train --resume {path}` goes on with it, and {path}/recipe.toml is its recipe")
         if not path.is_file():
             raise InputError(f"no recipe file {path}; `amata recipes` lists the built-in ones")
         source, name = path.read_text(), path.stem
@@ -188,7 +191,8 @@ def _first_line(error: Any, model: Any) -> str:
             known = known.model_fields[part].annotation
         message = f"unknown key; {nearest(str(first['loc'][-1]), known.model_fields)}"
     elif first["type"] == "missing":
-        message = "this key is needed"
+        lacking = [".".join(map(str, p["loc"])) for p in problems if p["type"] == "missing"]
+        return f"{' and '.join(lacking)}: {'this key is' if len(lacking) == 1 else 'these keys are'} needed"
     elif first["type"] == "value_error":
         message = str(first["ctx"]["error"])
     else:

@@ -6,8 +6,9 @@ from amata.engine import local_device
 from amata.errors import InputError
 
 
-def resolve_device(name: str) -> torch.device:
-    """The device that a recipe asks for; "auto" is the GPU where there is one."""
+def resolve_device(name: str, asked: str = "--set train.device=") -> torch.device:
+    """The device that a recipe asks for, or whoever `asked` for it; "auto" is the GPU where there is one."""
+    key = asked.removeprefix("--set ").rstrip("= ")
     if name in ("auto", "cuda") and (own := local_device()) is not None:  # of several processes, each has its own
         return own
     if name == "auto":
@@ -15,7 +16,7 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"train.device = {name!r} is no device; use auto, cpu, cuda or cuda:N") from None
+        raise InputError(f"{key} = {name!r} is no device; use auto, cpu, cuda or cuda:N") from None
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise InputError(f"train.device = {name!r}, but {torch.cuda.device_count()} GPUs are visible; use --set train.device=cpu")
+        raise InputError(f"{key} = {name!r}, but {torch.cuda.device_count()} GPUs are visible; use {asked}cpu")
     return device

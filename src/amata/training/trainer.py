@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from amata.attacks.guard import check_images, check_logits
+from amata.attacks.guard import check_images, check_logits, logits
 from amata.batch import Batch
 from amata.data import Feed
 from amata.engine import ProbeNet, WeightAverage, current, make_net, share_norms
@@ -213,7 +213,7 @@ class Trainer:
         check_images(batch.x, batch.y)
         self.model.eval()
         with torch.no_grad():
-            check_logits(self.model(batch.x[:2]), batch.y, n=len(batch.x[:2]))
+            check_logits(logits(self.model, batch.x[:2]), batch.y, n=len(batch.x[:2]))
 
     def check_finite(self) -> None:
         if not math.isfinite(self.loss_sum.item()):
