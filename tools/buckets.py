@@ -36,4 +36,6 @@ def main(root: str, out: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
     main(*sys.argv[1:])

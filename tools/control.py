@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from page import rewrite
+from page import refuse_others, rewrite
 from study import RUN_FILES, amata
 
 ROOT = Path(__file__).parents[1]
@@ -175,4 +175,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    refuse_others(__doc__, "--check", "--measure")
     main()

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from page import rewrite
+from page import refuse_others, rewrite
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "bench" / "h200"
@@ -161,4 +161,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    refuse_others(__doc__, "--check")
     main()

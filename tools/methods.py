@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from page import Parts, rewrite
+from page import Parts, refuse_others, rewrite
 from study import RUN_FILES
 
 ROOT = Path(__file__).parents[1]
@@ -132,4 +132,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    refuse_others(__doc__, "--check")
     main()

@@ -15,6 +15,12 @@ def filled(text: str, parts: Parts) -> str:
     return text
 
 
+def refuse_others(about: str | None, *known: str) -> None:
+    """End with the tool's own description where it is given an argument that it does not know."""
+    if any(argument not in known for argument in sys.argv[1:]):
+        sys.exit(f"error: this is not understood\n\n{about}")
+
+
 def rewrite(pages: dict[Path, Parts], tool: str) -> None:
     """Write every part of every page anew; with --check only say whether the pages are what they would be."""
     new = {page: filled(page.read_text(), parts) for page, parts in pages.items()}

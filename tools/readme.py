@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import paper
-from page import rewrite
+from page import refuse_others, rewrite
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "mnist5k"
@@ -81,4 +81,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    refuse_others(__doc__, "--check")
     main()

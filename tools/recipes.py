@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from amata.recipes.reference import Section, sections
-from page import rewrite
+from page import refuse_others, rewrite
 
 PAGE = Path(__file__).parents[1] / "docs" / "recipes.md"
 
@@ -23,4 +23,5 @@ def keys() -> str:
 
 
 if __name__ == "__main__":
+    refuse_others(__doc__, "--check")
     rewrite({PAGE: {"keys": keys}}, "recipes")
