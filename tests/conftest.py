@@ -43,6 +43,11 @@ def small_net(seed: int = 0, *, smooth: bool = False) -> nn.Sequential:
         )  # fmt: skip
 
 
+def flat_net(in_channels: int, classes: int, side: int = 12) -> nn.Module:
+    """The least that is a network: a linear layer."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(in_channels * side * side, classes))
+
+
 def dropout_net() -> nn.Module:
     """A quick network for 28x28 digits with BatchNorm and dropout."""
     return nn.Sequential(

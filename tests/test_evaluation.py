@@ -181,7 +181,7 @@ def test_attack_names(text: str, expected: tuple[str, int, int]) -> None:
 
 @pytest.mark.parametrize("text", ["pgd", "pgd-0", "pgd-x", "auto-attack", "cw", ""])
 def test_misspelt_attacks_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match="unknown attack|number of steps"):
+    with pytest.raises(InputError, match=r"unknown attack|number of steps"):
         parse_attack(text)
 
 

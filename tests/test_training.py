@@ -5,6 +5,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from amata.recipes.schema import Optim
 from amata.seeds import generator
 from amata.training import Interrupted, Moment, Reporter, RunFolder, fit, resolve_device
 from amata.training.checkpoint import load_checkpoint, save_checkpoint
-from amata.training.experiment import resume, train
+from amata.training.experiment import load_trained, resume, train
 from amata.training.files import load_tensors
 from amata.training.optim import learning_rate, make_optimizer
 from tests.conftest import small_net
@@ -98,6 +99,22 @@ def test_a_resume_on_other_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the data are not those"):
         resume(tmp_path / "run", (f"data.root={tmp_path / 'b'}",))
     resume(tmp_path / "run")
+
+
+def test_images_that_came_later_are_no_test_images(tmp_path: Path) -> None:
+    """The test share of a folder is another one when a file has come: images that were trained on would be in it."""
+    from tests.test_data import write_folder
+
+    write_folder(tmp_path / "data", parts=("",), per_class=10)
+    sizes = ["data.resize=16", "data.crop=12", "data.workers=0", "data.batch_size=8", 'eval.attacks=["clean"]', "train.tensorboard=false"]
+    small = ["model.name=tests.conftest:flat_net", "model.args={}", "train.epochs=1", "train.device=cpu", "data.valid=2"]
+    train(recipes.load("caltech256-pgd20", [*sizes, *small, "schedule.steps=1", f"data.root={tmp_path / 'data'}"]), tmp_path / "run")
+    load_trained(tmp_path / "run")
+    first = next((tmp_path / "data").glob("*/*.png"))
+    shutil.copy(first, first.with_name("00-new.png"))
+    with pytest.raises(InputError, match=r"images came or went since; put them back, or say --set data\.root"):
+        load_trained(tmp_path / "run")
+    load_trained(tmp_path / "run", (f"data.root={tmp_path / 'data'}",))
 
 
 def test_the_best_model_is_chosen_by_held_out_robust_accuracy(tmp_path: Path) -> None:

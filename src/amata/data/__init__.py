@@ -1,8 +1,10 @@
 """Data sets by name, in memory or on disk, and the batches made of them."""
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from amata.data.cifar import load_cifar10
 from amata.data.feed import Feed
@@ -42,6 +44,16 @@ class Splits:
     valid: ImageSet | None
     test: ImageSet
     held_out: list[int]
+
+    def record(self) -> dict[str, Any]:
+        """Which images are trained on, held out and tested on, in short: a folder may have changed when a run is next looked at."""
+        hashes = {"train_hash": self.train, "test_hash": self.test}
+        return {
+            "train": len(self.train),
+            "valid": len(self.held_out),
+            "valid_ids": self.held_out,
+            **{key: hashlib.sha256(part.known_by()).hexdigest()[:16] for key, part in hashes.items()},
+        }
 
 
 def data_root() -> Path:

@@ -78,6 +78,9 @@ class Folder:
     def __len__(self) -> int:
         return len(self.files)
 
+    def known_by(self) -> bytes:
+        return "\n".join(f"{file.parent.name}/{file.name}" for file in self.files).encode()
+
     def subset(self, positions: Tensor) -> "Folder":
         files = tuple(self.files[i] for i in positions.tolist())
         return replace(self, files=files, labels=self.labels[positions], ids=self.ids[positions])

@@ -101,7 +101,7 @@ def _carry_out(recipe: Recipe, folder: Callable[[], RunFolder], reporter: Report
 
 def _prepared(folder: Callable[[], RunFolder], recipe: Recipe, splits: data.Splits, device: torch.device) -> RunFolder:
     run = folder()
-    run.record_split(recipe.train.seed, len(splits.train), splits.held_out)
+    run.record_split(recipe.train.seed, splits)
     run.write_environment(device)
     return run
 
@@ -175,6 +175,8 @@ def load_trained(path: Path, overrides: tuple[str, ...] = (), recipe_name: str |
         raise InputError(f"no run folder or weights file at {path}")
     recipe = replace(recipe, model=recipe.model.model_copy(update={"weights": None}))
     splits = load_data(recipe)
+    if path.is_dir() and not any(o.startswith("data.") for o in overrides):
+        run.check_test(splits)
     model = build_model(recipe, splits.train)
     models.load_weights(model, weights)
     return model.to(resolve_device(recipe.train.device)).eval(), recipe, splits

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from amata import recipes
+from amata.data import Splits
 from amata.errors import InputError
 from amata.recipes import Recipe
 from amata.training.files import link_atomic, unwritable, write_atomic, write_json
@@ -70,15 +71,23 @@ class RunFolder:
     def write_environment(self, device: torch.device) -> None:
         write_json(self.path / "env.json", environment(device))
 
-    def record_split(self, seed: int, train: int, held_out: list[int]) -> None:
+    def record_split(self, seed: int, splits: Splits) -> None:
         """Write down which samples are held out; a resumed run must find the very same."""
-        file, split = self.path / "split.json", {"seed": seed, "train": train, "valid": len(held_out), "valid_ids": held_out}
+        file, split = self.path / "split.json", {"seed": seed, **splits.record()}
         if not file.is_file():
             write_json(file, split)
-        elif json.loads(file.read_text()) != split:
-            raise InputError(
-                f"the data are not those that {self.path} was trained on: another number of images or held-out ids than in {file}"
-            )
+        else:
+            self._check(split, "put them back to go on")
+
+    def check_test(self, splits: Splits) -> None:
+        """Refuse to test on other images than were kept apart: some of them may have been trained on."""
+        self._check({"test_hash": splits.record()["test_hash"]}, "put them back, or say --set data.root=FOLDER to take them as they are")
+
+    def _check(self, split: dict[str, Any], way_out: str) -> None:
+        file = self.path / "split.json"
+        known = json.loads(file.read_text()) if file.is_file() else {}  # it is not kept with results alone
+        if any(known.get(key, value) != value for key, value in split.items()):
+            raise InputError(f"the data are not those that {self.path} was trained on: images came or went since; {way_out}")
 
     def read_rows(self) -> list[dict[str, Any]]:
         file = self.path / "metrics.jsonl"
