@@ -127,7 +127,7 @@ def test_bad_comparisons_are_refused(tmp_path: Path, amata: Any) -> None:
     assert "error: --target 45 must be an accuracy" in amata("report", _one_run(tmp_path), "--out", tmp_path / "r", "--target", "45").err
     again = amata("report", tmp_path / "one", tmp_path / "one" / "runs" / "mnist5k-pgd2-seed0", "--out", tmp_path / "r")
     assert "same recipe with the same seed" in again.err
-    assert "neither a run folder nor a comparison" in amata("report", tmp_path, "--out", tmp_path / "r").err
+    assert "neither a run folder nor a folder of runs" in amata("report", tmp_path, "--out", tmp_path / "r").err
 
 
 def _one_run(folder: Path) -> Path:
@@ -243,5 +243,12 @@ def test_a_report_needs_no_weights(compared: Path, tmp_path: Path, amata: Callab
     assert again["rows"] == first["rows"]
     assert any("different commits" in w for w in again["warnings"])
     assert re.search("another; |; another", (tmp_path / "again" / "environment.md").read_text())
-    failed = amata("eval", str(next((kept / "runs").iterdir())))
+    assert amata("report", str(kept / "runs"), "--out", str(tmp_path / "flat")).code == 0
+    flat = json.loads((tmp_path / "flat" / "compare.json").read_text())
+    assert sorted(row["recipe"] for row in flat["rows"]) == sorted(row["recipe"] for row in first["rows"])
+    one = next((kept / "runs").iterdir())
+    assert "is a run folder, which nothing else is written into" in amata("report", str(kept), "--out", str(one)).err
+    fewer = amata("compare", RECIPES[0], "--seeds", "2", *SETS, "--out", str(kept))
+    assert "note: mnist5k-amata-seed0, mnist5k-amata-seed1 of an earlier plan stay in" in fewer.err
+    failed = amata("eval", str(one))
     assert (failed.code, "its weights were not kept" in failed.err) == (2, True)

@@ -44,6 +44,8 @@ MADE: list[Path] = []
 
 def make_folder(path: Path) -> None:
     """Make an output folder before any work is done for it."""
+    if (path / "recipe.toml").is_file():
+        raise InputError(f"{path} is a run folder, which nothing else is written into; choose another --out")
     if not path.is_dir():
         MADE.append(path)
     try:

@@ -38,12 +38,15 @@ def compare(
 
 @app.command(epilog="Example: amata report runs/compare --out runs/again")
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders of comparisons.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Run folders, comparisons, or folders of runs."),
+    ],
     out: Annotated[Path, typer.Option(help="A folder for the report.")],
     target: Target = None,
     json_: Json = False,
 ) -> None:
-    """Make the report of finished runs, from their folders alone."""
+    """Make the report of finished runs, from their folders alone. The first recipe is what the others are held against."""
     from amata.studies.compare import describe, found_runs
 
     make_folder(out)

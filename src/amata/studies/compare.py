@@ -63,7 +63,10 @@ def make_runs(planned: Sequence[Recipe], out: Path, reporter: Reporter, target: 
     """The runs of a plan, and what became of those that could not be finished; the others are made all the same."""
     check_target(target)
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "plan.json", {"order": [run_name(recipe) for recipe in planned], "target": target})
+    names, before = [run_name(recipe) for recipe in planned], _planned(out).get("order", [])
+    if left_out := [name for name in before if name not in names]:
+        reporter.note(f"{', '.join(left_out)} of an earlier plan stay in {out / 'runs'} and are not in this report")
+    write_json(out / "plan.json", {"order": names, "target": target})
     runs, failures = [], []
     for recipe in planned:
         try:
@@ -85,18 +88,24 @@ def found_runs(targets: Sequence[Path]) -> tuple[list[RunFolder], float | None]:
         if (target / "recipe.toml").is_file():
             runs.append(RunFolder.open(target.resolve())[0])
             continue
-        file = target / "plan.json"
-        planned = json.loads(file.read_text()) if file.is_file() else {}
-        names = planned.get("order") or sorted(f.parent.name for f in (target / "runs").glob("*/recipe.toml"))
+        planned = _planned(target)
+        home = target / "runs" if (target / "runs").is_dir() else target
+        names = planned.get("order") or sorted(f.parent.name for f in home.glob("*/recipe.toml"))
         if not names:
-            raise InputError(f"{target} is neither a run folder nor a comparison: it has no recipe.toml and no runs/")
+            raise InputError(f"{target} is neither a run folder nor a folder of runs: there is no recipe.toml in it or one below")
         goal = goal or planned.get("target")
-        folders = [(target / "runs" / name).resolve() for name in names]
+        folders = [(home / name).resolve() for name in names]
         runs += [RunFolder.open(folder)[0] for folder in folders if (folder / "recipe.toml").is_file()]
     for run in runs:
         if not run.finished:
             raise InputError(f"{run.path} is not finished; `amata train --resume {run.path}` first")
     return runs, goal
+
+
+def _planned(folder: Path) -> dict[str, Any]:
+    file = folder / "plan.json"
+    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    return found
 
 
 def check_target(target: float | None) -> None:
