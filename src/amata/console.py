@@ -147,11 +147,12 @@ def bench_table(result: dict[str, Any]) -> Table:
         speed = (
             f"{r['seconds_per_epoch']:.2f}",
             f"{r['images_per_second']:,.0f}",
-            f"{r['tflops']:.1f}",
+            f"{r['tflops']:.1f}" if r["tflops"] >= 1 else f"{r['tflops']:.2g}",
             f"{r['ceiling_share']:.1%}",
             ratio,
         )
-        rest = (f"{r['compile_seconds']:.1f}", f"{r['peak_memory_bytes'] / 2**20:,.0f}")
+        memory = f"{r['peak_memory_bytes'] / 2**20:,.0f}" if r["peak_memory_bytes"] else "-"  # a GPU's alone is known
+        rest = (f"{r['compile_seconds']:.1f}", memory)
         table.add_row(r["recipe"], str(r["batch"]), str(r["steps"]), r["variant"], *speed, *rest)
     return table
 
