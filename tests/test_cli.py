@@ -302,7 +302,7 @@ def test_a_command_that_comes_to_nothing_leaves_no_folder(amata: Amata, run: Pat
         out = tmp_path / "new" / words[0]
         called = amata(*words, "--out", str(out))
         assert called.code == 2
-        assert not out.exists()
+        assert not out.parent.exists()
     kept = tmp_path / "kept"
     kept.mkdir()
     amata("landscape", str(run), "--steps", "a", "--out", str(kept))

@@ -110,15 +110,24 @@ def test_zero_gradients_are_named() -> None:
     assert any("30 of 30 images have an input gradient of exactly zero" in w for w in results["pgd-10"].warnings)
 
 
-def test_a_network_that_has_learnt_nothing_is_named() -> None:
-    class Constant(Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            z: Tensor = super().forward(x)
-            return z * 0 + torch.arange(float(z.shape[1]))
+class Constant(nn.Module):
+    """Gives all images the same class but those that begin with 1."""
 
-    results = evaluate(Constant(4), (images(40), torch.arange(40) % 4), ball=BALL, attacks=["clean", "pgd-10"])
+    def forward(self, x: Tensor) -> Tensor:
+        first = x.flatten(1)[:, 0] * 0 + x.flatten(1)[:, 0].detach()
+        return torch.stack([first * 0 + 0.5, (first == 1).float() + first * 0], 1)
+
+
+def test_a_network_that_has_learnt_nothing_is_named() -> None:
+    x, y = images(200) * 0.5, torch.arange(200) % 2
+    results = evaluate(Constant(), (x, y), ball=BALL, attacks=["clean", "pgd-10"], batch_size=64)
     for result in results.values():
         assert [w for w in result.warnings if "learnt nothing" in w] == result.warnings != []
+    # Not on the word of a few images, of images of one class, or of the first batch.
+    assert not evaluate(Constant(), (x[:40], y[:40]), ball=BALL, attacks=["clean"])["clean"].warnings
+    assert not evaluate(Constant(), (x, y * 0), ball=BALL, attacks=["clean"])["clean"].warnings
+    x[-10:, :, 0, 0] = 1
+    assert not evaluate(Constant(), (x, y), ball=BALL, attacks=["clean"], batch_size=64)["clean"].warnings
 
 
 def test_evaluation_tries_out_no_kernels_and_leaves_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +214,11 @@ def test_nothing_to_evaluate_is_an_error() -> None:
         evaluate(Linear(4), [], ball=BALL)
 
 
+class Absent(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
 def test_what_people_hand_in_by_mistake_is_named() -> None:
     model, x, y = Linear(4), images(6), labels(6) % 4
     odd = nn.Sequential(nn.Flatten(), nn.Linear(5, 4))
@@ -213,10 +227,14 @@ def test_what_people_hand_in_by_mistake_is_named() -> None:
     mistakes: dict[str, Callable[[], object]] = {
         r"ball = 0\.03\d+ is no threat model; write amata\.Linf": lambda: evaluate(model, (x, y), ball=radius),
         r"ball = 0\.03\d+ is no": lambda: pgd(model, x, y, ball=radius),
+        r"must be tensors, not ndarray;": lambda: evaluate(model, (x, y.numpy()), ball=BALL),
+        r"tensors, not ndarray": lambda: evaluate(model, [(x, y.numpy())], ball=BALL),
+        r"batches of them, not dict": lambda: evaluate(model, [{"x": x}], ball=BALL),
         r"must be tensors, not ndarray": lambda: evaluate(model, (x.numpy(), y.numpy()), ball=BALL),
         r"data must be tensors \(x, y\)": lambda: fit(model, (x.numpy(), y.numpy()), recipe=recipe),
         r"the model cannot take images of shape \(": lambda: evaluate(odd, (x, y), ball=BALL),
         r"the model cannot take images of": lambda: fit(odd, (x, y), recipe=recipe),
+        r"the model cannot take images of shape \(.*NotImplemented": lambda: evaluate(Absent(), (x, y), ball=BALL),
         r"'pgd-0': the number of steps": lambda: evaluate(model, (x, y), ball=BALL, attacks="pgd-0"),
     }
     for message, mistake in mistakes.items():

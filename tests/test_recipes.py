@@ -80,7 +80,7 @@ def test_fractions_are_exact_quotients(top: int, bottom: int) -> None:
         ("threat.norm=l1", "threat.norm: unknown threat 'l1'; did you mean 'l2'?"),
         ("method.name=pdg", "method.name: unknown method 'pdg'; did you mean 'pgd'?"),
         ("schedule.name=lin", "schedule.name: unknown schedule 'lin'; did you mean 'linear'?"),
-        ("schedule.name=constant", "schedule.steps and schedule.step_size: these keys are needed"),
+        ("schedule.name=constant", "schedule.steps and schedule.step_size: these are needed"),
         ("lr=1", "must read table.key=value"),
         ("method.name=[1]", "method.name: unknown method '[1]'"),
         ("optim.lr.x.y=1", "optim.lr.x.y lies inside a value that is no table"),
@@ -141,4 +141,6 @@ def test_every_key_is_explained_and_none_is_forgotten() -> None:
         for table, content in load(name).tables.items():
             assert set(content) <= known[table], (name, table)
     (size,) = [k for s in every if s.table == "data" for k in s.keys if k.name == "batch_size"]
+    (rate,) = [k for s in every if s.table == "optim" for k in s.keys if k.name == "lr"]
+    assert rate.values == "number above 0"
     assert (size.default, size.required, size.values) == ("128", False, "whole number from 1")

@@ -109,12 +109,15 @@ def test_images_that_came_later_are_no_test_images(tmp_path: Path) -> None:
     sizes = ["data.resize=16", "data.crop=12", "data.workers=0", "data.batch_size=8", 'eval.attacks=["clean"]', "train.tensorboard=false"]
     small = ["model.name=tests.conftest:flat_net", "model.args={}", "train.epochs=1", "train.device=cpu", "data.valid=2"]
     train(recipes.load("caltech256-pgd20", [*sizes, *small, "schedule.steps=1", f"data.root={tmp_path / 'data'}"]), tmp_path / "run")
-    load_trained(tmp_path / "run")
+    load_trained(tmp_path / "run", to_test=True)
     first = next((tmp_path / "data").glob("*/*.png"))
     shutil.copy(first, first.with_name("00-new.png"))
     with pytest.raises(InputError, match=r"images came or went since; put them back, or say --set data\.root"):
-        load_trained(tmp_path / "run")
-    load_trained(tmp_path / "run", (f"data.root={tmp_path / 'data'}",))
+        load_trained(tmp_path / "run", ("data.workers=1",), to_test=True)
+    with pytest.raises(InputError, match="images came or went"):  # nor do its images in memory forget where they were
+        load_trained(tmp_path / "run", ("data.in_memory=true",), to_test=True)
+    load_trained(tmp_path / "run", (f"data.root={tmp_path / 'data'}",), to_test=True)
+    load_trained(tmp_path / "run")  # to export it, say
 
 
 def test_the_best_model_is_chosen_by_held_out_robust_accuracy(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def main(command: str = "", *rest: str) -> None:
         measure(name, Path(work), RESULTS / name, overrides)
     elif command == "unpack" and len(rest) == 2:
         unpack(*map(Path, rest))
-    elif command not in ("", "--check"):
+    elif command not in ("", "--check") or rest:
         sys.exit(f"error: this is not understood\n\n{__doc__}")
     else:
         rewrite({PAGE: PARTS}, "paper")

@@ -22,7 +22,7 @@ def headline() -> str:
         runs = found[title]
         accuracies = [paper.accuracy(runs, attack) for attack in ("clean", "pgd-20", "cw-pgd-20")]
         strong = paper.read(f"cifar10/autoattack-{title}-seed2.json")["autoattack@1000"]["accuracy"]
-        (cost,) = {r["grad_evals_per_image"] for r in runs}
+        cost = sum(r["grad_evals_per_image"] for r in runs) / len(runs)
         rows.append([f"{name} (`cifar10-{title}`)", *accuracies, f"{100 * strong:.1f}", f"{paper.seconds(runs):.0f}", f"{cost:.2f}"])
     head = ["training", "clean %", "PGD-20 %", "CW-PGD-20 %", "AutoAttack %", "seconds", "gradients an image and epoch"]
     return paper.markdown(head, rows)

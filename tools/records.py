@@ -146,7 +146,7 @@ def main(command: str = "", *rest: str) -> None:
         if name not in CLAIMS:
             sys.exit(f"error: there is no record {name!r}; there are {', '.join(CLAIMS)}")
         measure(name, Path(work), overrides)
-    elif command not in ("", "--check"):
+    elif command not in ("", "--check") or rest:
         sys.exit(f"error: this is not understood\n\n{__doc__}")
     else:
         rewrite({RECORDS / "README.md": {"records": records_table, "shared": shared_line, "tried": tried_table}}, "records")

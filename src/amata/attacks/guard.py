@@ -41,10 +41,11 @@ def logits(model: nn.Module, x: Tensor) -> Tensor:
     """What the model says of images that it sees for the first time: it may be made for others."""
     try:
         z: Tensor = model(x)
-    except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError):
+    except (RuntimeError, ValueError, AssertionError) as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        if "memory" in said or "CUDA error" in said:  # no fault of the images
             raise
-        raise InputError(f"the model cannot take images of shape {tuple(x.shape[1:])}: {str(error).splitlines()[0]}") from error
+        raise InputError(f"the model cannot take images of shape {tuple(x.shape[1:])}: {said}") from error
     return z
 
 

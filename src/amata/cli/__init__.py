@@ -31,5 +31,6 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):
         print("error: interrupted", file=sys.stderr)
         code = 130
-    remove_empty()
+    finally:
+        remove_empty()
     sys.exit(code if isinstance(code, int) else 0)

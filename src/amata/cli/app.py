@@ -46,8 +46,7 @@ def make_folder(path: Path) -> None:
     """Make an output folder before any work is done for it."""
     if (path / "recipe.toml").is_file():
         raise InputError(f"{path} is a run folder, which nothing else is written into; choose another --out")
-    if not path.is_dir():
-        MADE.append(path)
+    MADE.extend(folder for folder in reversed((path, *path.parents)) if not folder.is_dir())
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

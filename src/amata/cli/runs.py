@@ -84,7 +84,7 @@ def evaluate(
     names = [name.strip() for name in attacks.split(",")] if attacks else None
     for name in names or []:
         parse_attack(name)
-    net, loaded, splits = load_trained(model, tuple(set_), recipe)
+    net, loaded, splits = load_trained(model, tuple(set_), recipe, to_test=True)
     with ConsoleReporter() as reporter:
         results = evaluate_recipe(net, loaded, splits.test, reporter, names, limit)
     for name, result in results.items():

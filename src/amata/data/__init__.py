@@ -44,16 +44,14 @@ class Splits:
     valid: ImageSet | None
     test: ImageSet
     held_out: list[int]
+    known_by: tuple[bytes, bytes]
+    """What tells the images to train and to test on from others: where they lie, or their labels."""
 
     def record(self) -> dict[str, Any]:
         """Which images are trained on, held out and tested on, in short: a folder may have changed when a run is next looked at."""
-        hashes = {"train_hash": self.train, "test_hash": self.test}
-        return {
-            "train": len(self.train),
-            "valid": len(self.held_out),
-            "valid_ids": self.held_out,
-            **{key: hashlib.sha256(part.known_by()).hexdigest()[:16] for key, part in hashes.items()},
-        }
+        train_hash, test_hash = (hashlib.sha256(known).hexdigest()[:16] for known in self.known_by)
+        counts = {"train": len(self.train), "valid": len(self.held_out), "valid_ids": self.held_out}
+        return {**counts, "train_hash": train_hash, "test_hash": test_hash}
 
 
 def data_root() -> Path:
@@ -80,9 +78,12 @@ def load(
     train: ImageSet
     test: ImageSet
     if name == "folder":
-        train, test = load_folder(base, framing or Framing(), workers, test_share)
-        train, test = (train.in_memory(), test.in_memory()) if in_memory else (train, test)
+        folders = load_folder(base, framing or Framing(), workers, test_share)
+        known = tuple(part.known_by() for part in folders)
+        train, test = (part.in_memory() if in_memory else part for part in folders)
     else:
-        train, test = {"mnist5k": load_mnist5k, "mnist": load_mnist, "cifar10": load_cifar10}[name](folder)
+        arrays = {"mnist5k": load_mnist5k, "mnist": load_mnist, "cifar10": load_cifar10}[name](folder)
+        known = tuple(part.y.numpy().tobytes() for part in arrays)
+        train, test = arrays
     train, held, ids = split_validation(train, valid, seed)
-    return Splits(train, held, test, ids)
+    return Splits(train, held, test, ids, (known[0], known[1]))

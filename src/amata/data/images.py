@@ -36,10 +36,6 @@ class ImageSet(Protocol):
 
     def __len__(self) -> int: ...
 
-    def known_by(self) -> bytes:
-        """What tells these images from others, without reading them."""
-        ...
-
     def subset(self, positions: Tensor) -> "ImageSet": ...
 
     def read(self, batches: Sequence[Tensor], device: torch.device, draw: Draw | None) -> Iterator[tuple[Tensor, Tensor]]:
@@ -72,9 +68,6 @@ class Arrays:
 
     def __len__(self) -> int:
         return len(self.x)
-
-    def known_by(self) -> bytes:
-        return self.y.numpy().tobytes()
 
     def subset(self, positions: Tensor) -> "Arrays":
         return Arrays(self.x[positions], self.y[positions], classes=self.classes, ids=self.ids[positions])

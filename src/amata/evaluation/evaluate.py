@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -110,7 +110,7 @@ def evaluate(
     on_gpu = device.type == "cuda"
     metered = Metered(quick(model) if on_gpu and engine == "auto" and attacked else model)
     tallies = {spec: _Tally() for spec in specs}
-    n, suspicion = 0, Suspicion(0, 0, 0)
+    n, look = 0, _Look()
     total = min(limit or 2**62, _count(data, batch_size))
     with rounding(precision), untuned():
         for number, (x, y) in enumerate(_batches(data, batch_size)):
@@ -118,15 +118,14 @@ def evaluate(
             first = n if part.size == 1 else index * batch_size  # where this batch stands among all images
             if limit is not None and first >= limit:
                 break
-            if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
-                raise InputError(f"images and labels must be tensors, not {type(x).__name__}; torch.from_numpy makes one of an array")
             x, y = (t[: (limit or 2**62) - first].to(device) for t in (x, y))
             check_images(x, y)
             with untouched(model), torch.no_grad():
-                z = logits(model, x)
+                z = logits(model, x) if number == 0 else model(x)
                 check_logits(z, y)
+            look.add(z, y)
             if index == 0 and attacked:
-                suspicion = _look_at(model, x, y, z)
+                look.try_gradients(model, x, y, z)
             if number == 0 and isinstance(metered.model, QuickNet):
                 metered.model.warm_up(x)
             for spec, tally in tallies.items():
@@ -141,12 +140,12 @@ def evaluate(
                 if progress:
                     progress(spec.name, n + len(x), total)
             n += len(x)
-    n, *looked = (int(v) for v in part.sum([n, *suspicion]))
+    n, *looked = (int(v) for v in part.sum([n, *astuple(look)]))
     if n == 0:
         raise InputError("there is no image to evaluate on")
     told = {"precision": precision} if on_gpu else {}
     results = {spec.name: tally.result(spec.params(ball) | told, part) for spec, tally in tallies.items()}
-    _warn(specs, results, ball, Suspicion(*looked))
+    _warn(specs, results, ball, _Look(*looked))
     return results
 
 
@@ -171,9 +170,20 @@ class _Tally:
 
 
 def _batches(data: Any, batch_size: int) -> Iterable[tuple[Tensor, Tensor]]:
-    pair = isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(t, Tensor) for t in data)
+    pair = isinstance(data, tuple | list) and len(data) == 2 and any(hasattr(t, "shape") for t in data)
+    if pair:
+        _check_tensors(data)
     for item in zip(*(t.split(batch_size) for t in data), strict=True) if pair else data:
+        _check_tensors(item)
         yield item[0], item[1]
+
+
+def _check_tensors(item: Any) -> None:
+    if not isinstance(item, tuple | list) or len(item) < 2:
+        raise InputError(f"data must be tensors (x, y) or batches of them, not {type(item).__name__}")
+    for thing in item[:2]:
+        if not isinstance(thing, Tensor):
+            raise InputError(f"images and labels must be tensors, not {type(thing).__name__}; torch.from_numpy makes one of an array")
 
 
 def _count(data: Any, batch_size: int) -> int:
@@ -182,36 +192,47 @@ def _count(data: Any, batch_size: int) -> int:
     return len(data) * batch_size if hasattr(data, "__len__") else 0
 
 
-class Suspicion(NamedTuple):
-    """What the first batch says about a network, as counts."""
+@dataclass
+class _Look:
+    """What makes a network suspicious, as sums that several processes can add up."""
 
-    right: int
-    stuck: int
-    """Of the rightly classified images, those with an input gradient of exactly zero: attacks cannot move them."""
-    indifferent: int
-    """1 if all images are given the same class, though their labels differ."""
+    images: int = 0
+    right: int = 0
+    said: int = 0
+    said_squared: int = 0
+    """Of the classes given to the images, as numbers: where all are the same, the mean of the squares is the square of the mean."""
+    probed: int = 0
+    stuck: int = 0
+    """Of the rightly classified images of the first batch, those with an input gradient of exactly zero: attacks cannot move them."""
+
+    def add(self, z: Tensor, y: Tensor) -> None:
+        said = z.argmax(1)
+        counts = torch.stack([(said == y).sum(), said.sum(), said.square().sum()]).tolist()
+        self.images, self.right = self.images + len(y), self.right + counts[0]
+        self.said, self.said_squared = self.said + counts[1], self.said_squared + counts[2]
+
+    def try_gradients(self, model: nn.Module, x: Tensor, y: Tensor, z: Tensor) -> None:
+        with untouched(model):
+            g = input_grad(model, x, y, ce)  # of all images: a shape of its own for every count of right ones would be costly on a GPU
+        right = z.argmax(1) == y
+        self.probed, self.stuck = int(right.sum()), int((right & (g.flatten(1).abs().amax(1) == 0)).sum())
+
+    @property
+    def indifferent(self) -> bool:
+        """Whether all images are given the same class, though enough of them belong to others."""
+        constant = self.images * self.said_squared == self.said**2
+        return constant and self.images >= 50 and self.right <= 0.9 * self.images
 
 
-def _look_at(model: nn.Module, x: Tensor, y: Tensor, z: Tensor) -> Suspicion:
-    with untouched(model):
-        g = input_grad(model, x, y, ce)  # of all images: a shape of its own for every count of right ones would be costly on a GPU
-    said = z.argmax(1)
-    right = said == y
-    stuck = right & (g.flatten(1).abs().amax(1) == 0)
-    return Suspicion(int(right.sum()), int(stuck.sum()), int(len(said.unique()) == 1 and len(y.unique()) > 1))
-
-
-def _warn(specs: list[AttackSpec], results: dict[str, Result], ball: Ball, suspicion: Suspicion) -> None:
+def _warn(specs: list[AttackSpec], results: dict[str, Result], ball: Ball, look: _Look) -> None:
     """Name networks that have learnt nothing, and gradients that look masked."""
-    right, stuck, indifferent = suspicion
     for strong in specs:
         result = results[strong.name]
-        if indifferent:
+        if look.indifferent:
             result.warnings.append("every image is given the same class: this network has learnt nothing, whatever attacks leave standing")
-            continue
-        if stuck > 0.05 * right and strong.kind != "clean":
+        elif look.stuck > 0.05 * look.probed and strong.kind != "clean":
             result.warnings.append(
-                f"{stuck} of {right} images have an input gradient of exactly zero: gradients look masked, "
+                f"{look.stuck} of {look.probed} images have an input gradient of exactly zero: gradients look masked, "
                 "so this accuracy is an upper bound at best"
             )
         for weak in specs:

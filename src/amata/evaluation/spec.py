@@ -95,6 +95,6 @@ def parse_attack(text: str, *, step_size: float | None = None, c: float = 1.0) -
         return AttackSpec(name, "cw-l2", steps=int(match[1] or 100), c=c)
     if match := re.fullmatch(r"(pgd|cw-pgd)-([1-9]\d*)(?:-([1-9]\d*))?", name):
         return AttackSpec(name, match[1], steps=int(match[2]), restarts=int(match[3] or 1), step_size=step_size)
-    if re.fullmatch(r"(pgd|cw-pgd|cw-l2)(-\d+)*", name):
+    if re.fullmatch(r"(pgd|cw-pgd|cw-l2)(-\d+){1,2}", name) and "0" in name.split("-"):
         raise InputError(f"attack {name!r}: the number of steps, and of restarts, must be at least 1, as in pgd-20 or pgd-50-10")
     raise unknown("attack", name, NAMES)

@@ -93,7 +93,7 @@ def _imported_model(path: str, args: dict[str, Any], of_data: dict[str, int]) ->
         builder = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise InputError(f"model.name = {path!r} cannot be imported ({error}); write it as package.module:callable") from None
-    if not callable(builder):
+    if not callable(builder) or isinstance(builder, nn.Module):
         raise InputError(
             f"model.name = {path!r} is no callable but {type(builder).__name__}; name a class or function that makes the network"
         )
@@ -101,8 +101,8 @@ def _imported_model(path: str, args: dict[str, Any], of_data: dict[str, int]) ->
     wanted = inspect.signature(builder).parameters
     try:
         net = builder(**{k: v for k, v in of_data.items() if k in wanted} | args)
-    except TypeError as error:
-        raise InputError(f"model {path!r} cannot be built from model.args = {args}: {error}") from None
+    except (TypeError, ValueError) as error:
+        raise InputError(f"model {path!r} cannot be built from model.args = {args}: {error}") from error
     if not isinstance(net, nn.Module):
         raise InputError(f"model.name = {path!r} gave {type(net).__name__}, not an nn.Module")
     return net

@@ -191,8 +191,9 @@ def _first_line(error: Any, model: Any) -> str:
             known = known.model_fields[part].annotation
         message = f"unknown key; {nearest(str(first['loc'][-1]), known.model_fields)}"
     elif first["type"] == "missing":
-        lacking = [".".join(map(str, p["loc"])) for p in problems if p["type"] == "missing"]
-        return f"{' and '.join(lacking)}: {'this key is' if len(lacking) == 1 else 'these keys are'} needed"
+        places = [p["loc"] for p in problems if p["type"] == "missing"]
+        lacking = [".".join(map(str, loc)) if len(loc) > 1 else f"[{loc[0]}]" for loc in places]
+        return f"{' and '.join(lacking)}: {'this is' if len(lacking) == 1 else 'these are'} needed"
     elif first["type"] == "value_error":
         message = str(first["ctx"]["error"])
     else:

@@ -81,7 +81,8 @@ def _values(said: dict[str, Any]) -> str:
     if "enum" in said:
         *most, last = (json.dumps(v) for v in said["enum"])
         return f"{', '.join(most)} or {last}"
-    limits = {"minimum": "from {}", "exclusiveMinimum": "above {}", "exclusiveMaximum": "below {}", "maximum": "to {}"}
+    # Behind a validator of our own, pydantic keeps its short names.
+    limits = {"minimum": "from {}", "ge": "from {}", "exclusiveMinimum": "above {}", "gt": "above {}", "lt": "below {}"}
     words = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text", "object": "table"}
     if said["type"] == "array":
         inner = {"integer": "whole numbers", "number": "numbers", "string": "texts", "array": "pairs"}

@@ -32,7 +32,7 @@ class Adaptive:
     tau: float
     """K times alpha, which stays the same."""
     gamma: float | None = None
-    """The price of a gradient evaluation, as in the criterion; or give `budget`."""
+    """The price of a step, as in the criterion; or give `budget`."""
     budget: float | None = None
     """Gradient evaluations per image and epoch, probing included; or give `gamma`."""
     probed: int = 3

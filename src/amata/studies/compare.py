@@ -64,7 +64,7 @@ def make_runs(planned: Sequence[Recipe], out: Path, reporter: Reporter, target: 
     check_target(target)
     out.mkdir(parents=True, exist_ok=True)
     names, before = [run_name(recipe) for recipe in planned], _planned(out).get("order", [])
-    if left_out := [name for name in before if name not in names]:
+    if left_out := [name for name in before if name not in names and (out / "runs" / name).is_dir()]:
         reporter.note(f"{', '.join(left_out)} of an earlier plan stay in {out / 'runs'} and are not in this report")
     write_json(out / "plan.json", {"order": names, "target": target})
     runs, failures = [], []
@@ -96,6 +96,8 @@ def found_runs(targets: Sequence[Path]) -> tuple[list[RunFolder], float | None]:
         goal = goal or planned.get("target")
         folders = [(home / name).resolve() for name in names]
         runs += [RunFolder.open(folder)[0] for folder in folders if (folder / "recipe.toml").is_file()]
+    if not runs:
+        raise InputError(f"no run was made in {', '.join(map(str, targets))} yet")
     for run in runs:
         if not run.finished:
             raise InputError(f"{run.path} is not finished; `amata train --resume {run.path}` first")
@@ -104,7 +106,12 @@ def found_runs(targets: Sequence[Path]) -> tuple[list[RunFolder], float | None]:
 
 def _planned(folder: Path) -> dict[str, Any]:
     file = folder / "plan.json"
-    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    try:
+        found = json.loads(file.read_text()) if file.is_file() else {}
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InputError(f"{file} is damaged; delete it to have all runs in {folder / 'runs'} taken")
     return found
 
 
@@ -195,7 +202,10 @@ def _titles(opened: Sequence[tuple[RunFolder, Recipe]]) -> list[str]:
 
 
 def _environment(run: RunFolder) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run.path / "env.json").read_text())
+    file = run.path / "env.json"
+    if not file.is_file():
+        raise InputError(f"{run.path} has no env.json, so it cannot be told where it was measured")
+    found: dict[str, Any] = json.loads(file.read_text())
     return found
 
 

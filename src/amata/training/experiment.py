@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from amata import data, models, recipes
+from amata.attacks.guard import logits
 from amata.engine import current, launched, started_first, together
 from amata.errors import InputError
 from amata.evaluation import Result, evaluate, parse_attack
@@ -47,11 +48,8 @@ def build_model(recipe: Recipe, images: data.ImageSet) -> nn.Module:
     if c.weights:
         models.load_weights(model, c.weights)
     x, _ = next(iter(images.read([torch.arange(min(2, len(images)))], torch.device("cpu"), None)))
-    try:
-        with torch.no_grad():
-            out = model.eval()(x)
-    except RuntimeError as error:
-        raise InputError(f"model {c.name} does not take images of shape {tuple(x.shape[1:])}: {str(error).splitlines()[0]}") from None
+    with torch.no_grad():
+        out = logits(model.eval(), x)
     if not isinstance(out, torch.Tensor) or out.dim() != 2 or len(out) != len(x):
         kind = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
         raise InputError(f"model {c.name} must give logits of shape (N, classes); for {len(x)} images it gave {kind}")
@@ -154,8 +152,13 @@ def evaluate_recipe(
     )
 
 
-def load_trained(path: Path, overrides: tuple[str, ...] = (), recipe_name: str | None = None) -> tuple[nn.Module, Recipe, data.Splits]:
-    """The model of a run folder (its best weights) or of a weights file, with its recipe and data."""
+def load_trained(
+    path: Path, overrides: tuple[str, ...] = (), recipe_name: str | None = None, *, to_test: bool = False
+) -> tuple[nn.Module, Recipe, data.Splits]:
+    """The model of a run folder (its best weights) or of a weights file, with its recipe and data.
+
+    Where it is `to_test`, the test images must be those that the run kept apart, unless other data are named.
+    """
     if path.is_dir():
         weights, (run, trained) = path / "model.safetensors", RunFolder.open(path)
         recipe = recipes.parse(trained.tables, trained.name, overrides)
@@ -175,7 +178,7 @@ def load_trained(path: Path, overrides: tuple[str, ...] = (), recipe_name: str |
         raise InputError(f"no run folder or weights file at {path}")
     recipe = replace(recipe, model=recipe.model.model_copy(update={"weights": None}))
     splits = load_data(recipe)
-    if path.is_dir() and not any(o.startswith("data.") for o in overrides):
+    if to_test and path.is_dir() and not any(o.startswith(("data.root=", "data.name=")) for o in overrides):
         run.check_test(splits)
     model = build_model(recipe, splits.train)
     models.load_weights(model, weights)

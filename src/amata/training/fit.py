@@ -153,7 +153,7 @@ class _Fit:
                 self.guard.good = self._checkpoint_at(at.epoch, lambda _: None)
             self.guard.good = self.ranks.tell(self.guard.good)
         if loaded is not None:
-            self.reporter.note(f"resumed at {at}")
+            self.reporter.note(f"resumed at {at}" if at.epoch < self.recipe.train.epochs else "resumed after the last epoch")
 
     def _checkpoint_at(self, epoch: int | None, note: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The newest checkpoint, or the one that begins an epoch, where this process has the run folder."""

@@ -74,10 +74,9 @@ class RunFolder:
     def record_split(self, seed: int, splits: Splits) -> None:
         """Write down which samples are held out; a resumed run must find the very same."""
         file, split = self.path / "split.json", {"seed": seed, **splits.record()}
-        if not file.is_file():
+        self._check(split, "put them back to go on")
+        if not file.is_file() or json.loads(file.read_text()).keys() != split.keys():  # or it was written by an earlier version
             write_json(file, split)
-        else:
-            self._check(split, "put them back to go on")
 
     def check_test(self, splits: Splits) -> None:
         """Refuse to test on other images than were kept apart: some of them may have been trained on."""
