@@ -128,6 +128,15 @@ def test_bad_comparisons_are_refused(tmp_path: Path, amata: Any) -> None:
     again = amata("report", tmp_path / "one", tmp_path / "one" / "runs" / "mnist5k-pgd2-seed0", "--out", tmp_path / "r")
     assert "same recipe with the same seed" in again.err
     assert "neither a run folder nor a folder of runs" in amata("report", tmp_path, "--out", tmp_path / "r").err
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / "plan.json").write_text('{"order": ["mnist5k-pgd2-seed0"]}')
+    assert "error: no run was made in" in amata("report", begun, "--out", tmp_path / "r").err
+    for damage in ("{", "[]"):
+        (begun / "plan.json").write_text(damage)
+        assert "plan.json is damaged; delete it" in amata("report", begun, "--out", tmp_path / "r").err
+    (tmp_path / "one" / "runs" / "mnist5k-pgd2-seed0" / "env.json").unlink()
+    assert "has no env.json" in amata("report", tmp_path / "one", "--out", tmp_path / "r").err
 
 
 def _one_run(folder: Path) -> Path:
