@@ -35,6 +35,7 @@ BASE = (
     "optim.ema=0.998",
     "train.tensorboard=false",
     "train.valid_attack=pgd-20",
+    "train.guard=ignore",
     'eval.attacks=["clean"]',
 )
 """What all trials have in common. They are judged on held-out training images; test images choose nothing."""
