@@ -110,6 +110,14 @@ def test_images_that_came_later_are_no_test_images(tmp_path: Path) -> None:
     small = ["model.name=tests.conftest:flat_net", "model.args={}", "train.epochs=1", "train.device=cpu", "data.valid=2"]
     train(recipes.load("caltech256-pgd20", [*sizes, *small, "schedule.steps=1", f"data.root={tmp_path / 'data'}"]), tmp_path / "run")
     load_trained(tmp_path / "run", to_test=True)
+    bad = load_trained(tmp_path / "run")[2].test.files[0]  # type: ignore[attr-defined]
+    good = bad.read_bytes()
+    bad.write_bytes(b"no image")
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(InputError, match=rf"{bad.name}.*; training is done and saved, `amata train --resume .*` evaluates again"):
+        resume(tmp_path / "run")
+    bad.write_bytes(good)
+    resume(tmp_path / "run")
     first = next((tmp_path / "data").glob("*/*.png"))
     shutil.copy(first, first.with_name("00-new.png"))
     with pytest.raises(InputError, match=r"images came or went since; put them back, or say --set data\.root"):

@@ -106,11 +106,13 @@ def _prepared(folder: Callable[[], RunFolder], recipe: Recipe, splits: data.Spli
 
 def _train_and_evaluate(run: RunFolder, recipe: Recipe, model: nn.Module, splits: data.Splits, reporter: Reporter) -> None:
     fitted = fit(model, splits.train, splits.valid, recipe, run=run, reporter=reporter)
+    again = f"training is done and saved, `amata train --resume {run.path}` evaluates again"
     try:
         results = evaluate_recipe(fitted.model, recipe, splits.test, reporter)
     except KeyboardInterrupt:
-        again = f"`amata train --resume {run.path}` evaluates again"
-        raise Interrupted(f"interrupted in the final evaluation; training is done and saved, {again}", signal.SIGINT) from None
+        raise Interrupted(f"interrupted in the final evaluation; {again}", signal.SIGINT) from None
+    except InputError as error:  # such as a test image that cannot be read
+        raise InputError(f"{error}; {again}") from None
     for name, result in results.items():
         for warning in result.warnings:
             reporter.note(f"{name}: {warning}")
