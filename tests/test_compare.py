@@ -21,7 +21,8 @@ from amata.errors import InputError
 from amata.evaluation import wilson
 from amata.report.comparison import comparison_pictures, smooth
 from amata.report.page import as_csv, as_markdown, page, result_csv, result_table
-from amata.studies.compare import describe, found_runs, make_runs, plan
+from amata.studies.compare import describe
+from amata.studies.plan import found_runs, make_runs, plan
 from amata.training import Reporter
 from tests.conftest import Called
 
@@ -261,3 +262,13 @@ def test_a_report_needs_no_weights(compared: Path, tmp_path: Path, amata: Callab
     assert "note: mnist5k-amata-seed0, mnist5k-amata-seed1 of an earlier plan stay in" in fewer.err
     failed = amata("eval", str(one))
     assert (failed.code, "its weights were not kept" in failed.err) == (2, True)
+
+
+def test_an_interval_that_is_cut_off_shows_both_ends(compared: Path) -> None:
+    from amata.console import comparison_table
+
+    result = json.loads((compared / "compare.json").read_text())
+    result["rows"][0]["accuracies"]["clean"] |= {"accuracy": 0.39, "low": 0.0, "high": 1.0}
+    result["rows"][1]["accuracies"]["clean"] |= {"accuracy": 0.459, "low": 0.447, "high": 0.471}
+    (cells,) = [list(column.cells) for column in comparison_table(result).columns if column.header == "clean"]
+    assert cells == ["39.0 (0 to 100)", "45.9 ±1.2"]

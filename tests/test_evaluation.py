@@ -114,8 +114,8 @@ class Constant(nn.Module):
     """Gives all images the same class but those that begin with 1."""
 
     def forward(self, x: Tensor) -> Tensor:
-        first = x.flatten(1)[:, 0] * 0 + x.flatten(1)[:, 0].detach()
-        return torch.stack([first * 0 + 0.5, (first == 1).float() + first * 0], 1)
+        first = x.flatten(1)[:, 0]
+        return torch.stack([first * 0 + 0.5, first * 0 + (first == 1)], 1)
 
 
 def test_a_network_that_has_learnt_nothing_is_named() -> None:
@@ -214,9 +214,15 @@ def test_nothing_to_evaluate_is_an_error() -> None:
         evaluate(Linear(4), [], ball=BALL)
 
 
-class Absent(nn.Module):
+class Failing(nn.Module):
+    """Says nothing, or what it is given to say."""
+
+    def __init__(self, *said: str) -> None:
+        super().__init__()
+        self.said = said
+
     def forward(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        raise RuntimeError(*self.said)
 
 
 def test_what_people_hand_in_by_mistake_is_named() -> None:
@@ -234,10 +240,12 @@ def test_what_people_hand_in_by_mistake_is_named() -> None:
         r"data must be tensors \(x, y\)": lambda: fit(model, (x.numpy(), y.numpy()), recipe=recipe),
         r"the model cannot take images of shape \(": lambda: evaluate(odd, (x, y), ball=BALL),
         r"the model cannot take images of": lambda: fit(odd, (x, y), recipe=recipe),
-        r"the model cannot take images of shape \(.*NotImplemented": lambda: evaluate(Absent(), (x, y), ball=BALL),
+        r"the model cannot take images of shape \(.*: RuntimeError": lambda: evaluate(Failing(), (x, y), ball=BALL),
         r"'pgd-0': the number of steps": lambda: evaluate(model, (x, y), ball=BALL, attacks="pgd-0"),
     }
     for message, mistake in mistakes.items():
         with pytest.raises(InputError, match=message):
             mistake()
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):  # which is no fault of the images
+        evaluate(Failing("CUDA out of memory"), (x, y), ball=BALL)
     assert list(evaluate(model, (x, y), ball=BALL, attacks="clean, pgd-2")) == ["clean", "pgd-2"]

@@ -20,7 +20,7 @@ def test_a_pages_tables_are_what_the_results_say(tool: str) -> None:
 
 def test_every_study_of_the_paper_can_be_planned_and_measures_runs_that_it_makes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from amata import recipes
-    from amata.studies.compare import plan, run_name
+    from amata.studies.plan import plan, run_name
 
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     for study in importlib.import_module("study").STUDIES.values():

@@ -295,10 +295,10 @@ def test_robustness_is_told_by_the_longest_pgd() -> None:
 
 def test_an_epoch_told_of_twice_is_reported_once() -> None:
     """A kill between an epoch's row and its checkpoint lets the epoch be trained, and told of, again."""
-    from amata.studies.search import _Watcher
+    from amata.studies.watcher import Watcher
 
     study = optuna.create_study()
-    watcher = _Watcher(study.ask(), "pgd-2", Reporter())
+    watcher = Watcher(study.ask(), "pgd-2", Reporter())
     row = {"epoch": 0, "valid": {"pgd-2": 0.25}}
     watcher.report(row)
     watcher.report(row)

@@ -34,7 +34,7 @@ def bench(
     from amata.training.device import resolve_device
     from amata.training.files import write_json
 
-    where = resolve_device(device, "--device ")
+    where = resolve_device(device, "--device", "--device cpu")
     sizes, controls = whole_numbers(batch, "--batch"), whole_numbers(steps, "--steps")
     timed = [case for name in recipes for case in cases(recipe_room.load(name, set_), sizes, controls)]
     note = lambda text: err.print(f"note: {text}", soft_wrap=True)  # noqa: E731

@@ -26,7 +26,8 @@ def compare(
     C is in it where `amata criterion` wrote into the same folder.
     """
     from amata.console import ConsoleReporter
-    from amata.studies.compare import describe, make_runs, plan
+    from amata.studies.compare import describe
+    from amata.studies.plan import make_runs, plan
 
     make_folder(out)
     _check_drawing()
@@ -47,7 +48,8 @@ def report(
     json_: Json = False,
 ) -> None:
     """Make the report of finished runs, from their folders alone. The first recipe is what the others are held against."""
-    from amata.studies.compare import describe, found_runs
+    from amata.studies.compare import describe
+    from amata.studies.plan import found_runs
 
     make_folder(out)
     _check_drawing()

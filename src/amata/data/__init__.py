@@ -44,14 +44,12 @@ class Splits:
     valid: ImageSet | None
     test: ImageSet
     held_out: list[int]
-    known_by: tuple[bytes, bytes]
-    """What tells the images to train and to test on from others: where they lie, or their labels."""
+    hashes: dict[str, str]
+    """Of what tells the images to train and to test on from others: where they lie, or their labels."""
 
     def record(self) -> dict[str, Any]:
         """Which images are trained on, held out and tested on, in short: a folder may have changed when a run is next looked at."""
-        train_hash, test_hash = (hashlib.sha256(known).hexdigest()[:16] for known in self.known_by)
-        counts = {"train": len(self.train), "valid": len(self.held_out), "valid_ids": self.held_out}
-        return {**counts, "train_hash": train_hash, "test_hash": test_hash}
+        return {"train": len(self.train), "valid": len(self.held_out), "valid_ids": self.held_out, **self.hashes}
 
 
 def data_root() -> Path:
@@ -79,11 +77,12 @@ def load(
     test: ImageSet
     if name == "folder":
         folders = load_folder(base, framing or Framing(), workers, test_share)
-        known = tuple(part.known_by() for part in folders)
+        known = [part.known_by() for part in folders]
         train, test = (part.in_memory() if in_memory else part for part in folders)
     else:
         arrays = {"mnist5k": load_mnist5k, "mnist": load_mnist, "cifar10": load_cifar10}[name](folder)
-        known = tuple(part.y.numpy().tobytes() for part in arrays)
+        known = [part.y.numpy().tobytes() for part in arrays]
         train, test = arrays
     train, held, ids = split_validation(train, valid, seed)
-    return Splits(train, held, test, ids, (known[0], known[1]))
+    hashes = {name: hashlib.sha256(one).hexdigest()[:16] for name, one in zip(("train_hash", "test_hash"), known, strict=True)}
+    return Splits(train, held, test, ids, hashes)

@@ -170,12 +170,15 @@ class _Tally:
 
 
 def _batches(data: Any, batch_size: int) -> Iterable[tuple[Tensor, Tensor]]:
-    pair = isinstance(data, tuple | list) and len(data) == 2 and any(hasattr(t, "shape") for t in data)
-    if pair:
+    if pair := _is_pair(data):
         _check_tensors(data)
     for item in zip(*(t.split(batch_size) for t in data), strict=True) if pair else data:
         _check_tensors(item)
         yield item[0], item[1]
+
+
+def _is_pair(data: Any) -> bool:
+    return isinstance(data, tuple | list) and len(data) == 2 and any(hasattr(t, "shape") for t in data)
 
 
 def _check_tensors(item: Any) -> None:
@@ -187,7 +190,7 @@ def _check_tensors(item: Any) -> None:
 
 
 def _count(data: Any, batch_size: int) -> int:
-    if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor):
+    if _is_pair(data):
         return len(data[0])
     return len(data) * batch_size if hasattr(data, "__len__") else 0
 

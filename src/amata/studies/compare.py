@@ -1,123 +1,23 @@
-"""Recipes side by side: trained in one process on one device, evaluated alike, and told with time, cost and intervals.
-
-All recipes share the first one's data, threat, evaluation and validation; what else differs between them is listed. A comparison is made of
-run folders alone, so it can be made again from them, and an interrupted one goes on where it was.
-"""
+"""What runs tell side by side: time, cost and accuracies with intervals, from their folders alone; and what differs between them."""
 
 import json
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from amata import recipes
-from amata.errors import AmataError, InputError
+from amata.errors import InputError
 from amata.evaluation import wilson
 from amata.recipes import Recipe
-from amata.studies.runs import taken_up
-from amata.training import Interrupted, Reporter, RunFolder
-from amata.training.files import write_json
-
-SHARED = ("data.valid", "data.test_share", "data.resize", "data.crop", "train.valid_attack", "train.valid_every")
-"""Keys that all recipes of a comparison must have in common, beside [eval]; where they differ, the first recipe's hold."""
+from amata.studies.plan import check_target
+from amata.training import RunFolder
 
 HARMLESS = frozenset({"data.workers", "train.seed", "train.keep_epochs", "train.save_minutes", "train.tensorboard"})
 """Keys that change neither what is computed nor how fast."""
 
 T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t at 97.5% for 1, 2, .. degrees of freedom."""
-
-
-def plan(names: Sequence[str], overrides: Sequence[str], seeds: int, note: Callable[[str], None] = lambda text: None) -> list[Recipe]:
-    """The runs to make, in their order: seed by seed, and for each seed recipe by recipe. `note` is told of keys that were made alike."""
-    loaded = [recipes.load(name, overrides) for name in names]
-    titles = [recipe.name for recipe in loaded]
-    if len(set(titles)) < len(titles):
-        raise InputError(f"two recipes are both called {next(t for t in titles if titles.count(t) > 1)!r}; rename one's file")
-    first = loaded[0]
-    for recipe in loaded:
-        same_data = (recipe.data.name, recipe.data.root) == (first.data.name, first.data.root)
-        if recipe.tables["threat"] != first.tables["threat"] or not same_data:
-            raise InputError(f"{recipe.name} and {first.name} differ in [threat] or in their data, so their accuracies cannot be compared")
-    planned = []
-    for seed in range(first.train.seed, first.train.seed + seeds):
-        for recipe in loaded:
-            tables = {section: dict(table) for section, table in recipe.tables.items()}
-            for key in [*SHARED, *(f"eval.{name}" for name in first.tables["eval"])]:
-                section, _, name = key.partition(".")
-                if tables[section][name] != first.tables[section][name]:
-                    tables[section][name] = first.tables[section][name]
-                    if seed == first.train.seed:
-                        note(f"{recipe.name} takes {key} = {tables[section][name]} over from {first.name}")
-            tables["train"]["seed"] = seed
-            planned.append(recipes.parse(tables, recipe.name))
-    return planned
-
-
-def run_name(recipe: Recipe) -> str:
-    return f"{recipe.name}-seed{recipe.train.seed}"
-
-
-def make_runs(planned: Sequence[Recipe], out: Path, reporter: Reporter, target: float | None = None) -> tuple[list[RunFolder], list[str]]:
-    """The runs of a plan, and what became of those that could not be finished; the others are made all the same."""
-    check_target(target)
-    out.mkdir(parents=True, exist_ok=True)
-    names, before = [run_name(recipe) for recipe in planned], _planned(out).get("order", [])
-    if left_out := [name for name in before if name not in names and (out / "runs" / name).is_dir()]:
-        reporter.note(f"{', '.join(left_out)} of an earlier plan stay in {out / 'runs'} and are not in this report")
-    write_json(out / "plan.json", {"order": names, "target": target})
-    runs, failures = [], []
-    for recipe in planned:
-        try:
-            runs.append(taken_up(out / "runs" / run_name(recipe), recipe, reporter))
-        except (InputError, Interrupted):
-            raise
-        except AmataError as error:
-            failures.append(f"{run_name(recipe)} was not finished: {error}")
-            reporter.note(failures[-1])
-    if not runs:
-        raise AmataError(f"no run was finished: {failures[0]}")
-    return runs, failures
-
-
-def found_runs(targets: Sequence[Path]) -> tuple[list[RunFolder], float | None]:
-    """The run folders given, and those of comparisons given, in the order in which these were planned; and the target planned for."""
-    runs, goal = [], None
-    for target in targets:
-        if (target / "recipe.toml").is_file():
-            runs.append(RunFolder.open(target.resolve())[0])
-            continue
-        planned = _planned(target)
-        home = target / "runs" if (target / "runs").is_dir() else target
-        names = planned.get("order") or sorted(f.parent.name for f in home.glob("*/recipe.toml"))
-        if not names:
-            raise InputError(f"{target} is neither a run folder nor a folder of runs: there is no recipe.toml in it or one below")
-        goal = goal or planned.get("target")
-        folders = [(home / name).resolve() for name in names]
-        runs += [RunFolder.open(folder)[0] for folder in folders if (folder / "recipe.toml").is_file()]
-    if not runs:
-        raise InputError(f"no run was made in {', '.join(map(str, targets))} yet")
-    for run in runs:
-        if not run.finished:
-            raise InputError(f"{run.path} is not finished; `amata train --resume {run.path}` first")
-    return runs, goal
-
-
-def _planned(folder: Path) -> dict[str, Any]:
-    file = folder / "plan.json"
-    try:
-        found = json.loads(file.read_text()) if file.is_file() else {}
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise InputError(f"{file} is damaged; delete it to have all runs in {folder / 'runs'} taken")
-    return found
-
-
-def check_target(target: float | None) -> None:
-    if target is not None and not 0 < target < 1:
-        raise InputError(f"--target {target:g} must be an accuracy between 0 and 1, as in --target 0.45")
 
 
 def describe(

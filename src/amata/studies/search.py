@@ -22,6 +22,7 @@ from amata.seeds import derive
 from amata.studies.criterion import CriterionSettings, measure_strategies
 from amata.studies.price import StepPrice
 from amata.studies.space import SHAPES, Space, describe, schedule_key
+from amata.studies.watcher import Watcher
 from amata.training import Reporter, RunFolder, fit
 from amata.training.device import resolve_device
 from amata.training.experiment import build_model, load_data
@@ -199,7 +200,7 @@ class Search:
         return True
 
     def _train(self, trial: optuna.Trial, recipe: Recipe, folder: Path) -> None:
-        watcher = _Watcher(trial, self.attack, self.reporter)
+        watcher = Watcher(trial, self.attack, self.reporter)
         path = folder / "run"
         recipe = recipe if self.settings.objective == "robust" else self._keeping_epochs(recipe)
         if (path / "recipe.toml").is_file():
@@ -271,31 +272,6 @@ class Search:
             f"# {describe(best['schedule'])}: found for {self.recipe.name} by amata search\n{recipe.to_toml()}"
         )
         return result
-
-
-class _Watcher(Reporter):
-    """Passes a trial's epochs on to the study, which may end it, and its life signs to the real reporter."""
-
-    def __init__(self, trial: optuna.Trial, attack: str, reporter: Reporter) -> None:
-        self.trial, self.attack, self.inner = trial, attack, reporter
-        self.seen: dict[int, float] = {}
-        self.batch = reporter.batch  # type: ignore[method-assign]
-        self.evaluating = reporter.evaluating  # type: ignore[method-assign]
-        self.note = reporter.note  # type: ignore[method-assign]
-
-    def report(self, row: dict[str, Any]) -> None:
-        # An epoch whose row was written before a kill and whose checkpoint was not is trained, and told of, once more: to the same end.
-        if "valid" in row and row["epoch"] not in self.seen:
-            self.seen[row["epoch"]] = row["valid"][self.attack]
-            self.trial.report(self.seen[row["epoch"]], row["epoch"])
-
-    def epoch(self, row: dict[str, Any]) -> None:
-        if "event" in row:
-            return
-        self.report(row)
-        self.inner.epoch(row)
-        if "valid" in row and self.trial.should_prune():
-            raise optuna.TrialPruned
 
 
 def _counts(trial: Any) -> bool:

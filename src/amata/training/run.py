@@ -80,7 +80,7 @@ class RunFolder:
 
     def check_test(self, splits: Splits) -> None:
         """Refuse to test on other images than were kept apart: some of them may have been trained on."""
-        self._check({"test_hash": splits.record()["test_hash"]}, "put them back, or say --set data.root=FOLDER to take them as they are")
+        self._check({"test_hash": splits.hashes["test_hash"]}, "put them back, or say --set data.root=FOLDER to take them as they are")
 
     def _check(self, split: dict[str, Any], way_out: str) -> None:
         file = self.path / "split.json"
