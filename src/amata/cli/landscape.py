@@ -38,6 +38,6 @@ def landscape(
         return
     for picture in result["landscapes"]:
         title = f"epoch {picture['epoch']}" if picture["epoch"] else "best model"
-        climbed = ", ".join(f"{c['name']} {c['loss'][-1]:.3f}" for c in picture["courses"])
-        console.print(f"{title}: clean loss {picture['clean_loss']:.3f}; reached {climbed}", soft_wrap=True)
+        climbed = ", ".join(f"{c['name']} {c['loss'][-1]:.3g}" for c in picture["courses"])
+        console.print(f"{title}: clean loss {picture['clean_loss']:.3g}; reached {climbed}", soft_wrap=True)
     console.print(f"written {out / 'landscape.svg'}, {out / 'landscape-3d.svg'}, {out / 'landscape.json'}", soft_wrap=True)
