@@ -114,7 +114,14 @@ def unpack(archive: Path, folder: Path) -> None:
     staging = Path(tempfile.mkdtemp(prefix=".unpack-", dir=folder))
     try:
         with tarfile.open(archive) as tar:
-            tar.extractall(staging, filter="data")
+            if hasattr(tarfile, "data_filter"):
+                tar.extractall(staging, filter="data")
+            else:  # Python before 3.11.4
+                for member in tar:
+                    inside = (staging / member.name).resolve().is_relative_to(staging.resolve())
+                    if not inside or not (member.isfile() or member.isdir()):
+                        raise tarfile.TarError(f"{member.name} is no file or folder inside")
+                tar.extractall(staging)
         for entry in staging.iterdir():
             destination = folder / entry.name
             if destination.is_dir():
