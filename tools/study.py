@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,7 @@ DIGITS = ("train.epochs=30", "optim.milestones=[27,29]")
 """MNIST: YOPO's 56 epochs with drops at 50 and 55, in thirty."""
 TINY = ("data.resize=64", "data.crop=64", "data.in_memory=true", "data.augment=crop-flip", "data.batch_size=128", "eval.batch_size=1000")
 """Tiny-ImageNet's photographs have 64 pixels a side."""
+FREE = ("model.name=resnet18", "data.random_scale=false", "data.valid=1000")
 TWO_TO_FIVE = ("schedule.k_min=2", "schedule.k_max=5", "schedule.tau=0.4")
 PAPERS_C = ("eval.cw_c=0.5",)
 SMALL = ("model.name=preactresnet18", "data.batch_size=128", *PAPERS_C)
@@ -116,8 +118,8 @@ STUDIES = {
     "cifar10-atta": Study({"atta": ("cifar10-atta", SMALL), "amata-atta": ("cifar10-amata-atta", SMALL)}, CIFAR10),
     "tiny-free": Study(
         {
-            "free": ("imagenet-free", (*TINY, "data.random_scale=false", "data.valid=1000")),
-            "amata-free": ("imagenet-amata-free", (*TINY, "data.random_scale=false", "data.valid=1000")),
+            "free": ("imagenet-free", (*TINY, *FREE)),
+            "amata-free": ("imagenet-amata-free", (*TINY, *FREE)),
         },
         ("clean", "pgd-10", "pgd-20", "pgd-50"),
     ),
@@ -138,18 +140,27 @@ def measure(name: str, work: Path, kept: Path, overrides: Sequence[str] = ()) ->
     for path, (base, sets) in zip(paths, study.recipes.values(), strict=True):
         recipe = recipes.load(base, [*sets, f"eval.attacks=[{attacks}]", "train.tensorboard=false", *overrides])
         path.write_text(recipe.to_toml())
-    if not other:
-        keep(kept, folder, anew=False)  # what is finished is not made again
+    target = ("--target", str(study.target)) if study.target else ()
+    carry_out(folder, None if other else kept, (*map(str, paths), "--seeds", str(study.seeds), *target), study.after)
+
+
+def carry_out(folder: Path, kept: Path | None, compared: Command, after: Sequence[tuple[str, Command]]) -> None:
+    """Compare, then run what comes after, side by side because no time is taken there. What is kept already is not made again."""
+
+    def run(file: str, verb: str, *arguments: str) -> None:
+        output = folder / f"{file}.json"
+        if not output.is_file():
+            there = [str(folder / a) if a.startswith(("criterion", "landscape", "runs/")) else a for a in arguments]
+            output.write_text(amata(verb, *there, capture=True))
+
+    if kept:
+        keep(kept, folder, anew=False)
     try:
-        target = ["--target", str(study.target)] if study.target else []
-        amata("compare", *map(str, paths), "--seeds", str(study.seeds), *target, "--out", str(folder))
-        for file, (verb, *arguments) in study.after:
-            output = folder / f"{file}.json"
-            if not output.is_file():
-                there = [str(folder / a) if a.startswith(("criterion", "landscape", "runs/")) else a for a in arguments]
-                output.write_text(amata(verb, *there, capture=True))
+        amata("compare", *compared, "--out", str(folder))
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda job: run(job[0], *job[1]), after))
     finally:
-        if not other:
+        if kept:
             keep(folder, kept)
 
 
@@ -179,7 +190,7 @@ def unpack(source: Path, target: Path) -> None:
 
 def amata(*arguments: str | Path, capture: bool = False) -> str:
     """Run the command; gives back what it printed, if that is captured."""
-    print("amata", *arguments, flush=True)
+    print(" ".join(("amata", *map(str, arguments))) + "\n", end="", flush=True)
     child = subprocess.Popen([sys.executable, "-m", "amata", *map(str, arguments)], stdout=subprocess.PIPE if capture else None, text=True)
     try:
         out, _ = child.communicate()
