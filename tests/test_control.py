@@ -21,7 +21,7 @@ from amata.control.trajectory import full_criterion, record
 from amata.engine import PlainNet, ProbeNet
 from amata.errors import InputError
 from amata.losses import ce
-from amata.methods import METHODS, PGD, TRADES, YOPO, Free
+from amata.methods import METHODS, PGD, TRADES, YOPO, Free, Method
 from amata.schedules import Constant, Control, Linear
 from amata.seeds import generator
 from amata.threat import L2, Linf
@@ -169,6 +169,24 @@ def test_c_is_zero_for_the_exhaustive_argmax_and_positive_for_the_others() -> No
         assert found.c == pytest.approx(h[best] - h[u], abs=1e-9)
         assert (found.c == 0) == (u == best)
         assert found.argmax == best
+
+
+@pytest.mark.parametrize("method", [PGD(ball=BALL), PGD(ball=BALL, random_start=False), TRADES(ball=BALL)])
+def test_a_path_walked_once_serves_all_numbers_of_steps(method: Method) -> None:
+    """Shared or not, in whatever order controls are asked for: the same gradients and counts, with less work."""
+    grid = [Control(k, a) for k in (1, 2, 4, 3, 0, 4) for a in (0.02, 0.05)]
+    nets, found, walked = [ProbeNet(small_net(), shares=shares) for shares in (False, True)], [], []
+    for net in nets:
+        passes: list[int] = []
+        net.model.register_forward_hook(lambda *_, passes=passes: passes.append(1))
+        probes = [Probe(net, method, batch(seed=i), {}, seed=i) for i in range(2)]
+        found.append([probe.gradient(u) for u in grid for probe in probes])
+        walked.append(len(passes))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert nets[0].grad_evals == nets[1].grad_evals
+    ascents = 2 * sum(u.steps for u in grid)
+    once = 2 * 2 * (4 + 3 + 4)  # for both batches and both step sizes: on to 4, back to 3, and to 4 again after 0
+    assert walked[0] - walked[1] == ascents - once
 
 
 @pytest.mark.parametrize("search", ["tpe", "gp"])

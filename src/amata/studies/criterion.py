@@ -117,7 +117,13 @@ def _measure(
         for epoch in range(len(epochs), len(controls)):
             state = load_tensors(run.epoch_file(epoch))
             model.load_state_dict(under(state, "model/"))
-            loss = smooth_ce(recipe.optim.label_smoothing)
+            net = ProbeNet(
+                model,
+                loss=smooth_ce(recipe.optim.label_smoothing),
+                attack_mode=recipe.train.attack_mode,
+                first_layer=recipe.model.first_layer,
+                shares=settings.cost != "seconds",
+            )
             found = criterion(
                 model,
                 batches,
@@ -131,7 +137,7 @@ def _measure(
                 search=settings.search,  # type: ignore[arg-type]
                 alphas=settings.alphas,
                 seed=settings.seed,
-                net=ProbeNet(model, loss=loss, attack_mode=recipe.train.attack_mode, first_layer=recipe.model.first_layer),
+                net=net,
             )
             epochs.append({"epoch": epoch, **found.to_dict()})
             write_json(file, {"about": about, "epochs": epochs})
