@@ -182,6 +182,7 @@ def test_a_path_walked_once_serves_all_numbers_of_steps(method: Method) -> None:
         probes = [Probe(net, method, batch(seed=i), {}, seed=i) for i in range(2)]
         found.append([probe.gradient(u) for u in grid for probe in probes])
         walked.append(len(passes))
+        found[-1].append(Probe(net, method, batch(seed=0), {}, seed=7).gradient(Control(4, 0.02)))  # the same labels from another start
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     assert nets[0].grad_evals == nets[1].grad_evals
     ascents = 2 * sum(u.steps for u in grid)
