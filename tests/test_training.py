@@ -26,6 +26,7 @@ from amata.training import Interrupted, Moment, Reporter, RunFolder, fit, resolv
 from amata.training.checkpoint import load_checkpoint, save_checkpoint
 from amata.training.experiment import load_trained, resume, train
 from amata.training.files import load_tensors
+from amata.training.guard import Look
 from amata.training.optim import learning_rate, make_optimizer
 from tests.conftest import small_net
 
@@ -142,7 +143,20 @@ def test_the_best_model_is_chosen_by_held_out_robust_accuracy(tmp_path: Path) ->
                         p.zero_()
 
     net = small_net()
-    recipe = toy_recipe("train.tensorboard=false")
+    with pytest.raises(AmataError, match=r"fell back to guessing in epoch 3.*stopped, with the last good checkpoint kept: lower optim.lr"):
+        fit(net, toy_data(), toy_data(40), toy_recipe("train.tensorboard=false"), run=tmp_path / "stopped", reporter=Ruin())
+    assert [row.get("lr_scale") for row in RunFolder(tmp_path / "stopped").read_rows()] == [
+        None,
+        None,
+        1 / 2,
+        1 / 4,
+        1 / 8,
+        1 / 16,
+        1 / 32,
+        1 / 32,
+    ]
+    net = small_net()
+    recipe = toy_recipe("train.tensorboard=false", "train.guard=ignore")
     fitted = fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=Ruin())
     assert fitted.best_epoch is not None
     assert fitted.best_epoch < 2
@@ -523,6 +537,42 @@ def test_a_second_collapse_goes_back_to_an_unspoilt_state() -> None:
     assert [row["steps"] for row in fitted.rows if "event" not in row] == [1, 1, 3, 3]
     assert [steps for steps, _ in states] == [1, 2, 3]
     assert fitted.rows[-1]["valid"]["pgd-20"] > 0.9
+
+
+def test_a_network_that_falls_back_to_guessing_goes_on_from_before_with_half_the_rate(tmp_path: Path) -> None:
+    recipe, net = toy_recipe("train.tensorboard=false", "train.epochs=4"), small_net()
+    reporter = Collapsing(net, epoch=2)
+    fitted = fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=reporter)
+    assert [row.get("event", row["epoch"]) for row in fitted.rows] == [0, 1, "fall", 2, 3]
+    event = fitted.rows[2]
+    assert (event["epoch"], event["action"], event["lr_scale"]) == (2, "rollback", 0.5)
+    assert event["after"] == 0.5 < event["before"]  # two classes, and one answer
+    rates = [row["lr"] for row in fitted.rows if "event" not in row]
+    untroubled = fit(small_net(), toy_data(), toy_data(40), recipe)
+    assert rates == pytest.approx([row["lr"] * scale for row, scale in zip(untroubled.rows, (1, 1, 0.5, 0.5), strict=True)])
+    assert any(
+        "fell back to guessing in epoch 3" in n and "back to the end of epoch 2, now with 0.5 of the learning rate" in n
+        for n in reporter.notes
+    )
+    assert fitted.rows[-1]["valid"]["clean"] > 0.9
+
+
+def test_what_is_no_fall_is_not_taken_for_one() -> None:
+    guess = Look(accuracy=0.12, same=1.0, loss=2.301, informed=2.30, equal=2.303)
+    assert guess.fallen(0.97)
+    assert guess._replace(informed=1.9, loss=1.9).fallen(0.97)  # rare classes known to be rare
+    assert not guess.fallen(0.15)  # nothing had been learnt
+    assert not guess._replace(same=0.5).fallen(0.97)  # bad, but no guess
+    assert not guess._replace(loss=4.0).fallen(0.97)  # BatchNorm's statistics lag behind: sure, and wrong
+    assert not guess._replace(accuracy=0.9, same=0.96, informed=0.2, loss=0.3).fallen(0.97)  # one class is nearly all there is
+
+
+def test_training_on_clean_images_keeps_the_weights_that_are_best_on_them() -> None:
+    """Under an attack they are all bad, and the least bad of them have hardly been trained."""
+    recipe = toy_recipe("train.tensorboard=false", "method.name=erm", "threat.eps=0.5", "train.epochs=4", "optim.lr=0.3")
+    rows = (fitted := fit(small_net(), toy_data(), toy_data(40), recipe)).rows
+    clean, robust = ([row["valid"][attack] for row in rows] for attack in ("clean", "pgd-20"))
+    assert robust.index(max(robust)) != clean.index(max(clean)) == fitted.best_epoch
 
 
 @pytest.mark.parametrize("guard", ["stop", "ignore"])

@@ -80,6 +80,7 @@ Memory = dict[str, Tensor]
 class Method(Protocol):
     """One training method: a frozen dataclass whose fields are the keys of a recipe's [method] table.
 
+    A class attribute `chosen_by = "clean"` chooses the best weights by clean instead of robust held-out accuracy.
     A class attribute `may_collapse = True` asks for the guard against catastrophic overfitting while the control has at most one step.
     """
 

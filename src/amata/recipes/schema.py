@@ -122,7 +122,8 @@ class Train(Table):
     valid_every: Count = 1
     """Epochs between two looks at the held-out images."""
     guard: Literal["rollback", "stop", "ignore"] = "rollback"
-    """What to do when a single-step method collapses (catastrophic overfitting); seen on held-out images."""
+    """What to do when training goes wrong, as seen on held-out images: a single-step method collapses (catastrophic overfitting), or the
+    network falls back to guessing. rollback goes back an epoch and on with one more step, or half the learning rate."""
     keep_epochs: bool = False
     """Whether the state at the start of every epoch is kept, as `amata criterion` needs it."""
     save_minutes: Positive = 5.0

@@ -1,6 +1,7 @@
 """fit(): train a model by a recipe, choose the best by held-out robust accuracy, and leave a run folder that can be resumed."""
 
 import contextlib
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -10,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
+from amata.attacks.guard import logits
 from amata.data import Arrays, ImageSet, Loader, Stream
 from amata.engine import Ranks, current
 from amata.errors import AmataError, InputError
@@ -21,7 +24,7 @@ from amata.training.board import Board
 from amata.training.checkpoint import load_checkpoint
 from amata.training.device import resolve_device
 from amata.training.files import save_tensors
-from amata.training.guard import IMAGES, PROBE, Collapse, Guard
+from amata.training.guard import IMAGES, PROBE, Guard, Look, Trouble
 from amata.training.interrupt import Interrupt, Interrupted
 from amata.training.lock import hold
 from amata.training.reporter import Moment, Reporter
@@ -110,7 +113,8 @@ class _Fit:
         self.recipe, self.ranks, self.run = trainer.recipe, trainer.ranks, saver.run
         self.rows: list[dict[str, Any]] = []
         self.told_slow = False
-        self.guard = Guard(trainer, self._probe if valid is not None else None)
+        watched = valid is not None and self.recipe.train.guard != "ignore"
+        self.guard = Guard(trainer, self._probe, self._look) if watched else None
         epochs = self.recipe.train.epochs
         schedule = self.recipe.schedule
         # An epoch costs K + 1 gradient evaluations an image, so time left follows the schedule, not the epoch count; one that is
@@ -148,8 +152,8 @@ class _Fit:
             self.rows = self.run.read_rows()
             self.run.promote(at.best_epoch)
             self.run.forget_epochs(at.epoch)
-        if loaded is not None and self.guard.armed:
-            with contextlib.suppress(AmataError):  # damaged: a collapse in this epoch can then only stop the run
+        if loaded is not None and self.guard is not None:
+            with contextlib.suppress(AmataError):  # damaged or not there: what goes wrong in this epoch can then only stop the run
                 self.guard.good = self._checkpoint_at(at.epoch, lambda _: None)
             self.guard.good = self.ranks.tell(self.guard.good)
         if loaded is not None:
@@ -202,20 +206,21 @@ class _Fit:
             row["first_layer_evals"] = at.first_layer_evals
         if at.chosen is not None:
             row |= {"gamma": at.chosen[2], "probe_evals": at.probe_evals, "probed": at.curves[-1]}
-        if (collapse := self.guard.look()) is not None:
-            return self._recover(collapse)
+        if self.guard is not None and (trouble := self.guard.look()) is not None:
+            return self._recover(self.guard, trouble)
         last = at.epoch == self.recipe.train.epochs - 1
         if self.valid is not None and (last or (at.epoch + 1) % self.recipe.train.valid_every == 0):
             results = self._validate(("clean", self.valid_attack))
             row["valid"] = {name: result.accuracy for name, result in results.items()}
             row["valid_n"] = results["clean"].n
-            self._keep_if_best(results[self.valid_attack].accuracy)
+            self._keep_if_best(results[getattr(self.recipe.method, "chosen_by", self.valid_attack)].accuracy)
         self._add_row(row)
         trainer.next_epoch()
         at.rows = len(self.rows)
-        self.guard.remember()
+        if self.guard is not None:
+            self.guard.remember()
         # Where the guard may have to go back to the beginning of the coming epoch, that must be there for a resumed run too.
-        if not self.saver.checkpoint(must=self.guard.armed, now=last) and not self.told_slow:
+        if not self.saver.checkpoint(must=self.guard is not None and self.guard.armed, now=last) and not self.told_slow:
             self.told_slow = True
             self.reporter.note("epochs end faster than the disk takes a checkpoint: some go without one")
         self.reporter.epoch(row)
@@ -244,16 +249,30 @@ class _Fit:
             engine="plain",  # too little work to compile a copy for
         )
 
+    # The guard looks at the weights themselves: their average would show what went wrong only epochs later.
+
     def _probe(self) -> float:
-        # The weights themselves: their average would show a collapse only epochs later.
         return self._validate((PROBE,), IMAGES, self.trainer.model)[PROBE].accuracy
 
-    def _recover(self, collapse: Collapse) -> dict[str, Any]:
-        trainer, row = self.trainer, self.guard.event(collapse)
+    def _look(self) -> Look:
+        assert self.valid is not None
+        batch, model = next(self.valid.epoch()), self.trainer.model
+        x, y, training = batch.x[:IMAGES], batch.y[:IMAGES], model.training
+        model.eval()
+        with torch.no_grad():
+            z = logits(model, x).float()
+        model.train(training)
+        answers, shares = (torch.bincount(t, minlength=z.shape[1]) / len(y) for t in (z.argmax(1), y))
+        informed = -torch.special.xlogy(shares, shares).sum()
+        seen = [(z.argmax(1) == y).float().mean(), answers.max(), cross_entropy(z, y), informed, math.log(z.shape[1])]
+        return Look(*(total / self.ranks.size for total in self.ranks.sum([float(v) for v in seen])))  # so that all processes agree
+
+    def _recover(self, guard: Guard, trouble: Trouble) -> dict[str, Any]:
+        trainer, row = self.trainer, guard.event(trouble)
         self._add_row(row)
-        self.guard.go_back(collapse, row)
+        change = guard.go_back(trouble, row)
         trainer.at.rows = len(self.rows)
-        self.reporter.note(f"{collapse}; back to the end of epoch {trainer.at.epoch}, now with {trainer.control().steps} inner steps")
+        self.reporter.note(f"{trouble}; back to the end of epoch {trainer.at.epoch}, now with {change}")
         self.saver.discard_after(trainer.at.epoch)
         self.saver.checkpoint(now=True)
         return row

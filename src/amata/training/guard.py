@@ -1,7 +1,12 @@
-"""Catastrophic overfitting: a single-step method's robustness can vanish within an epoch while its own loss goes on falling."""
+"""Trainings that go wrong, seen on held-out images, and the way back from there.
+
+A single-step method's robustness can vanish within an epoch while its own loss goes on falling: catastrophic overfitting. And any
+training can fall back to guessing, when one update too large leaves a network that gives every image the same logits.
+"""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -14,70 +19,116 @@ DROP = 0.2
 """A fall of the probe's accuracy by this much from one epoch to the next is a collapse (the threshold of Wong et al. 2020)."""
 
 
-class Collapse(NamedTuple):
-    """An epoch in which the accuracy under the probe fell too far."""
+@dataclass(frozen=True)
+class Trouble:
+    """An epoch that went wrong, with the accuracy before and after it."""
 
     epoch: int
     before: float
     after: float
 
-    def row(self, action: str, extra_steps: int) -> dict[str, Any]:
-        """The event as a row of metrics.jsonl."""
-        return {"event": "collapse", "action": action, "extra_steps": extra_steps, **self._asdict()}
+    event: ClassVar[str]
+    advice: ClassVar[str]
+
+
+class Collapse(Trouble):
+    """The accuracy under the probe fell too far. One more inner step helps."""
+
+    event = "collapse"
+    advice = "anneal with more steps"
 
     def __str__(self) -> str:
         fell = f"{PROBE} on held-out images fell from {self.before:.1%} to {self.after:.1%}"
         return f"catastrophic overfitting in epoch {self.epoch + 1}: {fell}"
 
 
-def collapsed(before: float | None, after: float) -> bool:
-    return before is not None and after < before - DROP
+class Fall(Trouble):
+    """The network only guesses. A lower learning rate helps."""
+
+    event = "fall"
+    advice = "lower optim.lr"
+
+    def __str__(self) -> str:
+        fell = f"from {self.before:.1%} to {self.after:.1%} of held-out images"
+        return f"training fell back to guessing in epoch {self.epoch + 1}: {fell}"
+
+
+def collapsed(before: float, after: float) -> bool:
+    return after < before - DROP
+
+
+TRIES = 5
+"""Changes of each kind, after which trouble ends the run."""
+
+
+class Look(NamedTuple):
+    """What the weights make of some clean held-out images."""
+
+    accuracy: float
+    same: float
+    """The share of images that get the commonest answer."""
+    loss: float
+    informed: float
+    """The loss of a guess that knows how common each class is."""
+    equal: float
+    """The loss of equal logits."""
+
+    def fallen(self, before: float) -> bool:
+        """Whether a network that had learnt something now guesses. One whose BatchNorm is off for an epoch may also give one answer to
+        all, but is sure of it: its loss is higher."""
+        guesses = self.same > 0.95 and 0.95 * self.informed < self.loss < 1.05 * self.equal
+        return guesses and self.accuracy < max(before - DROP, before / 2)
 
 
 class Guard:
-    """Looks at the trained weights after every epoch of a single gradient step, and knows the way back from a collapse."""
+    """Looks at the trained weights after every epoch, and knows the way back."""
 
-    def __init__(self, trainer: Trainer, probe: Callable[[], float] | None) -> None:
-        """`probe` gives the accuracy of the weights under PROBE on held-out images; none where nothing is held out."""
-        self.trainer, self.probe = trainer, probe
+    def __init__(self, trainer: Trainer, probe: Callable[[], float], look: Callable[[], Look]) -> None:
+        """`probe` gives the accuracy of the weights under PROBE on some held-out images."""
+        self.trainer, self.probe, self.look_at = trainer, probe, look
         self.good: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         """The state at the end of the last good epoch."""
 
     @property
     def armed(self) -> bool:
         """Whether the schedule asks for a single gradient step now, of a method that may collapse by it."""
-        recipe = self.trainer.recipe
-        may_collapse = getattr(recipe.method, "may_collapse", False)
-        return self.probe is not None and self.trainer.scheduled().steps == 1 and recipe.train.guard != "ignore" and may_collapse
+        may_collapse = getattr(self.trainer.recipe.method, "may_collapse", False)
+        return self.trainer.scheduled().steps == 1 and may_collapse
 
     def remember(self) -> None:
         """Keep the state after a good epoch."""
-        if self.armed:
-            tensors, record = self.trainer.state()
-            self.good = {k: v.detach().clone() for k, v in tensors.items()}, record
+        tensors, record = self.trainer.state()
+        self.good = {k: v.detach().clone() for k, v in tensors.items()}, record
 
-    def look(self) -> Collapse | None:
-        """After an epoch: whether robustness has collapsed since the last good one."""
+    def look(self) -> Trouble | None:
+        """After an epoch: what has gone wrong since the last good one."""
         at = self.trainer.at
-        if not self.armed:
-            at.probe = None
-            return None
-        assert self.probe is not None
-        now = self.probe()
-        if at.probe is not None and collapsed(at.probe, now):
-            return Collapse(at.epoch, at.probe, now)
-        at.probe = now
+        robust = self.probe() if self.armed else None
+        if at.probe is not None and robust is not None and collapsed(at.probe, robust):
+            return Collapse(at.epoch, at.probe, robust)
+        seen = self.look_at()
+        if at.clean is not None and seen.fallen(at.clean):
+            return Fall(at.epoch, at.clean, seen.accuracy)
+        at.probe, at.clean = robust, seen.accuracy
         return None
 
-    def event(self, collapse: Collapse) -> dict[str, Any]:
-        """What is to be done about a collapse, as the recipe says, in a row of metrics.jsonl."""
-        action = "stop" if self.good is None else self.trainer.recipe.train.guard
-        return collapse.row(action, self.trainer.at.extra_steps + (action == "rollback"))
+    def event(self, trouble: Trouble) -> dict[str, Any]:
+        """What is to be done about it, as the recipe says, in a row of metrics.jsonl."""
+        at = self.trainer.at
+        spent = at.extra_steps >= TRIES if isinstance(trouble, Collapse) else at.lr_scale <= 0.5**TRIES
+        action = "stop" if self.good is None or spent else self.trainer.recipe.train.guard
+        back = action == "rollback"
+        change: dict[str, Any] = (
+            {"extra_steps": at.extra_steps + back} if isinstance(trouble, Collapse) else {"lr_scale": at.lr_scale * (0.5 if back else 1)}
+        )
+        return {"event": trouble.event, "action": action, **change, **asdict(trouble)}
 
-    def go_back(self, collapse: Collapse, event: dict[str, Any]) -> None:
-        """To the last good epoch, to go on from there with one more inner step, or to stop there."""
+    def go_back(self, trouble: Trouble, event: dict[str, Any]) -> str:
+        """To the last good epoch, to go on from there otherwise, or to stop there. Says what is otherwise."""
         if self.good is not None:
             self.trainer.rewind(*self.good)
         if event["action"] == "stop":
-            raise AmataError(f"{collapse}; stopped, with the last good checkpoint kept: anneal with more steps, or set train.guard")
-        self.trainer.at.extra_steps = event["extra_steps"]
+            raise AmataError(f"{trouble}; stopped, with the last good checkpoint kept: {trouble.advice}, or set train.guard")
+        at = self.trainer.at
+        at.extra_steps, at.lr_scale = event.get("extra_steps", at.extra_steps), event.get("lr_scale", at.lr_scale)
+        return f"{self.trainer.control().steps} inner steps" if isinstance(trouble, Collapse) else f"{at.lr_scale:g} of the learning rate"

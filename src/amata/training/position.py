@@ -26,6 +26,10 @@ class Position:
     average_steps: int = 0
     probe: float | None = None
     """The accuracy under the guard's probe after the last good epoch."""
+    clean: float | None = None
+    """The accuracy of the weights on the guard's images after the last good epoch."""
+    lr_scale: float = 1.0
+    """What the guard has multiplied the learning rate by."""
     extra_steps: int = 0
     """Inner steps added to the schedule's by the guard."""
     probe_evals: int = 0

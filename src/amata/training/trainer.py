@@ -139,7 +139,7 @@ class Trainer:
         """The learning rate of a batch of the current epoch."""
         # Mid-batch, so that a one-cycle rate is zero neither in the first batch nor in the last.
         progress = self.at.epoch + (batch + 0.5) / len(self.batches)
-        return learning_rate(self.recipe.optim, progress, self.recipe.train.epochs)
+        return self.at.lr_scale * learning_rate(self.recipe.optim, progress, self.recipe.train.epochs)
 
     def train_epoch(self, after_batch: Callable[[Control], bool]) -> bool:
         """Train the rest of the current epoch. `after_batch` may end it early by returning True; then so does this."""
