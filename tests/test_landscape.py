@@ -13,7 +13,7 @@ from amata import recipes
 from amata.attacks import pgd
 from amata.errors import InputError
 from amata.schedules import Control
-from amata.studies.landscape import Plane, climb, landscape, principal_direction, rademacher_direction
+from amata.studies.landscape import Plane, climb, landscape, principal_direction, rademacher_direction, steepest
 from amata.threat import Linf
 from amata.training.experiment import train
 from tests.conftest import images, labels, small_net
@@ -24,7 +24,7 @@ BALL = Linf(0.1)
 
 def test_the_course_is_pgds() -> None:
     model, x, y = small_net().eval(), images(1), labels(1)
-    points = climb(model, x, y, BALL, Control(6, 0.03))
+    points = climb(model, x, y, BALL, Control(6, 0.03))[:, 0]
     assert torch.equal(points[:1], x)
     for k in range(1, 7):
         assert torch.equal(points[k : k + 1], pgd(model, x, y, ball=BALL, steps=k, step_size=0.03, random_start=False))
@@ -32,7 +32,7 @@ def test_the_course_is_pgds() -> None:
 
 def test_the_x_axis_is_the_first_principal_component() -> None:
     model, x, y = small_net().eval(), images(1), labels(1)
-    points = climb(model, x, y, BALL, Control(12, 0.02))
+    points = climb(model, x, y, BALL, Control(12, 0.02))[:, 0]
     found = principal_direction(points, x).flatten().numpy()
     vectors = (points - x).flatten(1).numpy().astype(np.float64)
     values, directions = np.linalg.eigh(np.cov(vectors.T))
@@ -57,7 +57,7 @@ def test_grid_values_are_losses_on_the_plane() -> None:
     assert model.training
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     model.eval()
-    points = climb(model, x, y, BALL, controls["strong"])
+    points = climb(model, x, y, BALL, controls["strong"])[:, 0]
     along = principal_direction(points, x)
     across = rademacher_direction(x, along, 1)
     for row, b in enumerate(found["y"]):
@@ -77,6 +77,13 @@ def test_grid_values_are_losses_on_the_plane() -> None:
     assert torch.allclose(plane.coordinates(plane.at(torch.tensor([[0.3, -0.2]]))), torch.tensor([[0.3, -0.2]]), atol=1e-6)
 
 
+def test_without_a_sample_the_image_is_taken_whose_loss_rises_most() -> None:
+    model, x, y, u = small_net().eval(), images(12), labels(12), Control(3, 0.04)
+    ends = torch.cat([climb(model, x[i : i + 1], y[i : i + 1], BALL, u)[-1] for i in range(12)])
+    rises = F.cross_entropy(model(ends), y, reduction="none") - F.cross_entropy(model(x), y, reduction="none")
+    assert steepest(model, x, y, BALL, u) == int(rises.argmax()) != 0
+
+
 def test_the_command_draws_kept_epochs(tmp_path: Path, amata: Any) -> None:
     run = tmp_path / "run"
     train(recipes.load("mnist5k-amata", [*QUICK, "train.epochs=2", "train.keep_epochs=true", "eval.limit=10"]), run)
@@ -88,6 +95,8 @@ def test_the_command_draws_kept_epochs(tmp_path: Path, amata: Any) -> None:
     assert [p["courses"][2]["steps"] for p in result["landscapes"]] == [r["steps"] for r in rows]
     for name in ("landscape.svg", "landscape.png", "landscape-3d.svg", "landscape-3d.png"):
         assert (tmp_path / "l" / name).stat().st_size > 1000
-    assert amata("landscape", run, "--grid", "5", "--steps", "3", "--out", tmp_path / "b").code == 0
+    assert f"test image {result['sample']}, label {result['label']}" in called.out
+    assert amata("landscape", run, "--grid", "5", "--steps", "3", "--sample", "7", "--out", tmp_path / "b").code == 0
+    assert json.loads((tmp_path / "b" / "landscape.json").read_text())["sample"] == 7
     assert "not one of the run's 2 epochs" in amata("landscape", run, "--epochs", "3", "--out", tmp_path / "x").err
     assert "not one of the 1000 test images" in amata("landscape", run, "--sample", "1000", "--out", tmp_path / "x").err

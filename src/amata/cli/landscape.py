@@ -14,7 +14,7 @@ def landscape(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     out: Annotated[Path, typer.Option(help="A folder for landscape.json and the figures.")],
     epochs: Annotated[str, typer.Option(help="Comma-separated, from 1; needs train.keep_epochs. The best model by default.")] = "",
-    sample: Annotated[int, typer.Option(min=0, help="Which test image.")] = 0,
+    sample: Annotated[int | None, typer.Option(min=0, help="Which test image; by default the steepest of the first hundred.")] = None,
     steps: Annotated[str, typer.Option(help="K of the attacks drawn beside the run's own; the first spans the X axis.")] = "40,2",
     alpha: Annotated[float | None, typer.Option(help="The step of all attacks; by default tau / K, and the run's own.")] = None,
     grid: Annotated[int, typer.Option(min=2, help="Points along each side.")] = 100,
@@ -34,8 +34,9 @@ def landscape(
     landscape_figure(result, out / "landscape")
     surface_figure(result, out / "landscape-3d")
     if json_:
-        print(json.dumps(result, indent=2))
+        print(json.dumps(result))
         return
+    console.print(f"test image {result['sample']}, label {result['label']}")
     for picture in result["landscapes"]:
         title = f"epoch {picture['epoch']}" if picture["epoch"] else "best model"
         climbed = ", ".join(f"{c['name']} {c['loss'][-1]:.3g}" for c in picture["courses"])

@@ -27,6 +27,8 @@ from amata.training.files import load_tensors, under
 
 CHUNK = 1000
 """Points of the grid that go through the network together."""
+LOOKED_AT = 100
+"""Test images among which one is looked for on which an attack has much to climb."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,17 @@ class Plane:
 
 
 def climb(model: nn.Module, x: Tensor, y: Tensor, ball: Ball, u: Control) -> Tensor:
-    """The points that PGD visits from the image itself, the image first: (K + 1, C, H, W)."""
+    """The points that PGD visits from each image itself, the image first: (K + 1, N, C, H, W)."""
     region, points = ball.around(x), [x]
     for _ in range(u.steps):
         points.append(region.project(region.ascend(points[-1], input_grad(model, points[-1], y, ce), u.step_size)))
-    return torch.cat(points)
+    return torch.stack(points)
+
+
+def steepest(model: nn.Module, x: Tensor, y: Tensor, ball: Ball, u: Control) -> int:
+    """The one of several images whose loss the attack raises most: around many there is nothing to be seen."""
+    with untouched(model):
+        return int((_loss(model, climb(model, x, y, ball, u)[-1], y) - _loss(model, x, y)).argmax())
 
 
 def principal_direction(points: Tensor, origin: Tensor) -> Tensor:
@@ -77,7 +85,7 @@ def landscape(
 ) -> dict[str, Any]:
     """The loss on a size x size grid around the image x (1, C, H, W), and the course of each control; the first one spans the X axis."""
     with untouched(model):
-        paths = {name: climb(model, x, y, ball, u) for name, u in controls.items()}
+        paths = {name: climb(model, x, y, ball, u)[:, 0] for name, u in controls.items()}
         along = principal_direction(next(iter(paths.values())), x)
         plane = Plane(x, along, rademacher_direction(x, along, seed))
         courses = {name: plane.coordinates(points) for name, points in paths.items()}
@@ -108,21 +116,26 @@ def landscapes_of(
     path: Path,
     epochs: Sequence[int],
     *,
-    sample: int = 0,
+    sample: int | None = None,
     steps: Sequence[int] = (40, 2),
     alpha: float | None = None,
     size: int = 100,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """The landscape of a run at the end of each of the epochs given (from 1), or of its best model where none are given."""
+    """The landscape of a run at the end of each of the epochs given (from 1), or of its best model where none are given.
+
+    Without a `sample` it is that of the image, among the first test images, whose loss the first attack raises most at the first epoch.
+    """
     if not path.is_dir():
         raise InputError(f"{path} is no run folder; a landscape needs to know what each epoch was trained with")
     model, recipe, splits = load_trained(path)
     alpha = None if alpha is None else positive(alpha, "alpha")
     run, device = RunFolder(path), next(model.parameters()).device
-    if not 0 <= sample < len(splits.test):
+    if sample is not None and not 0 <= sample < len(splits.test):
         raise InputError(f"--sample {sample} is not one of the {len(splits.test)} test images, 0 to {len(splits.test) - 1}")
-    x, y = next(iter(splits.test.read([torch.tensor([sample])], device, None)))
+    first = 0 if sample is None else sample
+    looked_at = torch.arange(first, min(first + (LOOKED_AT if sample is None else 1), len(splits.test)))
+    x, y = next(iter(splits.test.read([looked_at], device, None)))
     trained = {row["epoch"] + 1: Control(row["steps"], row["step_size"]) for row in run.read_rows() if "event" not in row}
     best = json.loads((path / "summary.json").read_text())["best_epoch"] if run.finished else None
     best = max(trained) if best is None else best + 1
@@ -136,9 +149,12 @@ def landscapes_of(
             model.load_state_dict(under(state, "average/") or under(state, "model/"))  # what would have been tested then
         own = trained[epoch or best]
         controls = {**weak, f"{recipe.name}, K = {own.steps}": own._replace(step_size=alpha or own.step_size)}
+        if len(x) > 1:
+            sample = steepest(model.eval(), x, y, recipe.ball, next(iter(weak.values())))
+            x, y = x[sample : sample + 1], y[sample : sample + 1]
         found = landscape(model.eval(), x, y, ball=recipe.ball, controls=controls, size=size, seed=seed)
         pictures.append({"epoch": epoch, **found})
-    return {"run": str(path), "recipe": recipe.name, "sample": sample, "label": int(y), "seed": seed, "landscapes": pictures}
+    return {"run": path.name, "recipe": recipe.name, "sample": sample or first, "label": int(y), "seed": seed, "landscapes": pictures}
 
 
 def _state(run: RunFolder, epoch: int, epochs: int) -> Path:
