@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from amata.attacks.guard import logits
 from amata.data import Arrays, ImageSet, Loader, Stream
-from amata.engine import Ranks, current
+from amata.engine import Ranks, current, untuned
 from amata.errors import AmataError, InputError
 from amata.evaluation import Part, Result, evaluate, parse_attack
 from amata.recipes import Recipe, load
@@ -259,7 +259,7 @@ class _Fit:
         batch, model = next(self.valid.epoch()), self.trainer.model
         x, y, training = batch.x[:IMAGES], batch.y[:IMAGES], model.training
         model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), untuned():
             z = logits(model, x).float()
         model.train(training)
         answers, shares = (torch.bincount(t, minlength=z.shape[1]) / len(y) for t in (z.argmax(1), y))

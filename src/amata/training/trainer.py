@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from amata.attacks.guard import check_images, check_logits, logits
 from amata.batch import Batch
 from amata.data import Feed
-from amata.engine import ProbeNet, WeightAverage, current, make_net, share_norms
+from amata.engine import ProbeNet, WeightAverage, current, make_net, share_norms, untuned
 from amata.errors import AmataError, InputError
 from amata.losses import smooth_ce
 from amata.methods import Memory
@@ -150,7 +150,9 @@ class Trainer:
         for batch in feed:
             self.at.data_seconds, feed.waited = self.at.data_seconds + feed.waited, 0.0
             if first:
+                self.stop_clock()  # the first pass of a process loads libraries for seconds
                 self._check_batch(batch)
+                self.start_clock()
                 first = False
             lr = self.lr(self.at.batch)
             for group in self.optimizer.param_groups:
@@ -212,7 +214,7 @@ class Trainer:
         """Refuse images outside [0, 1], labels outside the classes and models without logits before an epoch is spent on them."""
         check_images(batch.x, batch.y)
         self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), untuned():
             check_logits(logits(self.model, batch.x[:2]), batch.y, n=len(batch.x[:2]))
 
     def check_finite(self) -> None:
