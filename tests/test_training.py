@@ -557,6 +557,19 @@ def test_a_network_that_falls_back_to_guessing_goes_on_from_before_with_half_the
     assert fitted.rows[-1]["valid"]["clean"] > 0.9
 
 
+def test_the_guard_looks_at_held_out_images_of_all_classes() -> None:
+    """They come class by class, as those of a folder do: the first ones would show one class alone."""
+    x, y = toy_data(600)
+    order = y.argsort(stable=True)
+    net, seen = small_net(), []
+    net.register_forward_hook(lambda module, inputs, _: None if module.training else seen.append(inputs[0].mean((1, 2, 3)) > 0.5))
+    recipe = toy_recipe("train.tensorboard=false", "train.epochs=1", "method.name=erm", "eval.batch_size=50")
+    fit(net, toy_data(), (x[order], y[order]), recipe)
+    bright = torch.cat(seen[1:7])  # after the check of the first batch, before the validation
+    assert len(bright) == 256
+    assert 0.4 < bright.float().mean() < 0.6
+
+
 def test_what_is_no_fall_is_not_taken_for_one() -> None:
     guess = Look(accuracy=0.12, same=1.0, loss=2.301, informed=2.30, equal=2.303)
     assert guess.fallen(0.97)

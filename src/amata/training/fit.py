@@ -75,7 +75,8 @@ def fit(
     trainer = Trainer(model, batches, recipe, device)
     seeded = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
     with lock, seeded, Interrupt() as interrupt, Saver(trainer, run) as saver:
-        return _Fit(trainer, _as_batches(valid, recipe, device), saver, reporter or Reporter(), interrupt).run_all()
+        held_out = _as_batches(valid, recipe, device), _as_batches(valid, recipe, device, IMAGES)
+        return _Fit(trainer, *held_out, saver, reporter or Reporter(), interrupt).run_all()
 
 
 def training_batches(data: Any, recipe: Recipe, device: torch.device) -> Batches:
@@ -89,11 +90,16 @@ def training_batches(data: Any, recipe: Recipe, device: torch.device) -> Batches
     return Loader(images, c.batch_size, device, seed=recipe.train.seed, pad=pad, flip=flip, drop_last=c.drop_last, rank=rank, size=size)
 
 
-def _as_batches(data: Any, recipe: Recipe, device: torch.device) -> Batches | None:
+def _as_batches(data: Any, recipe: Recipe, device: torch.device, at_most: int | None = None) -> Batches | None:
+    """Held-out images: all, or so many from beginning to end, because they may come class by class. A stream is always all of it."""
     if data is None:
         return None
     images = Arrays(*data) if _is_pair(data) else data
-    return Loader(images, recipe.eval.batch_size, device) if isinstance(images, ImageSet) else Stream(images, device)
+    if not isinstance(images, ImageSet):
+        return Stream(images, device)
+    if at_most is not None and at_most < len(images):
+        images = images.subset(torch.linspace(0, len(images) - 1, at_most).long())
+    return Loader(images, recipe.eval.batch_size, device)
 
 
 def part_of(ranks: Ranks) -> Part:
@@ -108,13 +114,23 @@ def _is_pair(data: Any) -> bool:
 class _Fit:
     """The epochs of one call of fit(), with what is recorded around them."""
 
-    def __init__(self, trainer: Trainer, valid: Batches | None, saver: Saver, reporter: Reporter, interrupt: Interrupt) -> None:
-        self.trainer, self.valid, self.saver, self.reporter, self.interrupt = trainer, valid, saver, reporter, interrupt
+    def __init__(
+        self,
+        trainer: Trainer,
+        valid: Batches | None,
+        watched: Batches | None,
+        saver: Saver,
+        reporter: Reporter,
+        interrupt: Interrupt,
+    ) -> None:
+        """`valid` are the held-out images, `watched` those of them that the guard looks at."""
+        self.trainer, self.valid, self.watched = trainer, valid, watched
+        self.saver, self.reporter, self.interrupt = saver, reporter, interrupt
         self.recipe, self.ranks, self.run = trainer.recipe, trainer.ranks, saver.run
         self.rows: list[dict[str, Any]] = []
         self.told_slow = False
-        watched = valid is not None and self.recipe.train.guard != "ignore"
-        self.guard = Guard(trainer, self._probe, self._look) if watched else None
+        guarded = watched is not None and self.recipe.train.guard != "ignore"
+        self.guard = Guard(trainer, self._probe, self._look) if guarded else None
         epochs = self.recipe.train.epochs
         schedule = self.recipe.schedule
         # An epoch costs K + 1 gradient evaluations an image, so time left follows the schedule, not the epoch count; one that is
@@ -210,7 +226,7 @@ class _Fit:
             return self._recover(self.guard, trouble)
         last = at.epoch == self.recipe.train.epochs - 1
         if self.valid is not None and (last or (at.epoch + 1) % self.recipe.train.valid_every == 0):
-            results = self._validate(("clean", self.valid_attack))
+            results = self._validate(self.valid, ("clean", self.valid_attack))
             row["valid"] = {name: result.accuracy for name, result in results.items()}
             row["valid_n"] = results["clean"].n
             self._keep_if_best(results[getattr(self.recipe.method, "chosen_by", self.valid_attack)].accuracy)
@@ -226,9 +242,9 @@ class _Fit:
         self.reporter.epoch(row)
         return row
 
-    def _validate(self, attacks: tuple[str, ...], limit: int | None = None, model: nn.Module | None = None) -> dict[str, Result]:
-        assert self.valid is not None
-
+    def _validate(
+        self, images: Batches, attacks: tuple[str, ...], limit: int | None = None, model: nn.Module | None = None
+    ) -> dict[str, Result]:
         def watch(attack: str, done: int, total: int) -> None:
             self.reporter.evaluating(attack, done, total)
             if self.interrupt.number is not None and self.ranks.size == 1:
@@ -236,7 +252,7 @@ class _Fit:
 
         return evaluate(
             model or self.trainer.result,
-            self.valid.epoch(0, self.ranks.rank, self.ranks.size),
+            images.epoch(0, self.ranks.rank, self.ranks.size),
             ball=self.recipe.ball,
             attacks=list(dict.fromkeys(attacks)),
             step_size=self.recipe.eval.step_size,
@@ -252,16 +268,21 @@ class _Fit:
     # The guard looks at the weights themselves: their average would show what went wrong only epochs later.
 
     def _probe(self) -> float:
-        return self._validate((PROBE,), IMAGES, self.trainer.model)[PROBE].accuracy
+        assert self.watched is not None
+        return self._validate(self.watched, (PROBE,), IMAGES, self.trainer.model)[PROBE].accuracy
 
     def _look(self) -> Look:
-        assert self.valid is not None
-        batch, model = next(self.valid.epoch()), self.trainer.model
-        x, y, training = batch.x[:IMAGES], batch.y[:IMAGES], model.training
+        assert self.watched is not None
+        model, pairs = self.trainer.model, []
+        training = model.training
         model.eval()
         with torch.no_grad(), untuned():
-            z = logits(model, x).float()
+            for batch in self.watched.epoch():
+                pairs.append((logits(model, batch.x).float(), batch.y))
+                if sum(len(y) for _, y in pairs) >= IMAGES:
+                    break
         model.train(training)
+        z, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         answers, shares = (torch.bincount(t, minlength=z.shape[1]) / len(y) for t in (z.argmax(1), y))
         informed = -torch.special.xlogy(shares, shares).sum()
         seen = [(z.argmax(1) == y).float().mean(), answers.max(), cross_entropy(z, y), informed, math.log(z.shape[1])]
