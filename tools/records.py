@@ -59,7 +59,15 @@ TRIALS = {
     "1-2, batch 256": linear(23, 1, 2, 10, "data.batch_size=256", "optim.lr=0.2", "optim.ema=0.999"),
     "2-7, long": linear(29, 2, 7, 20),
     "TRADES 2-5, long": linear(24, 2, 5, 16, "method.name=trades", "method.beta=6.0"),
-    "1-4, long": linear(42, 1, 4, 12),
+    # More epochs did better than more steps, so the second round stays at one or two steps.
+    "1-2, slower": linear(27, 1, 2, 10, "optim.lr=0.2"),
+    "1-2, faster": linear(27, 1, 2, 10, "optim.lr=0.8"),
+    "1-2, less decay": linear(27, 1, 2, 10, "optim.weight_decay=2e-4"),
+    "1-2, pad 2": linear(27, 1, 2, 10, "data.pad=2"),
+    "1-2, ema 0.995": linear(27, 1, 2, 10, "optim.ema=0.995"),
+    "1": linear(32, 1, 1, 10),
+    "1-2, long": linear(49, 1, 2, 10),
+    "N-FGSM, long": linear(58, 1, 1, 8, "method.name=nfgsm", "method.noise=2.0"),
 }
 """What is changed of cifar10-amata. The short ones take about 26 s on an H200, so that training on all images stays below 30; the long
 ones 53 s, so that it stays below 60."""
