@@ -24,7 +24,7 @@ BALL = Linf(0.1)
 
 def test_the_course_is_pgds() -> None:
     model, x, y = small_net().eval(), images(1), labels(1)
-    points = climb(model, x, y, BALL, Control(6, 0.03))[:, 0]
+    points = climb(model, x, y, BALL, Control(6, 0.03))
     assert torch.equal(points[:1], x)
     for k in range(1, 7):
         assert torch.equal(points[k : k + 1], pgd(model, x, y, ball=BALL, steps=k, step_size=0.03, random_start=False))
@@ -32,7 +32,7 @@ def test_the_course_is_pgds() -> None:
 
 def test_the_x_axis_is_the_first_principal_component() -> None:
     model, x, y = small_net().eval(), images(1), labels(1)
-    points = climb(model, x, y, BALL, Control(12, 0.02))[:, 0]
+    points = climb(model, x, y, BALL, Control(12, 0.02))
     found = principal_direction(points, x).flatten().numpy()
     vectors = (points - x).flatten(1).numpy().astype(np.float64)
     values, directions = np.linalg.eigh(np.cov(vectors.T))
@@ -57,7 +57,7 @@ def test_grid_values_are_losses_on_the_plane() -> None:
     assert model.training
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     model.eval()
-    points = climb(model, x, y, BALL, controls["strong"])[:, 0]
+    points = climb(model, x, y, BALL, controls["strong"])
     along = principal_direction(points, x)
     across = rademacher_direction(x, along, 1)
     for row, b in enumerate(found["y"]):
@@ -79,12 +79,12 @@ def test_grid_values_are_losses_on_the_plane() -> None:
 
 def test_without_a_sample_the_image_is_taken_whose_loss_rises_most() -> None:
     model, x, y, u = small_net().eval(), images(12), labels(12), Control(3, 0.04)
-    ends = torch.cat([climb(model, x[i : i + 1], y[i : i + 1], BALL, u)[-1] for i in range(12)])
+    ends = torch.cat([climb(model, x[i : i + 1], y[i : i + 1], BALL, u)[-1:] for i in range(12)])
     rises = F.cross_entropy(model(ends), y, reduction="none") - F.cross_entropy(model(x), y, reduction="none")
     assert steepest(model, x, y, BALL, u) == int(rises.argmax()) != 0
 
 
-def test_the_command_draws_kept_epochs(tmp_path: Path, amata: Any) -> None:
+def test_the_command_draws_kept_epochs(tmp_path: Path, amata: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     train(recipes.load("mnist5k-amata", [*QUICK, "train.epochs=2", "train.keep_epochs=true", "eval.limit=10"]), run)
     called = amata("landscape", run, "--epochs", "1,2", "--steps", "5,2", "--grid", "9", "--out", tmp_path / "l")
@@ -95,6 +95,8 @@ def test_the_command_draws_kept_epochs(tmp_path: Path, amata: Any) -> None:
     assert [p["courses"][2]["steps"] for p in result["landscapes"]] == [r["steps"] for r in rows]
     for name in ("landscape.svg", "landscape.png", "landscape-3d.svg", "landscape-3d.png"):
         assert (tmp_path / "l" / name).stat().st_size > 1000
+    monkeypatch.setattr("amata.studies.landscape.steepest", lambda *_: 3)
+    assert "test image 3, label" in amata("landscape", run, "--grid", "3", "--steps", "2", "--out", tmp_path / "c").out
     assert f"test image {result['sample']}, label {result['label']}" in called.out
     assert amata("landscape", run, "--grid", "5", "--steps", "3", "--sample", "7", "--out", tmp_path / "b").code == 0
     assert json.loads((tmp_path / "b" / "landscape.json").read_text())["sample"] == 7

@@ -396,7 +396,7 @@ def test_what_a_method_remembers_survives_an_interrupt(tmp_path: Path, name: str
 
 
 class Collapsing(Reporter):
-    """Ruins the weights once, at the end of an epoch, as catastrophic overfitting would."""
+    """Ruins the weights once, at the end of an epoch: sure of wrong answers, as catastrophic overfitting is under an attack."""
 
     def __init__(self, net: torch.nn.Module, epoch: int) -> None:
         self.net, self.at, self.notes = net, epoch, [""]
@@ -404,12 +404,24 @@ class Collapsing(Reporter):
     def batch(self, moment: Moment) -> None:
         if moment.epoch == self.at and moment.batch == moment.batches:
             self.at = -1
-            with torch.no_grad():
-                for p in self.net.parameters():
-                    p.zero_()
+            self.ruin()
+
+    @torch.no_grad()
+    def ruin(self) -> None:
+        for p in list(self.net.parameters())[-2:]:
+            p.mul_(-3)
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+
+class Falling(Collapsing):
+    """Ruins them so that all logits are equal."""
+
+    @torch.no_grad()
+    def ruin(self) -> None:
+        for p in self.net.parameters():
+            p.zero_()
 
 
 def test_a_resumed_run_can_be_rolled_back_also_where_the_disk_was_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -527,9 +539,7 @@ def test_a_second_collapse_goes_back_to_an_unspoilt_state() -> None:
             if moment.epoch == 2 and moment.batch == 1:
                 states.append((moment.steps, [p.clone() for p in self.net.parameters()]))
             if moment.epoch == 2 and moment.batch == moment.batches and moment.steps < 3:
-                with torch.no_grad():
-                    for p in self.net.parameters():
-                        p.zero_()
+                self.ruin()
 
     net = small_net()
     fitted = fit(net, toy_data(), toy_data(40), recipe, reporter=Twice(net, -1))
@@ -539,22 +549,80 @@ def test_a_second_collapse_goes_back_to_an_unspoilt_state() -> None:
     assert fitted.rows[-1]["valid"]["pgd-20"] > 0.9
 
 
-def test_a_network_that_falls_back_to_guessing_goes_on_from_before_with_half_the_rate(tmp_path: Path) -> None:
-    recipe, net = toy_recipe("train.tensorboard=false", "train.epochs=4"), small_net()
-    reporter = Collapsing(net, epoch=2)
+@pytest.mark.parametrize("steps", [1, 3])  # of a single step the probe fails too, but that is not what went wrong
+def test_a_network_that_falls_back_to_guessing_goes_on_from_before_with_half_the_rate(tmp_path: Path, steps: int) -> None:
+    recipe = toy_recipe("train.tensorboard=false", "train.epochs=4", f"schedule.k_min={steps}", f"schedule.k_max={steps}")
+    net = small_net()
+    reporter = Falling(net, epoch=2)
     fitted = fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=reporter)
     assert [row.get("event", row["epoch"]) for row in fitted.rows] == [0, 1, "fall", 2, 3]
     event = fitted.rows[2]
     assert (event["epoch"], event["action"], event["lr_scale"]) == (2, "rollback", 0.5)
     assert event["after"] == 0.5 < event["before"]  # two classes, and one answer
-    rates = [row["lr"] for row in fitted.rows if "event" not in row]
+    rows = [row for row in fitted.rows if "event" not in row]
     untroubled = fit(small_net(), toy_data(), toy_data(40), recipe)
-    assert rates == pytest.approx([row["lr"] * scale for row, scale in zip(untroubled.rows, (1, 1, 0.5, 0.5), strict=True)])
-    assert any(
-        "fell back to guessing in epoch 3" in n and "back to the end of epoch 2, now with 0.5 of the learning rate" in n
-        for n in reporter.notes
-    )
-    assert fitted.rows[-1]["valid"]["clean"] > 0.9
+    assert [row["lr"] for row in rows] == pytest.approx([row["lr"] * s for row, s in zip(untroubled.rows, (1, 1, 0.5, 0.5), strict=True)])
+    assert {row["steps"] for row in rows} == {steps}
+    note = "back to the end of epoch 2, now with 0.5 of the learning rate"
+    assert any("fell back to guessing in epoch 3" in n and note in n for n in reporter.notes)
+    assert rows[-1]["valid"]["clean"] > 0.9
+
+
+def test_one_trouble_does_not_undo_the_remedy_of_another() -> None:
+    """A fall, and when the epoch is trained again, a collapse."""
+    recipe = stateful_recipe("fast")
+
+    class Both(Falling):
+        def batch(self, moment: Moment) -> None:
+            super().batch(moment)
+            if (moment.epoch, moment.batch, moment.steps) == (2, moment.batches, 1) and self.at == -2:
+                self.at = -3
+                Collapsing.ruin(self)
+
+        def note(self, text: str) -> None:
+            super().note(text)
+            if "guessing" in text:
+                self.at = -2
+
+    net = small_net()
+    whole = fit(net, toy_data(), toy_data(40), recipe, reporter=Both(net, 2))
+    assert [row.get("event", row["epoch"]) for row in whole.rows] == [0, 1, "fall", "collapse", 2, 3]
+    last = whole.rows[-1]
+    untroubled = fit(small_net(), toy_data(), toy_data(40), recipe)
+    assert (last["steps"], last["lr"]) == (2, pytest.approx(untroubled.rows[-1]["lr"] / 2))
+
+
+def test_a_run_killed_after_a_fall_resumes_with_the_lower_rate(tmp_path: Path) -> None:
+    recipe = toy_recipe("train.tensorboard=false", "train.epochs=4", "optim.ema=0.9")
+
+    class Both(Falling):
+        def batch(self, moment: Moment) -> None:
+            super().batch(moment)
+            if stop and (moment.epoch, moment.batch, self.at) == (2, 3, -1):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    stop, net = False, small_net()
+    fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "whole", reporter=Both(net, 2))
+    stop, net = True, small_net()
+    with pytest.raises(Interrupted):
+        fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "cut", reporter=Both(net, 2))
+    run, _ = RunFolder.open(tmp_path / "cut")
+    fit(small_net(), toy_data(), toy_data(40), recipe, run=run)
+    assert (tmp_path / "cut" / "last.safetensors").read_bytes() == (tmp_path / "whole" / "last.safetensors").read_bytes()
+    assert [without_times(r) for r in run.read_rows()] == [without_times(r) for r in RunFolder(tmp_path / "whole").read_rows()]
+
+
+BAD_LABELS = {
+    "too large": torch.full((40,), 10),
+    "negative": torch.full((40,), -1),
+    "in a column": torch.zeros(40, 1).long(),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LABELS)
+def test_bad_held_out_labels_are_named(case: str) -> None:
+    with pytest.raises(InputError):
+        fit(small_net(), toy_data(), (toy_data(40)[0], BAD_LABELS[case]), toy_recipe("train.tensorboard=false", "train.epochs=1"))
 
 
 def test_the_guard_looks_at_held_out_images_of_all_classes() -> None:
@@ -571,13 +639,15 @@ def test_the_guard_looks_at_held_out_images_of_all_classes() -> None:
 
 
 def test_what_is_no_fall_is_not_taken_for_one() -> None:
-    guess = Look(accuracy=0.12, same=1.0, loss=2.301, informed=2.30, equal=2.303)
+    guess = Look(images=256, accuracy=0.12, same=1.0, loss=2.301, informed=2.30, equal=2.303)
     assert guess.fallen(0.97)
+    assert guess._replace(same=0.6, accuracy=0.19).fallen(0.97)  # two answers
     assert guess._replace(informed=1.9, loss=1.9).fallen(0.97)  # rare classes known to be rare
     assert not guess.fallen(0.15)  # nothing had been learnt
-    assert not guess._replace(same=0.5).fallen(0.97)  # bad, but no guess
+    assert not guess._replace(same=0.3).fallen(0.97)  # bad, but no guess
     assert not guess._replace(loss=4.0).fallen(0.97)  # BatchNorm's statistics lag behind: sure, and wrong
     assert not guess._replace(accuracy=0.9, same=0.96, informed=0.2, loss=0.3).fallen(0.97)  # one class is nearly all there is
+    assert not guess._replace(images=5).fallen(0.97)  # which says little
 
 
 def test_training_on_clean_images_keeps_the_weights_that_are_best_on_them() -> None:

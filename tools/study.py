@@ -140,12 +140,14 @@ def measure(name: str, work: Path, kept: Path, overrides: Sequence[str] = ()) ->
     for path, (base, sets) in zip(paths, study.recipes.values(), strict=True):
         recipe = recipes.load(base, [*sets, f"eval.attacks=[{attacks}]", "train.tensorboard=false", *overrides])
         path.write_text(recipe.to_toml())
+    if not other:
+        keep(kept, folder, anew=False)  # what is finished is not made again
     target = ("--target", str(study.target)) if study.target else ()
     carry_out(folder, None if other else kept, (*map(str, paths), "--seeds", str(study.seeds), *target), study.after)
 
 
 def carry_out(folder: Path, kept: Path | None, compared: Command, after: Sequence[tuple[str, Command]]) -> None:
-    """Compare, then run what comes after, side by side because no time is taken there. What is kept already is not made again."""
+    """Compare, then run what comes after, side by side because no time is taken there, and keep what is small."""
 
     def run(file: str, verb: str, *arguments: str) -> None:
         output = folder / f"{file}.json"
@@ -153,8 +155,6 @@ def carry_out(folder: Path, kept: Path | None, compared: Command, after: Sequenc
             there = [str(folder / a) if a.startswith(("criterion", "landscape", "runs/")) else a for a in arguments]
             output.write_text(amata(verb, *there, capture=True))
 
-    if kept:
-        keep(kept, folder, anew=False)
     try:
         amata("compare", *compared, "--out", str(folder))
         with ThreadPoolExecutor() as pool:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from torch import nn
 
 from amata.batch import Batch
-from amata.control.hamiltonian import Probe, RunningCost, SecondCost, StepCost, hamiltonian
+from amata.control.hamiltonian import GradientCost, Probe, RunningCost, StepCost, hamiltonian
 from amata.engine import ProbeNet
 from amata.errors import InputError, missing
 from amata.methods import Memory, Method
@@ -171,7 +171,7 @@ def criterion(
     if not batches:
         raise InputError("the criterion needs at least one probe batch")
     cost = cost or StepCost()
-    net = net or ProbeNet(model, shares=not isinstance(cost, SecondCost))
+    net = net or ProbeNet(model, shares=search == "grid" and isinstance(cost, StepCost | GradientCost))
     probes = [Probe(net, method, batch, memory or {}, derive(seed, i), z) for i, batch in enumerate(batches)]
 
     def value(v: Control) -> list[float]:

@@ -65,7 +65,7 @@ def _keys(table: Any, docs: dict[str, str]) -> list[Key]:
     schema = table.model_json_schema()
     required = schema.get("required", [])
     return [
-        Key(name, _values(said), _default(said.get("default")), name in required, docs.get(name, ""))
+        Key(name, _values(said), _default(said.get("default")), name in required, " ".join(docs.get(name, "").split()))
         for name, said in schema["properties"].items()
     ]
 

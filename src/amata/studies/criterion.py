@@ -122,7 +122,7 @@ def _measure(
                 loss=smooth_ce(recipe.optim.label_smoothing),
                 attack_mode=recipe.train.attack_mode,
                 first_layer=recipe.model.first_layer,
-                shares=settings.cost != "seconds",
+                shares=settings.search == "grid" and settings.cost != "seconds",  # proposed step sizes do not come again
             )
             found = criterion(
                 model,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from amata.attacks import pgd
 from amata.attacks.guard import input_grad, untouched
 from amata.errors import InputError
 from amata.losses import ce
@@ -50,17 +51,18 @@ class Plane:
 
 
 def climb(model: nn.Module, x: Tensor, y: Tensor, ball: Ball, u: Control) -> Tensor:
-    """The points that PGD visits from each image itself, the image first: (K + 1, N, C, H, W)."""
+    """The points that PGD visits from the image itself, the image first: (K + 1, C, H, W)."""
     region, points = ball.around(x), [x]
     for _ in range(u.steps):
         points.append(region.project(region.ascend(points[-1], input_grad(model, points[-1], y, ce), u.step_size)))
-    return torch.stack(points)
+    return torch.cat(points)
 
 
 def steepest(model: nn.Module, x: Tensor, y: Tensor, ball: Ball, u: Control) -> int:
     """The one of several images whose loss the attack raises most: around many there is nothing to be seen."""
     with untouched(model):
-        return int((_loss(model, climb(model, x, y, ball, u)[-1], y) - _loss(model, x, y)).argmax())
+        found = pgd(model, x, y, ball=ball, steps=u.steps, step_size=u.step_size, random_start=False)
+        return int((_loss(model, found, y) - _loss(model, x, y)).argmax())
 
 
 def principal_direction(points: Tensor, origin: Tensor) -> Tensor:
@@ -85,7 +87,7 @@ def landscape(
 ) -> dict[str, Any]:
     """The loss on a size x size grid around the image x (1, C, H, W), and the course of each control; the first one spans the X axis."""
     with untouched(model):
-        paths = {name: climb(model, x, y, ball, u)[:, 0] for name, u in controls.items()}
+        paths = {name: climb(model, x, y, ball, u) for name, u in controls.items()}
         along = principal_direction(next(iter(paths.values())), x)
         plane = Plane(x, along, rademacher_direction(x, along, seed))
         courses = {name: plane.coordinates(points) for name, points in paths.items()}

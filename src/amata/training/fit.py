@@ -1,4 +1,4 @@
-"""fit(): train a model by a recipe, choose the best by held-out robust accuracy, and leave a run folder that can be resumed."""
+"""fit(): train a model by a recipe, choose the best on held-out images, and leave a run folder that can be resumed."""
 
 import contextlib
 import math
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from amata.attacks.guard import logits
+from amata.attacks.guard import check_images, check_logits, logits
 from amata.data import Arrays, ImageSet, Loader, Stream
 from amata.engine import Ranks, current, untuned
 from amata.errors import AmataError, InputError
@@ -233,7 +233,7 @@ class _Fit:
         self._add_row(row)
         trainer.next_epoch()
         at.rows = len(self.rows)
-        if self.guard is not None:
+        if self.guard is not None and not last:
             self.guard.remember()
         # Where the guard may have to go back to the beginning of the coming epoch, that must be there for a resumed run too.
         if not self.saver.checkpoint(must=self.guard is not None and self.guard.armed, now=last) and not self.told_slow:
@@ -278,15 +278,20 @@ class _Fit:
         model.eval()
         with torch.no_grad(), untuned():
             for batch in self.watched.epoch():
-                pairs.append((logits(model, batch.x).float(), batch.y))
+                check_images(batch.x, batch.y)
+                z = logits(model, batch.x).float()
+                check_logits(z, batch.y)
+                pairs.append((z, batch.y))
                 if sum(len(y) for _, y in pairs) >= IMAGES:
                     break
         model.train(training)
+        if not pairs:
+            raise InputError("there is no held-out image to look at; give none or some")
         z, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         answers, shares = (torch.bincount(t, minlength=z.shape[1]) / len(y) for t in (z.argmax(1), y))
         informed = -torch.special.xlogy(shares, shares).sum()
         seen = [(z.argmax(1) == y).float().mean(), answers.max(), cross_entropy(z, y), informed, math.log(z.shape[1])]
-        return Look(*(total / self.ranks.size for total in self.ranks.sum([float(v) for v in seen])))  # so that all processes agree
+        return Look(len(y), *(total / self.ranks.size for total in self.ranks.sum([float(v) for v in seen])))  # so that all processes agree
 
     def _recover(self, guard: Guard, trouble: Trouble) -> dict[str, Any]:
         trainer, row = self.trainer, guard.event(trouble)

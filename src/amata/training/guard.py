@@ -57,6 +57,7 @@ def collapsed(before: float, after: float) -> bool:
     return after < before - DROP
 
 
+FEW = 30
 TRIES = 5
 """Changes of each kind, after which trouble ends the run."""
 
@@ -64,6 +65,7 @@ TRIES = 5
 class Look(NamedTuple):
     """What the weights make of some clean held-out images."""
 
+    images: int
     accuracy: float
     same: float
     """The share of images that get the commonest answer."""
@@ -73,11 +75,11 @@ class Look(NamedTuple):
     equal: float
     """The loss of equal logits."""
 
-    def fallen(self, before: float) -> bool:
+    def fallen(self, best: float) -> bool:
         """Whether a network that had learnt something now guesses. One whose BatchNorm is off for an epoch may also give one answer to
-        all, but is sure of it: its loss is higher."""
-        guesses = self.same > 0.95 and 0.95 * self.informed < self.loss < 1.05 * self.equal
-        return guesses and self.accuracy < max(before - DROP, before / 2)
+        most, but is sure of it: its loss is higher. Few images say nothing."""
+        guesses = self.same > 0.5 and 0.95 * self.informed < self.loss < 1.05 * self.equal
+        return self.images >= FEW and guesses and self.accuracy < max(best - DROP, best / 2)
 
 
 class Guard:
@@ -97,19 +99,19 @@ class Guard:
 
     def remember(self) -> None:
         """Keep the state after a good epoch."""
+        self.good = None  # not both at once
         tensors, record = self.trainer.state()
         self.good = {k: v.detach().clone() for k, v in tensors.items()}, record
 
     def look(self) -> Trouble | None:
         """After an epoch: what has gone wrong since the last good one."""
-        at = self.trainer.at
+        at, seen = self.trainer.at, self.look_at()
+        if seen.fallen(at.clean):  # a guess fails the probe too, but needs another remedy
+            return Fall(at.epoch, at.clean, seen.accuracy)
         robust = self.probe() if self.armed else None
         if at.probe is not None and robust is not None and collapsed(at.probe, robust):
             return Collapse(at.epoch, at.probe, robust)
-        seen = self.look_at()
-        if at.clean is not None and seen.fallen(at.clean):
-            return Fall(at.epoch, at.clean, seen.accuracy)
-        at.probe, at.clean = robust, seen.accuracy
+        at.probe, at.clean = robust, max(at.clean, seen.accuracy)
         return None
 
     def event(self, trouble: Trouble) -> dict[str, Any]:

@@ -2,8 +2,18 @@
 
 from dataclasses import dataclass, field
 
-SPENT = ("train_seconds", "compile_seconds", "data_seconds", "grad_evals", "first_layer_evals", "images", "probe_evals")
-"""What going back to an earlier state does not give back."""
+SPENT = (
+    "train_seconds",
+    "compile_seconds",
+    "data_seconds",
+    "grad_evals",
+    "first_layer_evals",
+    "images",
+    "probe_evals",
+    "lr_scale",
+    "extra_steps",
+)
+"""What going back to an earlier state does not give back: what was spent, and what the guard has changed."""
 
 
 @dataclass
@@ -26,8 +36,8 @@ class Position:
     average_steps: int = 0
     probe: float | None = None
     """The accuracy under the guard's probe after the last good epoch."""
-    clean: float | None = None
-    """The accuracy of the weights on the guard's images after the last good epoch."""
+    clean: float = 0.0
+    """The best accuracy of the weights on the guard's images so far."""
     lr_scale: float = 1.0
     """What the guard has multiplied the learning rate by."""
     extra_steps: int = 0

@@ -150,9 +150,7 @@ class Trainer:
         for batch in feed:
             self.at.data_seconds, feed.waited = self.at.data_seconds + feed.waited, 0.0
             if first:
-                self.stop_clock()  # the first pass of a process loads libraries for seconds
                 self._check_batch(batch)
-                self.start_clock()
                 first = False
             lr = self.lr(self.at.batch)
             for group in self.optimizer.param_groups:
@@ -212,10 +210,12 @@ class Trainer:
 
     def _check_batch(self, batch: Batch) -> None:
         """Refuse images outside [0, 1], labels outside the classes and models without logits before an epoch is spent on them."""
+        self.stop_clock()  # the first pass of a process loads libraries for seconds
         check_images(batch.x, batch.y)
         self.model.eval()
         with torch.no_grad(), untuned():
             check_logits(logits(self.model, batch.x[:2]), batch.y, n=len(batch.x[:2]))
+        self.start_clock()
 
     def check_finite(self) -> None:
         if not math.isfinite(self.loss_sum.item()):
