@@ -1,7 +1,6 @@
 """fit(): train a model by a recipe, choose the best on held-out images, and leave a run folder that can be resumed."""
 
 import contextlib
-import math
 import signal
 import time
 from collections.abc import Callable
@@ -11,11 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
-from amata.attacks.guard import check_images, check_logits, logits
 from amata.data import Arrays, ImageSet, Loader, Stream
-from amata.engine import Ranks, current, untuned
+from amata.engine import Ranks, current
 from amata.errors import AmataError, InputError
 from amata.evaluation import Part, Result, evaluate, parse_attack
 from amata.recipes import Recipe, load
@@ -24,7 +21,7 @@ from amata.training.board import Board
 from amata.training.checkpoint import load_checkpoint
 from amata.training.device import resolve_device
 from amata.training.files import save_tensors
-from amata.training.guard import IMAGES, PROBE, Guard, Look, Trouble
+from amata.training.guard import IMAGES, PROBE, Guard, Trouble
 from amata.training.interrupt import Interrupt, Interrupted
 from amata.training.lock import hold
 from amata.training.reporter import Moment, Reporter
@@ -129,8 +126,8 @@ class _Fit:
         self.recipe, self.ranks, self.run = trainer.recipe, trainer.ranks, saver.run
         self.rows: list[dict[str, Any]] = []
         self.told_slow = False
-        guarded = watched is not None and self.recipe.train.guard != "ignore"
-        self.guard = Guard(trainer, self._probe, self._look) if guarded else None
+        guarded = self.recipe.train.guard != "ignore"
+        self.guard = Guard(trainer, self._probe, watched) if guarded and watched is not None else None
         epochs = self.recipe.train.epochs
         schedule = self.recipe.schedule
         # An epoch costs K + 1 gradient evaluations an image, so time left follows the schedule, not the epoch count; one that is
@@ -265,33 +262,10 @@ class _Fit:
             engine="plain",  # too little work to compile a copy for
         )
 
-    # The guard looks at the weights themselves: their average would show what went wrong only epochs later.
-
     def _probe(self) -> float:
+        """The guard looks at the weights themselves: their average would show what went wrong only epochs later."""
         assert self.watched is not None
         return self._validate(self.watched, (PROBE,), IMAGES, self.trainer.model)[PROBE].accuracy
-
-    def _look(self) -> Look:
-        assert self.watched is not None
-        model, pairs = self.trainer.model, []
-        training = model.training
-        model.eval()
-        with torch.no_grad(), untuned():
-            for batch in self.watched.epoch():
-                check_images(batch.x, batch.y)
-                z = logits(model, batch.x).float()
-                check_logits(z, batch.y)
-                pairs.append((z, batch.y))
-                if sum(len(y) for _, y in pairs) >= IMAGES:
-                    break
-        model.train(training)
-        if not pairs:
-            raise InputError("there is no held-out image to look at; give none or some")
-        z, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        answers, shares = (torch.bincount(t, minlength=z.shape[1]) / len(y) for t in (z.argmax(1), y))
-        informed = -torch.special.xlogy(shares, shares).sum()
-        seen = [(z.argmax(1) == y).float().mean(), answers.max(), cross_entropy(z, y), informed, math.log(z.shape[1])]
-        return Look(len(y), *(total / self.ranks.size for total in self.ranks.sum([float(v) for v in seen])))  # so that all processes agree
 
     def _recover(self, guard: Guard, trouble: Trouble) -> dict[str, Any]:
         trainer, row = self.trainer, guard.event(trouble)

@@ -4,14 +4,19 @@ A single-step method's robustness can vanish within an epoch while its own loss 
 training can fall back to guessing, when one update too large leaves a network that gives every image the same logits.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from amata.errors import AmataError
-from amata.training.trainer import Trainer
+from amata.attacks.guard import check_images, check_logits, logits
+from amata.engine import untuned
+from amata.errors import AmataError, InputError
+from amata.training.trainer import Batches, Trainer
 
 PROBE = "pgd-10"
 IMAGES = 256
@@ -82,12 +87,40 @@ class Look(NamedTuple):
         return self.images >= FEW and guesses and self.accuracy < max(best - DROP, best / 2)
 
 
+def look_at(model: nn.Module, batches: Batches) -> Look:
+    """Look at the first images of these, and leave the model as it was."""
+    pairs: list[tuple[Tensor, Tensor]] = []
+    training = model.training
+    model.eval()
+    with torch.no_grad(), untuned():
+        for batch in batches.epoch():
+            if sum(len(y) for _, y in pairs) >= IMAGES:  # a stream may go on
+                break
+            check_images(batch.x, batch.y)
+            z = logits(model, batch.x).float()
+            check_logits(z, batch.y)
+            pairs.append((z.cpu(), batch.y.cpu()))
+    model.train(training)
+    if not pairs:
+        raise InputError("there is no held-out image to look at; give none or some")
+    z, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    answers, labels = (torch.bincount(t, minlength=z.shape[1]) / len(y) for t in (z.argmax(1), y))
+    return Look(
+        images=len(y),
+        accuracy=float((z.argmax(1) == y).float().mean()),
+        same=float(answers.max()),
+        loss=float(cross_entropy(z, y)),
+        informed=-float(torch.special.xlogy(labels, labels).sum()),
+        equal=math.log(z.shape[1]),
+    )
+
+
 class Guard:
     """Looks at the trained weights after every epoch, and knows the way back."""
 
-    def __init__(self, trainer: Trainer, probe: Callable[[], float], look: Callable[[], Look]) -> None:
-        """`probe` gives the accuracy of the weights under PROBE on some held-out images."""
-        self.trainer, self.probe, self.look_at = trainer, probe, look
+    def __init__(self, trainer: Trainer, probe: Callable[[], float], images: Batches) -> None:
+        """`images` are some held-out ones, and `probe` gives the accuracy of the weights under PROBE on them."""
+        self.trainer, self.probe, self.images = trainer, probe, images
         self.good: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         """The state at the end of the last good epoch."""
 
@@ -105,7 +138,8 @@ class Guard:
 
     def look(self) -> Trouble | None:
         """After an epoch: what has gone wrong since the last good one."""
-        at, seen = self.trainer.at, self.look_at()
+        at = self.trainer.at
+        seen = self.trainer.ranks.tell(look_at(self.trainer.model, self.images))  # all processes must agree
         if seen.fallen(at.clean):  # a guess fails the probe too, but needs another remedy
             return Fall(at.epoch, at.clean, seen.accuracy)
         robust = self.probe() if self.armed else None
