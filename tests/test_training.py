@@ -488,10 +488,12 @@ def test_a_collapse_is_rolled_back_and_training_goes_on_with_one_more_step(tmp_p
     assert RunFolder(tmp_path / "run").read_rows() == fitted.rows
 
 
-def test_a_rolled_back_run_resumes_with_its_extra_step(tmp_path: Path) -> None:
-    recipe = stateful_recipe("fast")
+@pytest.mark.parametrize("trouble", [Collapsing, Falling])
+def test_a_rolled_back_run_resumes_with_its_remedy(tmp_path: Path, trouble: type[Collapsing]) -> None:
+    averaged = toy_recipe("train.tensorboard=false", "train.epochs=4", "optim.ema=0.9")
+    recipe = stateful_recipe("fast") if trouble is Collapsing else averaged
 
-    class Both(Collapsing):
+    class Both(trouble):  # type: ignore[valid-type, misc]
         def batch(self, moment: Moment) -> None:
             super().batch(moment)
             if stop and (moment.epoch, moment.batch, self.at) == (2, 3, -1):
@@ -506,6 +508,7 @@ def test_a_rolled_back_run_resumes_with_its_extra_step(tmp_path: Path) -> None:
     fit(small_net(), toy_data(), toy_data(40), recipe, run=run)
     assert (tmp_path / "cut" / "last.safetensors").read_bytes() == (tmp_path / "whole" / "last.safetensors").read_bytes()
     assert [without_times(r) for r in run.read_rows()] == [without_times(r) for r in RunFolder(tmp_path / "whole").read_rows()]
+    assert any("event" in row for row in run.read_rows())
 
 
 def test_what_a_collapsed_epoch_saved_is_never_resumed(tmp_path: Path) -> None:
@@ -592,37 +595,20 @@ def test_one_trouble_does_not_undo_the_remedy_of_another() -> None:
     assert (last["steps"], last["lr"]) == (2, pytest.approx(untroubled.rows[-1]["lr"] / 2))
 
 
-def test_a_run_killed_after_a_fall_resumes_with_the_lower_rate(tmp_path: Path) -> None:
-    recipe = toy_recipe("train.tensorboard=false", "train.epochs=4", "optim.ema=0.9")
-
-    class Both(Falling):
-        def batch(self, moment: Moment) -> None:
-            super().batch(moment)
-            if stop and (moment.epoch, moment.batch, self.at) == (2, 3, -1):
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    stop, net = False, small_net()
-    fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "whole", reporter=Both(net, 2))
-    stop, net = True, small_net()
-    with pytest.raises(Interrupted):
-        fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "cut", reporter=Both(net, 2))
-    run, _ = RunFolder.open(tmp_path / "cut")
-    fit(small_net(), toy_data(), toy_data(40), recipe, run=run)
-    assert (tmp_path / "cut" / "last.safetensors").read_bytes() == (tmp_path / "whole" / "last.safetensors").read_bytes()
-    assert [without_times(r) for r in run.read_rows()] == [without_times(r) for r in RunFolder(tmp_path / "whole").read_rows()]
-
-
-BAD_LABELS = {
-    "too large": torch.full((40,), 10),
-    "negative": torch.full((40,), -1),
-    "in a column": torch.zeros(40, 1).long(),
+BAD_HELD_OUT = {
+    "too large": ([torch.full((40,), 10)], "outside the model's 4 classes"),
+    "negative": ([torch.full((40,), -1)], "outside the model's 4 classes"),
+    "floats": ([torch.zeros(40)], "labels"),
+    "none": ([], "no held-out image"),
 }
 
 
-@pytest.mark.parametrize("case", BAD_LABELS)
-def test_bad_held_out_labels_are_named(case: str) -> None:
-    with pytest.raises(InputError):
-        fit(small_net(), toy_data(), (toy_data(40)[0], BAD_LABELS[case]), toy_recipe("train.tensorboard=false", "train.epochs=1"))
+@pytest.mark.parametrize("case", BAD_HELD_OUT)
+def test_a_bad_held_out_stream_is_named(case: str) -> None:
+    labels, said = BAD_HELD_OUT[case]
+    valid = [(toy_data(40)[0], y) for y in labels]
+    with pytest.raises(InputError, match=said):
+        fit(small_net(), toy_data(), valid, toy_recipe("train.tensorboard=false", "train.epochs=1"))
 
 
 def test_the_guard_looks_at_held_out_images_of_all_classes() -> None:

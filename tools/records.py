@@ -27,7 +27,7 @@ RECORDS = ROOT / "records"
 TRIED = RECORDS / "tried.jsonl"
 SEEDS = 3
 
-HELD_OUT = ("data.valid=5000", "train.valid_attack=pgd-2", 'eval.attacks=["clean"]')
+HELD_OUT = ("data.valid=5000", "train.valid_attack=pgd-2", "train.valid_every=1000", 'eval.attacks=["clean"]')
 """Trials are judged on held-out training images, once at their end; test images choose nothing."""
 
 START = "cifar10-amata"
@@ -86,9 +86,7 @@ def explore(seconds: float) -> None:
             print(f"time is up before {name}")
             return
         with tempfile.TemporaryDirectory() as folder, ConsoleReporter() as reporter:
-            recipe = recipes.load(START, [*BASE, *HELD_OUT, *sets])
-            recipe = recipes.load(START, [*BASE, *HELD_OUT, *sets, f"train.valid_every={recipe.train.epochs}"])
-            run = train(recipe, Path(folder) / "run", reporter)
+            run = train(recipes.load(START, [*BASE, *HELD_OUT, *sets]), Path(folder) / "run", reporter)
             model, recipe, splits = load_trained(run.path)
             assert splits.valid is not None
             results = evaluate_recipe(model, recipe, splits.valid, reporter, list(JUDGED))

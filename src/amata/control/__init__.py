@@ -1,6 +1,6 @@
 """Adversarial training as optimal control: the Hamiltonian, the criterion C, Pontryagin's equations, and the problems solved with them."""
 
-from amata.control.criterion import ControlSpace, Criterion, StrategyCriterion, criterion, maximise, strategy
+from amata.control.criterion import ControlSpace, Criterion, Search, StrategyCriterion, criterion, maximise, may_share, strategy
 from amata.control.hamiltonian import COSTS, GradientCost, Measured, Probe, RunningCost, SecondCost, StepCost, hamiltonian
 
 __all__ = [
@@ -11,11 +11,13 @@ __all__ = [
     "Measured",
     "Probe",
     "RunningCost",
+    "Search",
     "SecondCost",
     "StepCost",
     "StrategyCriterion",
     "criterion",
     "hamiltonian",
     "maximise",
+    "may_share",
     "strategy",
 ]

@@ -171,7 +171,7 @@ def criterion(
     if not batches:
         raise InputError("the criterion needs at least one probe batch")
     cost = cost or StepCost()
-    net = net or ProbeNet(model, shares=search == "grid" and isinstance(cost, StepCost | GradientCost))
+    net = net or ProbeNet(model, shares=may_share(search, cost))
     probes = [Probe(net, method, batch, memory or {}, derive(seed, i), z) for i, batch in enumerate(batches)]
 
     def value(v: Control) -> list[float]:
@@ -190,6 +190,11 @@ def criterion(
         of_means=best.mean - own.mean,
         fosc=sum(float(probe.fosc(u, ball).mean()) for probe in probes) / len(probes),
     )
+
+
+def may_share(search: Search, cost: RunningCost) -> bool:
+    """Whether controls may share their steps: proposed step sizes do not come again, and a cost in seconds must see each by itself."""
+    return search == "grid" and isinstance(cost, StepCost | GradientCost)
 
 
 class StrategyCriterion(NamedTuple):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from amata import recipes
-from amata.control import COSTS, ControlSpace, Criterion, criterion, strategy
+from amata.control import COSTS, ControlSpace, Criterion, Search, criterion, may_share, strategy
 from amata.engine import ProbeNet
 from amata.errors import InputError, unknown
 from amata.losses import smooth_ce
@@ -113,7 +113,8 @@ def _measure(
         images = load_data(recipe).train
         model = build_model(recipe, images).to(device)
         batches = list(islice(training_batches(images, recipe, device).epoch(recipe.train.epochs), settings.batches))
-        space = ControlSpace.of(recipe.ball, k_max)
+        space, cost = ControlSpace.of(recipe.ball, k_max), COSTS[settings.cost](settings.gamma)
+        search: Search = settings.search  # type: ignore[assignment]
         for epoch in range(len(epochs), len(controls)):
             state = load_tensors(run.epoch_file(epoch))
             model.load_state_dict(under(state, "model/"))
@@ -122,7 +123,7 @@ def _measure(
                 loss=smooth_ce(recipe.optim.label_smoothing),
                 attack_mode=recipe.train.attack_mode,
                 first_layer=recipe.model.first_layer,
-                shares=settings.search == "grid" and settings.cost != "seconds",  # proposed step sizes do not come again
+                shares=may_share(search, cost),
             )
             found = criterion(
                 model,
@@ -131,10 +132,10 @@ def _measure(
                 method=recipe.method,
                 ball=recipe.ball,
                 space=space,
-                cost=COSTS[settings.cost](settings.gamma),
+                cost=cost,
                 z=Control(*settings.z) if settings.z else None,
                 memory={k: v.to(device) for k, v in under(state, "memory/").items()},
-                search=settings.search,  # type: ignore[arg-type]
+                search=search,
                 alphas=settings.alphas,
                 seed=settings.seed,
                 net=net,

@@ -135,9 +135,8 @@ def landscapes_of(
     run, device = RunFolder(path), next(model.parameters()).device
     if sample is not None and not 0 <= sample < len(splits.test):
         raise InputError(f"--sample {sample} is not one of the {len(splits.test)} test images, 0 to {len(splits.test) - 1}")
-    first = 0 if sample is None else sample
-    looked_at = torch.arange(first, min(first + (LOOKED_AT if sample is None else 1), len(splits.test)))
-    x, y = next(iter(splits.test.read([looked_at], device, None)))
+    chosen = list(range(min(LOOKED_AT, len(splits.test)))) if sample is None else [sample]
+    x, y = next(iter(splits.test.read([torch.tensor(chosen)], device, None)))
     trained = {row["epoch"] + 1: Control(row["steps"], row["step_size"]) for row in run.read_rows() if "event" not in row}
     best = json.loads((path / "summary.json").read_text())["best_epoch"] if run.finished else None
     best = max(trained) if best is None else best + 1
@@ -152,11 +151,11 @@ def landscapes_of(
         own = trained[epoch or best]
         controls = {**weak, f"{recipe.name}, K = {own.steps}": own._replace(step_size=alpha or own.step_size)}
         if len(x) > 1:
-            sample = steepest(model.eval(), x, y, recipe.ball, next(iter(weak.values())))
-            x, y = x[sample : sample + 1], y[sample : sample + 1]
+            chosen = [steepest(model.eval(), x, y, recipe.ball, next(iter(weak.values())))]
+            x, y = x[chosen], y[chosen]
         found = landscape(model.eval(), x, y, ball=recipe.ball, controls=controls, size=size, seed=seed)
         pictures.append({"epoch": epoch, **found})
-    return {"run": path.name, "recipe": recipe.name, "sample": sample or first, "label": int(y), "seed": seed, "landscapes": pictures}
+    return {"run": path.name, "recipe": recipe.name, "sample": chosen[0], "label": int(y), "seed": seed, "landscapes": pictures}
 
 
 def _state(run: RunFolder, epoch: int, epochs: int) -> Path:

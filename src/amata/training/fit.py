@@ -121,8 +121,7 @@ class _Fit:
         interrupt: Interrupt,
     ) -> None:
         """`valid` are the held-out images, `watched` those of them that the guard looks at."""
-        self.trainer, self.valid, self.watched = trainer, valid, watched
-        self.saver, self.reporter, self.interrupt = saver, reporter, interrupt
+        self.trainer, self.valid, self.saver, self.reporter, self.interrupt = trainer, valid, saver, reporter, interrupt
         self.recipe, self.ranks, self.run = trainer.recipe, trainer.ranks, saver.run
         self.rows: list[dict[str, Any]] = []
         self.told_slow = False
@@ -262,10 +261,9 @@ class _Fit:
             engine="plain",  # too little work to compile a copy for
         )
 
-    def _probe(self) -> float:
+    def _probe(self, images: Batches) -> float:
         """The guard looks at the weights themselves: their average would show what went wrong only epochs later."""
-        assert self.watched is not None
-        return self._validate(self.watched, (PROBE,), IMAGES, self.trainer.model)[PROBE].accuracy
+        return self._validate(images, (PROBE,), IMAGES, self.trainer.model)[PROBE].accuracy
 
     def _recover(self, guard: Guard, trouble: Trouble) -> dict[str, Any]:
         trainer, row = self.trainer, guard.event(trouble)

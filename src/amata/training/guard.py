@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from amata.attacks.guard import check_images, check_logits, logits
+from amata.attacks.guard import check_images, check_logits, logits, untouched
 from amata.engine import untuned
 from amata.errors import AmataError, InputError
 from amata.training.trainer import Batches, Trainer
@@ -22,6 +22,10 @@ PROBE = "pgd-10"
 IMAGES = 256
 DROP = 0.2
 """A fall of the probe's accuracy by this much from one epoch to the next is a collapse (the threshold of Wong et al. 2020)."""
+FEW = 30
+"""Images that are too few to tell a guess from bad luck."""
+TRIES = 5
+"""Remedies of each kind, after which trouble ends the run."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,14 @@ class Trouble:
 
     event: ClassVar[str]
     advice: ClassVar[str]
+    key: ClassVar[str]
+    """What of the position its remedy changes."""
+    last: ClassVar[float]
+    """The value of that after which no remedy is left."""
+
+    def remedied(self, value: Any) -> Any:
+        """That value, changed once more."""
+        raise NotImplementedError
 
 
 class Collapse(Trouble):
@@ -41,6 +53,10 @@ class Collapse(Trouble):
 
     event = "collapse"
     advice = "anneal with more steps"
+    key, last = "extra_steps", TRIES
+
+    def remedied(self, value: int) -> int:
+        return value + 1
 
     def __str__(self) -> str:
         fell = f"{PROBE} on held-out images fell from {self.before:.1%} to {self.after:.1%}"
@@ -52,6 +68,10 @@ class Fall(Trouble):
 
     event = "fall"
     advice = "lower optim.lr"
+    key, last = "lr_scale", 0.5**TRIES
+
+    def remedied(self, value: float) -> float:
+        return value / 2
 
     def __str__(self) -> str:
         fell = f"from {self.before:.1%} to {self.after:.1%} of held-out images"
@@ -60,11 +80,6 @@ class Fall(Trouble):
 
 def collapsed(before: float, after: float) -> bool:
     return after < before - DROP
-
-
-FEW = 30
-TRIES = 5
-"""Changes of each kind, after which trouble ends the run."""
 
 
 class Look(NamedTuple):
@@ -90,9 +105,7 @@ class Look(NamedTuple):
 def look_at(model: nn.Module, batches: Batches) -> Look:
     """Look at the first images of these, and leave the model as it was."""
     pairs: list[tuple[Tensor, Tensor]] = []
-    training = model.training
-    model.eval()
-    with torch.no_grad(), untuned():
+    with untouched(model), torch.no_grad(), untuned():
         for batch in batches.epoch():
             if sum(len(y) for _, y in pairs) >= IMAGES:  # a stream may go on
                 break
@@ -100,7 +113,6 @@ def look_at(model: nn.Module, batches: Batches) -> Look:
             z = logits(model, batch.x).float()
             check_logits(z, batch.y)
             pairs.append((z.cpu(), batch.y.cpu()))
-    model.train(training)
     if not pairs:
         raise InputError("there is no held-out image to look at; give none or some")
     z, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
@@ -118,8 +130,8 @@ def look_at(model: nn.Module, batches: Batches) -> Look:
 class Guard:
     """Looks at the trained weights after every epoch, and knows the way back."""
 
-    def __init__(self, trainer: Trainer, probe: Callable[[], float], images: Batches) -> None:
-        """`images` are some held-out ones, and `probe` gives the accuracy of the weights under PROBE on them."""
+    def __init__(self, trainer: Trainer, probe: Callable[[Batches], float], images: Batches) -> None:
+        """`images` are some held-out ones, and `probe` gives the accuracy of the weights under PROBE on such."""
         self.trainer, self.probe, self.images = trainer, probe, images
         self.good: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         """The state at the end of the last good epoch."""
@@ -142,7 +154,7 @@ class Guard:
         seen = self.trainer.ranks.tell(look_at(self.trainer.model, self.images))  # all processes must agree
         if seen.fallen(at.clean):  # a guess fails the probe too, but needs another remedy
             return Fall(at.epoch, at.clean, seen.accuracy)
-        robust = self.probe() if self.armed else None
+        robust = self.probe(self.images) if self.armed else None
         if at.probe is not None and robust is not None and collapsed(at.probe, robust):
             return Collapse(at.epoch, at.probe, robust)
         at.probe, at.clean = robust, max(at.clean, seen.accuracy)
@@ -150,13 +162,9 @@ class Guard:
 
     def event(self, trouble: Trouble) -> dict[str, Any]:
         """What is to be done about it, as the recipe says, in a row of metrics.jsonl."""
-        at = self.trainer.at
-        spent = at.extra_steps >= TRIES if isinstance(trouble, Collapse) else at.lr_scale <= 0.5**TRIES
-        action = "stop" if self.good is None or spent else self.trainer.recipe.train.guard
-        back = action == "rollback"
-        change: dict[str, Any] = (
-            {"extra_steps": at.extra_steps + back} if isinstance(trouble, Collapse) else {"lr_scale": at.lr_scale * (0.5 if back else 1)}
-        )
+        value = getattr(self.trainer.at, trouble.key)
+        action = "stop" if self.good is None or value == trouble.last else self.trainer.recipe.train.guard
+        change = {trouble.key: trouble.remedied(value) if action == "rollback" else value}
         return {"event": trouble.event, "action": action, **change, **asdict(trouble)}
 
     def go_back(self, trouble: Trouble, event: dict[str, Any]) -> str:
@@ -165,6 +173,6 @@ class Guard:
             self.trainer.rewind(*self.good)
         if event["action"] == "stop":
             raise AmataError(f"{trouble}; stopped, with the last good checkpoint kept: {trouble.advice}, or set train.guard")
+        setattr(self.trainer.at, trouble.key, event[trouble.key])
         at = self.trainer.at
-        at.extra_steps, at.lr_scale = event.get("extra_steps", at.extra_steps), event.get("lr_scale", at.lr_scale)
         return f"{self.trainer.control().steps} inner steps" if isinstance(trouble, Collapse) else f"{at.lr_scale:g} of the learning rate"
