@@ -434,7 +434,10 @@ class Falling(Collapsing):
             p.zero_()
 
 
-def test_a_resumed_run_can_be_rolled_back_also_where_the_disk_was_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("method", "kind"), [("fast", Collapsing), ("free", Falling)])
+def test_a_resumed_run_can_be_rolled_back_also_where_the_disk_was_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, kind: type[Collapsing]
+) -> None:
     from amata.training import checkpoint, saver
 
     def slowly(folder: Path, epoch: int, batch: int, tensors: dict[str, torch.Tensor], record: dict[str, Any]) -> None:
@@ -443,12 +446,13 @@ def test_a_resumed_run_can_be_rolled_back_also_where_the_disk_was_slow(tmp_path:
 
     monkeypatch.setattr(saver, "PATIENCE", 0.0)
     monkeypatch.setattr(saver, "save_checkpoint", slowly)
-    recipe = stateful_recipe("fast")
+    recipe = stateful_recipe(method)
     with pytest.raises(Interrupted):
         fit(small_net(), toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=StopAt(2, 3))
     net = small_net()
-    fitted = fit(net, toy_data(), toy_data(40), recipe, run=RunFolder.open(tmp_path / "run")[0], reporter=Collapsing(net, epoch=2))
-    assert [row.get("event", row["epoch"]) for row in fitted.rows] == [0, 1, "collapse", 2, 3]
+    fitted = fit(net, toy_data(), toy_data(40), recipe, run=RunFolder.open(tmp_path / "run")[0], reporter=kind(net, epoch=2))
+    event = "fall" if kind is Falling else "collapse"
+    assert [row.get("event", row["epoch"]) for row in fitted.rows] == [0, 1, event, 2, 3]
 
 
 def test_states_of_epochs_that_a_kill_undid_are_not_kept(tmp_path: Path) -> None:

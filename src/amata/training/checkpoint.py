@@ -66,6 +66,11 @@ def load_checkpoint(
     return None
 
 
+def begins(folder: Path, epoch: int) -> bool:
+    """Whether there is a checkpoint that begins this epoch."""
+    return (folder / f"{epoch:05d}-0000000.json").is_file()
+
+
 def discard_after(folder: Path, epoch: int) -> None:
     """Forget every checkpoint later than the one that begins `epoch`: a rolled-back run must not be resumed from what it left."""
     for path in _records(folder):

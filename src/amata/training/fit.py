@@ -27,7 +27,7 @@ from amata.training.lock import hold
 from amata.training.reporter import Moment, Reporter
 from amata.training.run import RunFolder
 from amata.training.saver import Saver
-from amata.training.trainer import Batches, Trainer
+from amata.training.trainer import Batches, State, Trainer
 
 
 @dataclass
@@ -171,7 +171,7 @@ class _Fit:
         if loaded is not None:
             self.reporter.note(f"resumed at {at}" if at.epoch < self.recipe.train.epochs else "resumed after the last epoch")
 
-    def _checkpoint_at(self, epoch: int | None, note: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    def _checkpoint_at(self, epoch: int | None, note: Callable[[str], None]) -> State | None:
         """The newest checkpoint, or the one that begins an epoch, where this process has the run folder."""
         return load_checkpoint(self.run.checkpoints, self.recipe.fingerprint(), note, epoch=epoch) if self.run else None
 
@@ -187,7 +187,7 @@ class _Fit:
             return True
         if save and at.batch < len(self.trainer.batches):
             self.trainer.stop_clock()
-            self.saver.checkpoint()
+            self.saver.checkpoint(start=self._epoch_start())
             self.trainer.start_clock()
         return False
 
@@ -296,11 +296,15 @@ class _Fit:
         if self.run and not self.run.epoch_file(at.epoch).is_file():
             save_tensors(self.run.epoch_file(at.epoch), tensors, {"epoch": at.epoch})
 
+    def _epoch_start(self) -> State | None:
+        """Where the guard would go back to."""
+        return self.guard.good if self.guard is not None else None
+
     def _stop(self) -> None:
         number = self.interrupt.number or signal.SIGTERM  # or another process was interrupted
         if not self.saver.recorded:
             raise Interrupted("interrupted; nothing was saved, because fit() was given no run folder", number)
-        self.saver.checkpoint(now=True)
+        self.saver.checkpoint(now=True, start=self._epoch_start())
         at = self.trainer.at
         if self.run is None:
             raise Interrupted("interrupted together with the first process", number)

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from amata.attacks.guard import check_images, check_logits, logits, untouched
 from amata.engine import untuned
 from amata.errors import AmataError, InputError
-from amata.training.trainer import Batches, Trainer
+from amata.training.trainer import Batches, State, Trainer
 
 PROBE = "pgd-10"
 IMAGES = 256
@@ -133,7 +133,7 @@ class Guard:
     def __init__(self, trainer: Trainer, probe: Callable[[Batches], float], images: Batches) -> None:
         """`images` are some held-out ones, and `probe` gives the accuracy of the weights under PROBE on such."""
         self.trainer, self.probe, self.images = trainer, probe, images
-        self.good: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+        self.good: State | None = None
         """The state at the end of the last good epoch."""
 
     @property

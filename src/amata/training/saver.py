@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from amata.training.checkpoint import discard_after, save_checkpoint
+from amata.training.checkpoint import begins, discard_after, save_checkpoint
 from amata.training.files import load_tensors, save_tensors
 from amata.training.run import RunFolder
-from amata.training.trainer import Trainer
+from amata.training.trainer import State, Trainer
 
 PATIENCE = 1.0
 """Seconds that a checkpoint may take before the next one is left out rather than waited for."""
@@ -52,8 +52,11 @@ class Saver:
         if self.ranks.first:
             self.best, self.best_unsaved = _copied(self.trainer.result.state_dict()), True
 
-    def checkpoint(self, *, must: bool = False, now: bool = False) -> bool:
-        """Save the state, and with `now` wait until it is on the disk. False where it was left out."""
+    def checkpoint(self, *, must: bool = False, now: bool = False, start: State | None = None) -> bool:
+        """Save the state, and with `now` wait until it is on the disk. False where it was left out.
+
+        `start` is the state that the epoch began with: it is saved first, where it was left out, for a resumed run to go back to.
+        """
         at = self.trainer.at
         if not self.recorded or (at.epoch, at.batch) == self.place:
             if now:
@@ -65,7 +68,7 @@ class Saver:
         if self.run:
             failed = self._failure()
             best, self.best_unsaved = self.best if self.best_unsaved else None, False
-            self.pending = self.pool.submit(self._write, self.run, _copied(tensors), record, best)
+            self.pending = self.pool.submit(self._write, self.run, _copied(tensors), record, best, start)
             self.started = time.monotonic()
             if now:
                 self.wait()  # what could not be written before no longer matters if this can
@@ -125,10 +128,14 @@ class Saver:
             return True
         return self.pending in wait([self.pending], max(0.0, self.started + PATIENCE - time.monotonic())).done
 
-    def _write(self, run: RunFolder, tensors: dict[str, Tensor], record: dict[str, Any], best: dict[str, Tensor] | None) -> None:
+    def _write(
+        self, run: RunFolder, tensors: dict[str, Tensor], record: dict[str, Any], best: dict[str, Tensor] | None, start: State | None
+    ) -> None:
         epoch = record["best_epoch"]
         if best is not None:
             self._save_weights(run.best_file(epoch), best, epoch)
+        if start is not None and not begins(run.checkpoints, record["epoch"]):
+            save_checkpoint(run.checkpoints, record["epoch"], 0, _copied(start[0]), start[1])
         save_checkpoint(run.checkpoints, record["epoch"], record["batch"], tensors, record)
         run.promote(epoch)
 

@@ -31,6 +31,10 @@ CHECK_EVERY = 50
 """Batches between looks at the loss; each look waits for the device."""
 
 
+State = tuple[dict[str, Tensor], dict[str, Any]]
+"""Everything a resumed run needs, as tensors and JSON."""
+
+
 class Batches(Protocol):
     @property
     def count(self) -> int | None:
@@ -240,8 +244,8 @@ class Trainer:
             setattr(self.at, name, getattr(spent, name))
         self._count_on()
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything a resumed run needs, as tensors and JSON. Several processes must ask for it together."""
+    def state(self) -> State:
+        """Several processes must ask for it together."""
         self.check_finite()
         self._add_up()
         tensors = {f"model/{k}": v for k, v in self.model.state_dict().items()}
