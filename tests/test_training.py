@@ -179,7 +179,7 @@ def test_learning_rates() -> None:
 
 
 @pytest.mark.parametrize("decay_all", [True, False])
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
 def test_weight_decay_can_spare_biases_and_norms(name: Any, decay_all: bool) -> None:
     model = small_net()
     groups = make_optimizer(model, Optim(name=name, weight_decay=0.1, decay_all=decay_all)).param_groups
@@ -189,7 +189,9 @@ def test_weight_decay_can_spare_biases_and_norms(name: Any, decay_all: bool) -> 
     assert sum(len(g["params"]) for g in groups) == len(list(model.parameters()))
 
 
-@pytest.mark.parametrize("options", [("optim.name=adamw", "optim.lr=0.003"), ("optim.ema=0.9",), ("optim.label_smoothing=0.1",)])
+@pytest.mark.parametrize(
+    "options", [("optim.name=adamw", "optim.lr=0.003"), ("optim.name=muon",), ("optim.ema=0.9",), ("optim.label_smoothing=0.1",)]
+)
 def test_options_train(options: tuple[str, ...]) -> None:
     fitted = fit(small_net(), toy_data(), toy_data(40), toy_recipe("train.epochs=8", *options))
     assert fitted.rows[-1]["valid"]["clean"] > 0.9
@@ -355,7 +357,7 @@ def test_an_interrupt_that_cannot_save_says_so(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("batch", [2, 6])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
 def test_an_interrupt_saves_and_a_resume_ends_with_the_same_bytes(
     tmp_path: Path, number: int, code: int, batch: int, optimizer: str
 ) -> None:

@@ -64,16 +64,16 @@ class Model(Table):
 
 
 class Optim(Table):
-    name: Literal["sgd", "adamw"] = "sgd"
-    """The optimiser."""
+    name: Literal["sgd", "adamw", "muon"] = "sgd"
+    """The optimiser. muon makes updates of hidden weight matrices and filters orthogonal, and is sgd for the rest."""
     lr: Positive = 0.1
     """The learning rate, at its highest."""
     momentum: Share = 0.9
-    """Of sgd."""
+    """Of sgd and muon."""
     nesterov: bool = False
-    """Of sgd."""
+    """Of sgd and muon."""
     weight_decay: Annotated[float, BeforeValidator(number), Field(ge=0)] = 5e-4
-    """The pull of weights towards 0."""
+    """The pull of weights towards 0: in sgd a part of the gradient, in adamw and muon times the rate."""
     decay_all: bool = True
     """Whether weight decay also pulls on biases and BatchNorm; the references do."""
     rate: Literal["constant", "piecewise", "one-cycle", "cosine"] = "constant"

@@ -7,18 +7,24 @@ import torch
 from torch import nn
 
 from amata.recipes.schema import Optim
+from amata.training.muon import Muon
 
 
 def make_optimizer(model: nn.Module, config: Optim) -> torch.optim.Optimizer:
-    """SGD or AdamW over the model's trainable parameters; biases and norms may be exempt from weight decay."""
+    """SGD, AdamW or Muon over the model's trainable parameters; biases and norms may be exempt from weight decay."""
     trainable = [p for p in model.parameters() if p.requires_grad]
+    weights = [p for p in trainable if p.dim() > 1]
+    others = [p for p in trainable if p.dim() <= 1]  # biases, and scales of norms
+    spared = config.weight_decay if config.decay_all else 0.0
+    if config.name == "muon":
+        # The layer that makes the logits is none of the hidden matrices that Muon is for.
+        hidden = {"params": weights[:-1], "weight_decay": config.weight_decay, "orthogonal": True}
+        rest = [{"params": weights[-1:], "weight_decay": config.weight_decay}, {"params": others, "weight_decay": spared}]
+        return Muon([hidden, *rest], lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
     if config.decay_all:
         groups = [{"params": trainable, "weight_decay": config.weight_decay}]
-    else:  # what has one dimension is a bias or a norm's scale
-        groups = [
-            {"params": [p for p in trainable if p.dim() > 1], "weight_decay": config.weight_decay},
-            {"params": [p for p in trainable if p.dim() <= 1], "weight_decay": 0.0},
-        ]
+    else:
+        groups = [{"params": weights, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": spared}]
     fused = all(p.is_cuda for p in trainable)  # one kernel for all weights; on a CPU the plain loop is the reference
     if config.name == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr, fused=fused)

@@ -1,0 +1,69 @@
+"""Muon against closed forms and against torch's own SGD."""
+
+import copy
+
+import pytest
+import torch
+
+from amata.recipes.schema import Optim
+from amata.training.muon import Muon, orthogonal
+from amata.training.optim import make_optimizer
+from tests.conftest import small_net
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (8, 40), (40, 8)])
+def test_a_matrix_is_brought_near_its_orthogonal_factor(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+    found = orthogonal(matrix[None])[0]
+    # The same directions, each with a singular value of its own near 1: the polynomial's, applied five times.
+    values = s / s.norm()
+    for _ in range(5):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    assert torch.allclose(found, u @ torch.diag(values) @ v, atol=1e-4)
+    assert ((values > 0.65) & (values < 1.25)).all()
+
+
+def test_a_stack_is_its_matrices_one_by_one_and_scale_does_not_matter() -> None:
+    stack = torch.randn(3, 6, 10, generator=torch.Generator().manual_seed(1))
+    found = orthogonal(stack * torch.tensor([1.0, 1e-3, 1e3])[:, None, None])
+    for made, matrix in zip(found, stack, strict=True):
+        assert torch.allclose(made, orthogonal(matrix[None])[0], atol=1e-3)
+    assert torch.equal(orthogonal(torch.zeros(1, 4, 4)), torch.zeros(1, 4, 4))
+
+
+def test_an_update_by_hand() -> None:
+    """Two steps: momentum before orthogonality, decay apart from the gradient, filters as matrices, tall ones scaled up."""
+    generator = torch.Generator().manual_seed(2)
+    filters, tall = (torch.randn(shape, generator=generator).requires_grad_() for shape in [(4, 2, 3, 3), (12, 3)])
+    expected = [filters.detach().clone(), tall.detach().clone()]
+    optimizer = Muon([{"params": [filters, tall], "orthogonal": True, "weight_decay": 0.5}], lr=0.1, momentum=0.9, nesterov=True)
+    momenta = [torch.zeros_like(e) for e in expected]
+    for _ in range(2):
+        for p, e, m in zip((filters, tall), expected, momenta, strict=True):
+            p.grad = torch.randn(p.shape, generator=generator)
+            m.mul_(0.9).add_(p.grad)
+            update = orthogonal((p.grad + 0.9 * m).flatten(1)[None])[0].view(p.shape)
+            e.mul_(1 - 0.1 * 0.5).sub_(0.1 * (2 if p is tall else 1) * update)
+        optimizer.step()
+    assert torch.allclose(filters, expected[0], atol=1e-6)
+    assert torch.allclose(tall, expected[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_what_is_no_hidden_matrix_goes_as_with_sgd(nesterov: bool) -> None:
+    net = small_net()
+    other = copy.deepcopy(net)
+    config = Optim(name="muon", lr=0.1, momentum=0.8, nesterov=nesterov, weight_decay=0)
+    optimizer = make_optimizer(net, config)
+    reference = make_optimizer(other, config.model_copy(update={"name": "sgd"}))
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(3):
+        for p, q in zip(net.parameters(), other.parameters(), strict=True):
+            p.grad = torch.randn(p.shape, generator=generator)
+            q.grad = p.grad.clone()
+        optimizer.step()
+        reference.step()
+    weights = [name for name, p in net.named_parameters() if p.dim() > 1]
+    for (name, p), q in zip(net.named_parameters(), other.parameters(), strict=True):
+        assert torch.allclose(p, q, atol=1e-6) == (name not in weights[:-1]), name
