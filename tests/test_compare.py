@@ -198,12 +198,14 @@ def test_what_recipes_say_cannot_break_the_page(compared: Path, tmp_path: Path) 
     result["warnings"] = ["a < b & c"]
     for curve in result["curves"][::2]:
         curve["recipe"] = result["rows"][0]["recipe"]
-        curve["events"] = [{"event": "collapse", "action": "rollback", "epoch": 1, "before": 0.5, "after": 0.1}]
+        events = [{"event": "collapse", "extra_steps": 1}, {"event": "fall", "lr_scale": 0.25}]
+        curve["events"] = [{**event, "action": "rollback", "epoch": 1, "before": 0.5, "after": 0.1} for event in events]
     result["differences"] = []
     text = page(result, comparison_pictures(result, tmp_path), result["rows"][0]["recipe"])
     assert "<script" not in text
     assert "a &lt; b &amp; c" in text
-    assert "50.0% to 10.0%" in text
+    assert "epoch 2: collapse, rollback (50.0% to 10.0%), on with 1 more inner step<" in text
+    assert "epoch 2: fall, rollback (50.0% to 10.0%), on with 0.25 of the learning rate<" in text
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
@@ -212,6 +214,7 @@ const figures = [...document.querySelectorAll("figure svg")].map(s => s.getBound
 const root = document.documentElement;
 parent.document.title = JSON.stringify({over: root.scrollWidth - root.clientWidth, width: root.clientWidth, figures: figures.length,
   seen: figures.every(b => b.width > 200 && b.height > 100 && b.right <= root.clientWidth),
+  cut: [...document.querySelectorAll(".wide")].filter(e => e.scrollWidth > e.clientWidth).length,
   main: document.querySelector("main").innerText.length});
 </script>"""
 
@@ -232,6 +235,7 @@ def test_a_browser_shows_all_of_it(width: int, compared: Path, tmp_path: Path) -
     found = json.loads(title[1])
     assert found["width"] == width
     assert found["over"] == 0
+    assert found["cut"] == 0
     assert found["figures"] == 7
     assert found["seen"]
     assert found["main"] > 500

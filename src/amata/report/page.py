@@ -36,6 +36,15 @@ figure { margin: 0; padding: 0.8rem; border: 1px solid var(--line); border-radiu
 figcaption { font-weight: 600; margin-bottom: 0.3rem; }
 figure svg { width: 100%; height: auto; display: block; color: var(--ink); } svg text { font-family: inherit; }
 details { margin: 0.6rem 0; } summary { cursor: pointer; }
+@media screen and (max-width: 70rem) { .cards { font-size: 0.92rem; } .cards th, .cards td { padding: 0.4rem; } }
+@media screen and (max-width: 40rem) {  /* a phone: a row is a card, each of its numbers with its column's name */
+  .cards { overflow: visible; border: 0; }
+  .cards thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
+  .cards table, .cards tbody { display: block; }
+  .cards tr { display: grid; grid-template-columns: 1fr 1fr; border: 1px solid var(--line); border-radius: 8px; margin-bottom: 0.8rem; }
+  .cards tr > * { border-bottom: 0; } .cards tbody th { grid-column: 1 / -1; background: var(--card); border-radius: 8px 8px 0 0; }
+  .cards td { text-align: left; white-space: normal; }
+  .cards td::before { content: attr(data-label); display: block; color: var(--soft); font-size: 0.85rem; } }
 code { font: 0.9em ui-monospace, SFMono-Regular, Menlo, monospace; }
 @media print { :root { --ink: #000; --soft: #444; --line: #bbb; --page: #fff; --card: #f3f3f3; --mark: #9a3412; }
   body { max-width: none; padding: 0; font-size: 10.5pt; } .wide { overflow: visible; } figure, tr { break-inside: avoid; }
@@ -83,7 +92,7 @@ Cell = str | tuple[str, str]
 def result_table(result: dict[str, Any]) -> list[list[Cell]]:
     target = f"time to {100 * result['target']:.4g}% (s)" if result["target"] else "time to target (s)"
     rows: list[list[Cell]] = [
-        ["recipe", *(f"{a} (%)" for a in result["attacks"]), "training (s)", "gradient evaluations", target, "speed-up"]
+        ["recipe", *((a, "%") for a in result["attacks"]), "training (s)", "gradient evaluations", target, "speed-up"]
     ]
     for row in result["rows"]:
         cells: list[Cell] = [(row["recipe"], f"{len(row['seeds'])} seed{'s' if len(row['seeds']) > 1 else ''}")]
@@ -157,22 +166,33 @@ def _flat(cell: Cell) -> str:
 
 
 def _table(table: list[list[Cell]], caption: str, *, prose: bool = False) -> str:
-    """A table whose first column names its rows; the others hold numbers, or prose."""
+    """A table whose first column names its rows; the others hold numbers, or prose. Roles are told, because a browser forgets that a
+    table is one where its rows are laid out as cards."""
 
-    def cell(value: Cell, column: int, tag: str, scope: str = "") -> str:
-        small = f"<small>{escape(value[1])}</small>" if not isinstance(value, str) and value[1] else ""
+    def cell(value: Cell, column: int, tag: str, role: str) -> str:
+        small = f"<small>{_unbroken(value[1])}</small>" if not isinstance(value, str) and value[1] else ""
         kind = ' class="text"' if prose or column == 0 else ""
-        return f"<{tag}{scope}{kind}>{escape(_first(value))}{small}</{tag}>"
+        scope = {"columnheader": ' scope="col"', "rowheader": ' scope="row"'}.get(role, "")
+        label = f' data-label="{escape(_flat(table[0][column]))}"' if role == "cell" and not prose else ""
+        first = escape(_first(value))
+        if small and role == "columnheader":  # an attack's name
+            first = first.replace("-", "&#8209;").replace("@", "<wbr>@")
+        return f'<{tag} role="{role}"{scope}{label}{kind}>{first}{small}</{tag}>'
 
-    head = "".join(cell(value, i, "th", ' scope="col"') for i, value in enumerate(table[0]))
-    names = [cell(row[0], 0, "th", ' scope="row"') for row in table[1:]]
-    values = ["".join(cell(value, i, "td") for i, value in enumerate(row) if i) for row in table[1:]]
-    body = "".join(f"<tr>{name}{rest}</tr>" for name, rest in zip(names, values, strict=True))
-    kind = "wide prose" if prose else "wide"
+    head = "".join(cell(value, i, "th", "columnheader") for i, value in enumerate(table[0]))
+    names = [cell(row[0], 0, "th", "rowheader") for row in table[1:]]
+    values = ["".join(cell(value, i, "td", "cell") for i, value in enumerate(row) if i) for row in table[1:]]
+    body = "".join(f'<tr role="row">{name}{rest}</tr>' for name, rest in zip(names, values, strict=True))
+    kind = "wide prose" if prose else "wide cards"
     return (
-        f'<div class="{kind}" tabindex="0" role="region" aria-label="{escape(caption)}">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f'<div class="{kind}" tabindex="0" role="region" aria-label="{escape(caption)}"><table role="table">'
+        f'<thead role="rowgroup"><tr role="row">{head}</tr></thead><tbody role="rowgroup">{body}</tbody></table></div>'
     )
+
+
+def _unbroken(words: str) -> str:
+    """Escaped, with an interval on one line."""
+    return re.sub(r"([\d.]+) to ([\d.]+)", r"\1&nbsp;to&nbsp;\2", escape(words))
 
 
 def _first(cell: Cell) -> str:
@@ -277,8 +297,18 @@ def _about_curves(result: dict[str, Any]) -> str:
 def _events(result: dict[str, Any]) -> str:
     lines = [
         f"<li>{escape(c['run'])}, epoch {e['epoch'] + 1}: {escape(e['event'])}, {escape(e['action'])} "
-        f"({100 * e['before']:.1f}% to {100 * e['after']:.1f}%)</li>"
+        f"({100 * e['before']:.1f}% to {100 * e['after']:.1f}%){_remedy(e)}</li>"
         for c in result["curves"]
         for e in c["events"]
     ]
     return f"<h2>Events</h2><ul>{''.join(lines)}</ul>" if lines else ""
+
+
+def _remedy(event: dict[str, Any]) -> str:
+    """What a run that was rolled back did otherwise from there."""
+    if event["action"] != "rollback":
+        return ""
+    if "lr_scale" in event:
+        return f", on with {event['lr_scale']:g} of the learning rate"
+    steps = event["extra_steps"]
+    return f", on with {steps} more inner step{'s' if steps > 1 else ''}"
