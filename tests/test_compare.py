@@ -20,7 +20,8 @@ import pytest
 from amata.errors import InputError
 from amata.evaluation import wilson
 from amata.report.comparison import comparison_pictures, smooth
-from amata.report.page import as_csv, as_markdown, page, result_csv, result_table
+from amata.report.page import page
+from amata.report.tables import as_csv, as_markdown, result_csv, result_table
 from amata.studies.compare import describe
 from amata.studies.plan import found_runs, make_runs, plan
 from amata.training import Reporter

@@ -67,3 +67,13 @@ def test_what_is_no_hidden_matrix_goes_as_with_sgd(nesterov: bool) -> None:
     weights = [name for name, p in net.named_parameters() if p.dim() > 1]
     for (name, p), q in zip(net.named_parameters(), other.parameters(), strict=True):
         assert torch.allclose(p, q, atol=1e-6) == (name not in weights[:-1]), name
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cuda_in_bf16_is_near_enough() -> None:
+    stack = torch.randn(2, 64, 576, generator=torch.Generator().manual_seed(4))
+    found = orthogonal(stack.cuda())
+    assert found.dtype == torch.float32
+    values = torch.linalg.svdvals(found.cpu())
+    assert ((values > 0.6) & (values < 1.3)).all()
+    assert torch.nn.functional.cosine_similarity(found.cpu().flatten(), orthogonal(stack).flatten(), dim=0) > 0.99

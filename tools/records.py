@@ -51,6 +51,10 @@ def linear(epochs: int, k_min: int, k_max: int, tau: float, *more: str) -> Sets:
     return (f"train.epochs={epochs}", f"schedule.k_min={k_min}", f"schedule.k_max={k_max}", f"schedule.tau={tau}/255", *more)
 
 
+def muon(lr: float) -> Sets:
+    return ("optim.name=muon", f"optim.lr={lr}", "optim.nesterov=true", "optim.weight_decay=0.05", "optim.decay_all=false")
+
+
 TRIALS = {
     "1-2": linear(27, 1, 2, 10),
     "2-3": linear(22, 2, 3, 12),
@@ -60,14 +64,19 @@ TRIALS = {
     "2-7, long": linear(29, 2, 7, 20),
     "TRADES 2-5, long": linear(24, 2, 5, 16, "method.name=trades", "method.beta=6.0"),
     # More epochs did better than more steps, so the second round stays at one or two steps.
-    "1-2, slower": linear(27, 1, 2, 10, "optim.lr=0.2"),
-    "1-2, faster": linear(27, 1, 2, 10, "optim.lr=0.8"),
-    "1-2, less decay": linear(27, 1, 2, 10, "optim.weight_decay=2e-4"),
+    "1-2, Muon": linear(27, 1, 2, 10, *muon(0.03)),
+    "1-2, Muon, faster": linear(27, 1, 2, 10, *muon(0.06)),
+    "1-2, Muon, slower": linear(27, 1, 2, 10, *muon(0.015)),
+    "1-3, Muon, long": linear(45, 1, 3, 12, *muon(0.03)),
     "1-2, pad 2": linear(27, 1, 2, 10, "data.pad=2"),
+    "1-2, faster": linear(27, 1, 2, 10, "optim.lr=0.8"),
+    "N-FGSM, less noise": linear(32, 1, 1, 8, "method.name=nfgsm", "method.noise=1.0"),
+    "1-2, less decay": linear(27, 1, 2, 10, "optim.weight_decay=2e-4"),
     "1-2, ema 0.995": linear(27, 1, 2, 10, "optim.ema=0.995"),
-    "1": linear(32, 1, 1, 10),
-    "1-2, long": linear(49, 1, 2, 10),
     "N-FGSM, long": linear(58, 1, 1, 8, "method.name=nfgsm", "method.noise=2.0"),
+    "1-2, long": linear(49, 1, 2, 10),
+    "1-2, slower": linear(27, 1, 2, 10, "optim.lr=0.2"),
+    "1": linear(32, 1, 1, 10),
 }
 """What is changed of cifar10-amata. The short ones are to take 27 s on an H200, so that training on all images takes 30; the long ones
 53 s, so that it takes 60."""

@@ -70,7 +70,8 @@ def _report(result: dict[str, Any], out: Path, json_: bool) -> None:
     from amata.console import comparison_table
     from amata.console import out as console
     from amata.report.comparison import comparison_pictures
-    from amata.report.page import as_csv, as_markdown, difference_table, environment_table, page, result_csv, result_table
+    from amata.report.page import page
+    from amata.report.tables import as_csv, as_markdown, difference_table, environment_table, result_csv, result_table
     from amata.training.files import write_atomic, write_json
 
     write_json(out / "compare.json", result)

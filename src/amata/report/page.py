@@ -1,7 +1,5 @@
 """A comparison as one HTML page that needs nothing else: no network, no script; readable in light and dark, on a phone and on paper."""
 
-import csv
-import io
 import re
 from collections.abc import Sequence
 from html import escape
@@ -10,6 +8,7 @@ from typing import Any
 from amata.quantity import spelled
 from amata.report.comparison import Picture, smoothing
 from amata.report.figures import INK
+from amata.report.tables import Cell, difference_table, environment_table, first_line, flat, result_table
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --soft: #57606a; --line: #d0d7de; --page: #ffffff; --card: #f6f8fa; --mark: #c2410c; }
@@ -85,86 +84,6 @@ def page(result: dict[str, Any], pictures: Sequence[Picture], title: str) -> str
     )
 
 
-Cell = str | tuple[str, str]
-"""What a cell says; or that, and a smaller line below it."""
-
-
-def result_table(result: dict[str, Any]) -> list[list[Cell]]:
-    target = f"time to {100 * result['target']:.4g}% (s)" if result["target"] else "time to target (s)"
-    rows: list[list[Cell]] = [
-        ["recipe", *((a, "%") for a in result["attacks"]), "training (s)", "gradient evaluations", target, "speed-up"]
-    ]
-    for row in result["rows"]:
-        cells: list[Cell] = [(row["recipe"], f"{len(row['seeds'])} seed{'s' if len(row['seeds']) > 1 else ''}")]
-        for attack in result["attacks"]:
-            a = row["accuracies"].get(attack)
-            cells.append((f"{100 * a['accuracy']:.1f}", f"{100 * a['low']:.1f} to {100 * a['high']:.1f}") if a else "—")
-        cells.append(f"{row['train_seconds']:,.1f}")
-        cells.append((f"{row['grad_evals']:,.0f}", f"{row['grad_evals_per_image']:.2f} an image and epoch"))
-        missed = row["time_to_target_per_seed"].count(None)
-        some = f"missed by {missed} of {len(row['seeds'])}" if missed else f"{row['cost_to_target']:,.0f} evaluations"
-        reached = f"{row['time_to_target']:,.1f}" if row["time_to_target"] else "—"
-        cells.append((reached, some) if result["target"] else "—")
-        whole = f"{row['speedup']:.2f}×" if row["speedup"] else "—"
-        to_target = f"{row['speedup_to_target']:.2f}× to target" if row["speedup_to_target"] else ""
-        cells.append((whole, to_target) if to_target else whole)
-        rows.append(cells)
-    return rows
-
-
-def result_csv(result: dict[str, Any]) -> str:
-    """The results for a spreadsheet: one number in a cell."""
-    last = ("train_seconds", "grad_evals", "time_to_target", "cost_to_target", "speedup", "speedup_to_target")
-    table: list[list[Cell]] = [["recipe", "seeds", "attack", "accuracy", "low", "high", "n", *last]]
-    for row in result["rows"]:
-        ends = [row[key] for key in last]
-        for attack, a in row["accuracies"].items():
-            cells = [row["recipe"], len(row["seeds"]), attack, a["accuracy"], a["low"], a["high"], a["n"], *ends]
-            table.append(["" if cell is None else str(cell) for cell in cells])
-    return as_csv(table)
-
-
-def difference_table(result: dict[str, Any]) -> list[list[Cell]]:
-    names = [row["recipe"] for row in result["rows"]]
-    rows: list[list[Cell]] = [["key", *names]]
-    return rows + [
-        [d["key"], *("—" if d["values"][n] is None else str(spelled(d["values"][n])) for n in names)] for d in result["differences"]
-    ]
-
-
-def environment_table(result: dict[str, Any]) -> list[list[Cell]]:
-    """A fact a line; where the runs' environments differ, each value once."""
-    every = [_facts(env) for env in (result["environment"], *result["other_environments"])]
-    rows: list[list[Cell]] = [["what", "value"]]
-    return rows + [[key, "; ".join(dict.fromkeys(facts[key] for facts in every))] for key in every[0]]
-
-
-def _facts(env: dict[str, Any]) -> dict[str, str]:
-    return {
-        "device": env["device"],
-        "threads": str(env["threads"]),
-        "machine": f"{env['machine']}, {env['platform']}",
-        "python": env["python"],
-        "packages": ", ".join(f"{name} {version}" for name, version in env["packages"].items()),
-        "commit of amata": env["commit"] or "unknown",
-    }
-
-
-def as_csv(table: list[list[Cell]]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([[_flat(cell) for cell in row] for row in table])
-    return out.getvalue()
-
-
-def as_markdown(table: list[list[Cell]]) -> str:
-    lines = ["| " + " | ".join(_flat(cell).replace("|", "\\|") for cell in row) + " |" for row in table]
-    return "\n".join([lines[0], "|---" * len(table[0]) + "|", *lines[1:]]) + "\n"
-
-
-def _flat(cell: Cell) -> str:
-    return cell if isinstance(cell, str) else f"{cell[0]} ({cell[1]})" if cell[1] else cell[0]
-
-
 def _table(table: list[list[Cell]], caption: str, *, prose: bool = False) -> str:
     """A table whose first column names its rows; the others hold numbers, or prose. Roles are told, because a browser forgets that a
     table is one where its rows are laid out as cards."""
@@ -173,8 +92,8 @@ def _table(table: list[list[Cell]], caption: str, *, prose: bool = False) -> str
         small = f"<small>{_unbroken(value[1])}</small>" if not isinstance(value, str) and value[1] else ""
         kind = ' class="text"' if prose or column == 0 else ""
         scope = {"columnheader": ' scope="col"', "rowheader": ' scope="row"'}.get(role, "")
-        label = f' data-label="{escape(_flat(table[0][column]))}"' if role == "cell" and not prose else ""
-        first = escape(_first(value))
+        label = f' data-label="{escape(flat(table[0][column]))}"' if role == "cell" and not prose else ""
+        first = escape(first_line(value))
         if small and role == "columnheader":  # an attack's name
             first = first.replace("-", "&#8209;").replace("@", "<wbr>@")
         return f'<{tag} role="{role}"{scope}{label}{kind}>{first}{small}</{tag}>'
@@ -193,10 +112,6 @@ def _table(table: list[list[Cell]], caption: str, *, prose: bool = False) -> str
 def _unbroken(words: str) -> str:
     """Escaped, with an interval on one line."""
     return re.sub(r"([\d.]+) to ([\d.]+)", r"\1&nbsp;to&nbsp;\2", escape(words))
-
-
-def _first(cell: Cell) -> str:
-    return cell if isinstance(cell, str) else cell[0]
 
 
 def _figure(picture: Picture) -> str:

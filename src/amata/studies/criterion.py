@@ -21,10 +21,10 @@ from amata.recipes import Recipe
 from amata.schedules import Control
 from amata.studies.runs import taken_up
 from amata.training import Reporter, RunFolder
+from amata.training.batches import training_batches
 from amata.training.device import resolve_device
 from amata.training.experiment import build_model, load_data
 from amata.training.files import load_tensors, under, write_json
-from amata.training.fit import training_batches
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from amata.data import Arrays, ImageSet, Loader, Stream
 from amata.engine import Ranks, current
 from amata.errors import AmataError, InputError
 from amata.evaluation import Part, Result, evaluate, parse_attack
 from amata.recipes import Recipe, load
 from amata.schedules import ClosedLoop, Control
+from amata.training.batches import Batches, held_out_batches, training_batches
 from amata.training.board import Board
 from amata.training.checkpoint import load_checkpoint
 from amata.training.device import resolve_device
@@ -27,7 +27,7 @@ from amata.training.lock import hold
 from amata.training.reporter import Moment, Reporter
 from amata.training.run import RunFolder
 from amata.training.saver import Saver
-from amata.training.trainer import Batches, State, Trainer
+from amata.training.trainer import State, Trainer
 
 
 @dataclass
@@ -72,40 +72,13 @@ def fit(
     trainer = Trainer(model, batches, recipe, device)
     seeded = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
     with lock, seeded, Interrupt() as interrupt, Saver(trainer, run) as saver:
-        held_out = _as_batches(valid, recipe, device), _as_batches(valid, recipe, device, IMAGES)
+        held_out = held_out_batches(valid, recipe, device), held_out_batches(valid, recipe, device, IMAGES)
         return _Fit(trainer, *held_out, saver, reporter or Reporter(), interrupt).run_all()
-
-
-def training_batches(data: Any, recipe: Recipe, device: torch.device) -> Batches:
-    """The batches that a recipe trains on: shuffled and augmented as functions of seed, epoch and batch."""
-    images = Arrays(*data) if _is_pair(data) else data
-    if not isinstance(images, ImageSet):
-        return Stream(images, device)
-    c = recipe.data
-    pad, flip = (c.pad if c.augment == "crop-flip" else 0), c.augment != "none"
-    rank, size = current().rank, current().size
-    return Loader(images, c.batch_size, device, seed=recipe.train.seed, pad=pad, flip=flip, drop_last=c.drop_last, rank=rank, size=size)
-
-
-def _as_batches(data: Any, recipe: Recipe, device: torch.device, at_most: int | None = None) -> Batches | None:
-    """Held-out images: all, or so many from beginning to end, because they may come class by class. A stream is always all of it."""
-    if data is None:
-        return None
-    images = Arrays(*data) if _is_pair(data) else data
-    if not isinstance(images, ImageSet):
-        return Stream(images, device)
-    if at_most is not None and at_most < len(images):
-        images = images.subset(torch.linspace(0, len(images) - 1, at_most).long())
-    return Loader(images, recipe.eval.batch_size, device)
 
 
 def part_of(ranks: Ranks) -> Part:
     """What this process evaluates."""
     return Part(ranks.rank, ranks.size, ranks.sum)
-
-
-def _is_pair(data: Any) -> bool:
-    return isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor)
 
 
 class _Fit:

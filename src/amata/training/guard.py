@@ -16,7 +16,8 @@ from torch.nn.functional import cross_entropy
 from amata.attacks.guard import check_images, check_logits, logits, untouched
 from amata.engine import untuned
 from amata.errors import AmataError, InputError
-from amata.training.trainer import Batches, State, Trainer
+from amata.training.batches import Batches
+from amata.training.trainer import State, Trainer
 
 PROBE = "pgd-10"
 IMAGES = 256

@@ -2,10 +2,10 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from amata.methods import Memory
 from amata.recipes import Recipe
 from amata.schedules import Account, ClosedLoop, Control, Response
 from amata.seeds import derive, generator
+from amata.training.batches import Batches
 from amata.training.clock import Clock
 from amata.training.division import check_alike, check_divisible
 from amata.training.files import under
@@ -33,21 +34,6 @@ CHECK_EVERY = 50
 
 State = tuple[dict[str, Tensor], dict[str, Any]]
 """Everything a resumed run needs, as tensors and JSON."""
-
-
-class Batches(Protocol):
-    @property
-    def count(self) -> int | None:
-        """The images of an epoch, where that is known beforehand."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def epoch(self, epoch: int = 0, start: int = 0, stride: int = 1) -> Iterator[Batch]: ...
-
-    def whole(self) -> "Batches":
-        """The same batches undivided, where each of several processes has a part of them."""
-        ...
 
 
 class Trainer:
