@@ -62,7 +62,7 @@ def rows() -> list[dict[str, Any]]:
                     "grad_evals": summary["grad_evals"],
                     "per_image": summary["grad_evals_per_image"],
                     "train_seconds": summary["train_seconds"],
-                    "collapses": sum(line.get("event") == "collapse" for line in lines),
+                    "rolled_back": sum("event" in line for line in lines),
                 }
             )
     return table
@@ -70,13 +70,13 @@ def rows() -> list[dict[str, Any]]:
 
 def markdown() -> str:
     lines = [
-        "| recipe | epochs | clean % | PGD-40 % | gradient evaluations | per image and epoch | seconds | collapses |",
+        "| recipe | epochs | clean % | PGD-40 % | gradient evaluations | per image and epoch | seconds | rolled back |",
         "|---" * 8 + "|",
     ]
     for r in rows():
         lines.append(
             f"| `{r['recipe']}` | {r['epochs']} | {100 * r['clean']:.1f} | {100 * r['pgd-40']:.1f} | {r['grad_evals']:,} | "
-            f"{r['per_image']:.2f} | {r['train_seconds']:.0f} | {r['collapses']} |"
+            f"{r['per_image']:.2f} | {r['train_seconds']:.0f} | {r['rolled_back']} |"
         )
     return "\n".join(lines)
 
