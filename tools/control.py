@@ -78,7 +78,7 @@ def per_seed(values: list[str]) -> str:
 
 def criterion_table() -> str:
     studies = [{s["strategy"]: s for s in read(f"criterion-seed{seed}", "criterion.json")["strategies"]} for seed in SEEDS]
-    lines = ["| strategy | C | C of the means | FOSC | PGD-40 % | seconds | gradient evaluations |", "|---" * 7 + "|"]
+    lines = ["| strategy | C | C of the means | FOSC | PGD-40 % | gradient evaluations |", "|---" * 6 + "|"]
     for recipe, title in STRATEGIES.items():
         rows = [study[recipe] for study in studies]
         cells = (
@@ -86,7 +86,6 @@ def criterion_table() -> str:
             per_seed([f"{r['c_of_means']:.2f}" for r in rows]),
             per_seed([f"{r['fosc']:.2f}" for r in rows]),
             per_seed([f"{100 * r['robust_accuracy']:.1f}" for r in rows]),
-            per_seed([f"{r['train_seconds']:.0f}" for r in rows]),
             per_seed(list(dict.fromkeys(f"{r['grad_evals']:,}" for r in rows))),
         )
         lines.append(f"| {title} (`{recipe}`) | {' | '.join(cells)} |")
