@@ -69,7 +69,8 @@ def _differing(rows: list[dict[str, Any]], folder: Path, index: int) -> set[str]
 
 DIGITS = [
     "model.name=tests.together:mortal", "train.device=cpu", "train.epochs=3", "data.batch_size=100", "data.valid=50", "schedule.k_max=2",
-    "optim.name=sgd", "optim.lr=0.02", "train.valid_attack=pgd-2", "eval.limit=300", "eval.batch_size=50", "train.tensorboard=false",
+    "optim.name=sgd", "optim.lr=0.02", "optim.nesterov=false", "optim.weight_decay=5e-4", "train.valid_attack=pgd-2", "eval.limit=300",
+    "eval.batch_size=50", "train.tensorboard=false",
     'eval.attacks=["clean", "pgd-2"]',
 ]  # fmt: skip
 

@@ -392,7 +392,7 @@ def stateful_recipe(name: str) -> Recipe:
     base = {"data.augment": "crop-flip", "data.pad": "1", "train.tensorboard": "false"}
     if "schedule.name=constant" not in options:
         return toy_recipe(*[f"{k}={v}" for k, v in base.items()], *options)
-    common = ["train.device=cpu", "threat.eps=0.05", "train.epochs=4", "data.batch_size=4", "optim.lr=0.003"]
+    common = ["train.device=cpu", "threat.eps=0.05", "train.epochs=4", "data.batch_size=4", "optim.name=adamw", "optim.lr=0.003"]
     return recipes.load("mnist5k-pgd", [*common, *[f"{k}={v}" for k, v in base.items()], *options])
 
 
