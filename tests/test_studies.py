@@ -17,6 +17,7 @@ import pytest
 from amata import recipes
 from amata.errors import InputError
 from amata.studies.criterion import robust_attack
+from amata.studies.front import winner, with_front
 from amata.studies.price import StepPrice
 from amata.studies.search import Search, SearchSettings
 from amata.studies.space import Space, schedule_key
@@ -305,3 +306,19 @@ def test_an_epoch_told_of_twice_is_reported_once() -> None:
     watcher.report({"epoch": 1, "valid": {"pgd-2": 0.5}})
     assert watcher.seen == {0: 0.25, 1: 0.5}
     assert study.trials[0].intermediate_values == {0: 0.25, 1: 0.5}
+
+
+def test_the_front_is_what_nothing_beats_and_the_winner_is_complete() -> None:
+    cells = [
+        (3, 0.7, "complete"),
+        (4, 0.6, "complete"),
+        (5, 0.8, "complete"),
+        (5, 0.8, "complete"),
+        (6, 0.8, "complete"),
+        (2, 0.9, "pruned"),
+    ]
+    rows = [{"cost": cost, "accuracy": a, "value": a if state == "complete" else None, "state": state} for cost, a, state in cells]
+    assert [row["front"] for row in with_front(rows)] == [True, False, True, True, False, False]
+    assert winner(rows, highest=True) == rows[2]
+    assert winner(rows, highest=False) == rows[1]
+    assert winner(rows[-1:], highest=True) is None

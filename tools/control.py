@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from page import refuse_others, rewrite
-from study import RUN_FILES, amata
+from study import amata, keep_run
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "control"
@@ -63,9 +63,7 @@ def keep(work: Path, target: Path) -> None:
     for file in ("criterion.json", "criterion.svg", "criterion.png"):
         shutil.copy(work / file, target / file)
     for run in sorted((work / "runs").iterdir()):
-        (target / run.name).mkdir()
-        for file in RUN_FILES:
-            shutil.copy(run / file, target / run.name / file)
+        keep_run(run, target / run.name)
 
 
 def read(*parts: str) -> Any:

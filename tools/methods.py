@@ -2,14 +2,13 @@
 docs/methods/README.md; --check only compares the page with the files."""
 
 import json
-import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from page import Parts, refuse_others, rewrite
-from study import RUN_FILES
+from study import keep_run
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "methods-mnist5k"
@@ -41,9 +40,7 @@ def train_missing() -> None:
         print(name, flush=True)
         with tempfile.TemporaryDirectory() as folder, ConsoleReporter() as reporter:
             run = train(recipes.load(name), Path(folder) / name, reporter)
-            (RESULTS / name).mkdir(parents=True, exist_ok=True)
-            for file in RUN_FILES:
-                shutil.copy(run.path / file, RESULTS / name / file)
+            keep_run(run.path, RESULTS / name)
 
 
 def rows() -> list[dict[str, Any]]:

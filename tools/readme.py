@@ -4,7 +4,6 @@ With --measure it first makes what is missing of the demo: three seeds of both r
 """
 
 import json
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import paper
 from page import refuse_others, rewrite
-from study import RUN_FILES, amata
+from study import amata, keep_run
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "mnist5k"
@@ -28,9 +27,7 @@ def measure() -> None:
     with tempfile.TemporaryDirectory() as folder:
         amata("compare", *RECIPES, "--seeds", "3", "--set", "train.tensorboard=false", "--out", folder)
         for run in Path(folder, "runs").iterdir():
-            (RESULTS / run.name).mkdir(parents=True)
-            for file in RUN_FILES:
-                shutil.copy(run / file, RESULTS / run.name / file)
+            keep_run(run, RESULTS / run.name)
 
 
 def headline() -> str:

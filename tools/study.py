@@ -164,6 +164,13 @@ def carry_out(folder: Path, kept: Path | None, compared: Command, after: Sequenc
             keep(folder, kept)
 
 
+def keep_run(run: Path, target: Path) -> None:
+    """Copy what is small of a finished run."""
+    target.mkdir(parents=True, exist_ok=True)
+    for file in RUN_FILES:
+        shutil.copy(run / file, target / file)
+
+
 def keep(folder: Path, target: Path, *, anew: bool = True) -> None:
     """Copy what is small and tells the result: of runs only those that are finished; without `anew`, only what the target lacks."""
     for pattern in KEPT:

@@ -20,6 +20,7 @@ from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
 from amata.seeds import derive
 from amata.studies.criterion import CriterionSettings, measure_strategies
+from amata.studies.front import told, winner, with_front
 from amata.studies.price import StepPrice
 from amata.studies.space import SHAPES, Space, describe, schedule_key
 from amata.studies.watcher import Watcher
@@ -247,15 +248,10 @@ class Search:
 
     def summary(self) -> dict[str, Any]:
         """The study so far: every trial, the Pareto front of cost and held-out accuracy, and the winner."""
-        trials = [_row(t) for t in self.study.get_trials(deepcopy=False) if t.state in (_State.COMPLETE, _State.PRUNED)]
-        done = [t for t in trials if t["state"] == "complete"]
-        if not done:
+        trials = with_front([told(t) for t in self.study.get_trials(deepcopy=False) if t.state in (_State.COMPLETE, _State.PRUNED)])
+        best = winner(trials, highest=self.direction == "maximize")
+        if best is None:
             raise InputError(f"the study in {self.out} has no finished trial; raise --trials")
-        sign = 1 if self.direction == "maximize" else -1
-        best = max(done, key=lambda t: (sign * t["value"], -t["cost"]))
-        front = [t for t in done if not any(_beats(o, t) for o in done)]
-        for t in trials:
-            t["front"] = t in front
         recipe = self.space.recipe_with(best["schedule"])
         result = {
             "recipe": self.recipe.name,
@@ -280,24 +276,3 @@ def _counts(trial: Any) -> bool:
 
 def _process() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
-
-
-def _row(trial: Any) -> dict[str, Any]:
-    attrs = trial.user_attrs
-    return {
-        "number": trial.number,
-        "state": trial.state.name.lower(),
-        "value": trial.value if trial.state == _State.COMPLETE else None,
-        "accuracy": attrs["accuracy"],
-        "cost": attrs["cost"],
-        "grad_evals": attrs.get("grad_evals"),
-        "schedule": attrs["schedule"],
-        "key": attrs["key"],
-        "epochs_trained": len(trial.intermediate_values),
-    }
-
-
-def _beats(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether a trial is at least as good as another in cost and accuracy, and better in one of them."""
-    at_least = one["cost"] <= other["cost"] and one["accuracy"] >= other["accuracy"]
-    return at_least and (one["cost"], one["accuracy"]) != (other["cost"], other["accuracy"])

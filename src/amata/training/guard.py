@@ -5,6 +5,7 @@ training can fall back to guessing, when one update too large leaves a network t
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -30,7 +31,7 @@ TRIES = 5
 
 
 @dataclass(frozen=True)
-class Trouble:
+class Trouble(ABC):
     """An epoch that went wrong, with the accuracy before and after it."""
 
     epoch: int
@@ -44,9 +45,9 @@ class Trouble:
     last: ClassVar[float]
     """The value of that after which no remedy is left."""
 
+    @abstractmethod
     def remedied(self, value: Any) -> Any:
         """That value, changed once more."""
-        raise NotImplementedError
 
 
 class Collapse(Trouble):
