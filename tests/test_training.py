@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from amata import recipes
@@ -26,7 +27,7 @@ from amata.seeds import generator
 from amata.training import Interrupted, Moment, Reporter, RunFolder, fit, resolve_device
 from amata.training.checkpoint import load_checkpoint, save_checkpoint
 from amata.training.experiment import load_trained, resume, train
-from amata.training.files import load_tensors
+from amata.training.files import NAMES, describe_weights, load_tensors, save_tensors
 from amata.training.guard import Look
 from amata.training.optim import learning_rate, make_optimizer
 from tests.conftest import small_net
@@ -202,6 +203,22 @@ def test_the_average_is_what_is_kept() -> None:
     fitted = fit(net, toy_data(), None, toy_recipe("optim.ema=0.99"))
     assert fitted.model is not net
     assert any(not torch.equal(a, b) for a, b in zip(fitted.model.parameters(), net.parameters(), strict=True))
+
+
+def test_files_of_tensors_are_what_the_safetensors_library_reads_and_writes(tmp_path: Path) -> None:
+    wide = torch.randn(3, 4, 5)
+    tensors = {f"x {dtype}": (100 * wide.abs()).to(dtype) for dtype in NAMES}
+    tensors |= {"one": torch.tensor(2.5), "none": torch.zeros(0, 3), "turned": wide.permute(2, 0, 1), "ünï": wide[1:, ::2]}
+    content = save_tensors(tmp_path / "ours.safetensors", tensors, {"epoch": 3})
+    assert (tmp_path / "ours.safetensors").read_bytes() == b"".join(content)
+    assert describe_weights(tmp_path / "ours.safetensors") == {"epoch": 3}
+    read = load_file(tmp_path / "ours.safetensors")
+    save_file({k: v.contiguous() for k, v in tensors.items()}, tmp_path / "theirs.safetensors")
+    assert read.keys() == tensors.keys()
+    for name, tensor in load_file(tmp_path / "theirs.safetensors").items():
+        assert read[name].dtype == tensor.dtype == tensors[name].dtype
+        assert torch.equal(read[name], tensor)
+        assert torch.equal(tensor, tensors[name])
 
 
 def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class Feed:
             if self.stream is not None:
                 training = torch.cuda.current_stream(self.stream.device)
                 training.wait_stream(self.stream)
-                for tensor in (batch.x, batch.y, *(batch.frame[:2] if batch.frame else ())):
+                for tensor in (batch.x, batch.y, batch.ids, *(batch.frame[:2] if batch.frame else ())):
                     tensor.record_stream(training)
             yield batch
 

@@ -75,10 +75,15 @@ class Arrays:
     def read(self, batches: Sequence[Tensor], device: torch.device, draw: Draw | None) -> Iterator[tuple[Tensor, Tensor]]:
         if self.x.device != device:
             self.x, self.y = self.x.to(device), self.y.to(device)
-        for positions in batches:
-            positions = positions.to(device)
+        # Moved once: a copy to a GPU for every batch would make the host wait for what the GPU is at.
+        for positions in _on(device, batches):
             x = self.x[positions]
             yield (x.float() / 255 if x.dtype == torch.uint8 else x), self.y[positions]
+
+
+def _on(device: torch.device, batches: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The same tensors, moved together."""
+    return torch.cat(list(batches)).to(device).split([len(batch) for batch in batches]) if batches else ()
 
 
 @dataclass
@@ -122,12 +127,13 @@ class Loader:
         wholes = list(order.split(self.batch_size))[start : len(self) : stride]
         batches = [whole.tensor_split(self.size)[self.rank] for whole in wholes] if self.size > 1 else wholes
         draw = None if self.seed is None else Draw(self.seed, epoch)
-        for number, (positions, (x, y)) in enumerate(zip(batches, self.images.read(batches, self.device, draw), strict=True)):
+        named = _on(self.device, [self.images.ids[positions] for positions in batches])
+        for number, (ids, (x, y)) in enumerate(zip(named, self.images.read(batches, self.device, draw), strict=True)):
             frame, rows = None, self._rows(len(wholes[number])) if self.size > 1 else None
             if self.seed is not None and (self.pad or self.flip):
                 rng = generator(self.seed, epoch, start + number * stride, "augment", device=self.device, rows=rows)
                 x, frame = crop_flip(x, rng, pad=self.pad, flip=self.flip)
-            yield Batch(x, y, self.images.ids[positions], total, epoch, frame, rows)
+            yield Batch(x, y, ids, total, epoch, frame, rows)
 
     def _rows(self, n: int) -> Rows:
         """This process's rows of a batch of n images, as `tensor_split` divides it."""
@@ -159,7 +165,7 @@ class Stream:
                     "data must be tensors (x, y), or an iterable of batches of them; torch.from_numpy makes a tensor of a numpy array"
                 )
             x, y = item[0].to(self.device), item[1].to(self.device)
-            yield Batch(x, y, torch.full((len(x),), -1), epoch=epoch)
+            yield Batch(x, y, torch.full((len(x),), -1, device=self.device), epoch=epoch)
 
 
 def split_validation(images: ImageSet, count: int, seed: int) -> tuple[ImageSet, ImageSet | None, list[int]]:

@@ -84,4 +84,4 @@ class ATTA:
     def _keep(self, batch: Batch, memory: Memory, ids: Tensor, kept: Tensor, delta: Tensor) -> None:
         store = memory["store"]
         store[ids] = (batch.frame.paste(kept, delta) if batch.frame else delta).to(store.device)
-        memory["fresh"][ids] = False
+        memory["fresh"].index_fill_(0, ids, False)  # where assigning a number would make the host wait for the GPU

@@ -102,7 +102,7 @@ class Case:
         for index in range(count):
             x = torch.rand(self.batch, channels, height, width, generator=rng, device=device)
             y = torch.randint(classes, (self.batch,), generator=rng, device=device)
-            ids = torch.arange(self.batch) + index * self.batch
+            ids = torch.arange(self.batch, device=device) + index * self.batch
             made.append(Batch(x, y, ids, count * self.batch, 0, None))
         return made
 

@@ -7,13 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-from safetensors.torch import load_file, save
+import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from amata.errors import InputError
 
 Parts = tuple[bytes | memoryview, ...]
 """A file's content in pieces: a training goes on beside its saving, and copies of large ones would hold it up."""
+NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What safetensors call types."""
 
 
 def write_atomic(path: Path, *content: bytes | memoryview) -> None:
@@ -61,21 +78,24 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any] | None = None) -> Parts:
-    """Write a safetensors file, with a JSON description in its header; returns its content."""
-    flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    content = _sorted_header(save(flat, metadata={"format": "pt", "amata": json.dumps(about or {})}))
-    write_atomic(path, *content)
-    return content
+    """Write a safetensors file, with a JSON description in its header; returns its content.
 
-
-def _sorted_header(content: bytes) -> Parts:
-    """The same safetensors file with its metadata in order: the library writes it in random order, and equal runs should be equal bytes."""
-    length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    The library would copy everything twice, and no other thread of Python could run meanwhile: training would stand still.
+    """
+    flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    header: dict[str, Any] = {"__metadata__": {"amata": json.dumps(about or {}), "format": "pt"}}
+    pieces: list[memoryview] = []
+    end = 0
+    for name in sorted(flat, key=lambda name: (-flat[name].element_size(), name)):  # so that every number lies at a multiple of its size
+        tensor = flat[name]
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        pieces.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
-    return len(text).to_bytes(8, "little") + text, memoryview(content)[8 + length :]
+    content: Parts = (len(text).to_bytes(8, "little"), text, *pieces)
+    write_atomic(path, *content)
+    return content
 
 
 def describe_weights(path: Path) -> dict[str, Any]:
