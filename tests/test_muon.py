@@ -5,10 +5,12 @@ import copy
 import pytest
 import torch
 
+from amata.engine import FastNet, PlainNet
 from amata.recipes.schema import Optim
 from amata.training.muon import Muon, orthogonal
 from amata.training.optim import make_optimizer
 from tests.conftest import small_net
+from tests.test_engine import DEVICES
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (8, 40), (40, 8)])
@@ -77,3 +79,28 @@ def test_cuda_in_bf16_is_near_enough() -> None:
     values = torch.linalg.svdvals(found.cpu())
     assert ((values > 0.6) & (values < 1.3)).all()
     assert torch.nn.functional.cosine_similarity(found.cpu().flatten(), orthogonal(stack).flatten(), dim=0) > 0.99
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_step_that_an_engine_records_is_the_step(device: str) -> None:
+    """The rate changes from step to step, and half-way the optimiser's state is loaded anew, as when a run is rolled back."""
+    moved = []
+    for kind in (PlainNet, FastNet):
+        model = small_net().to(device)
+        optimizer = make_optimizer(model, Optim(name="muon", nesterov=True, weight_decay=0.1))
+        net = kind(model, optimizer, precision="fp32")
+        generator = torch.Generator().manual_seed(5)
+        for index in range(6):
+            for group in optimizer.param_groups:
+                group["lr"] = 0.1 / (1 + index)
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                p.grad.copy_(torch.randn(p.shape, generator=generator))
+            net.apply()
+            if index == 2:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+                net.weights_changed()
+        moved.append([p.detach().cpu() for p in model.parameters()])
+    assert not torch.equal(moved[0][0], next(small_net().parameters()))
+    for a, b in zip(*moved, strict=True):
+        assert torch.allclose(a, b, atol=1e-3)

@@ -4,6 +4,7 @@
 - ascent steps are graphs: the step size is a scalar on the device and the images are updated in place, so K and alpha may change from
   epoch to epoch and nothing is compiled or recorded again (`AscentGraph`)
 - the update runs in bf16 under autocast, with weights, gradients and optimiser state in fp32; gradients are added up in fixed places
+- what an optimiser computes from gradients alone, such as Muon's matrices, is a graph; the rate, which changes, is not in it
 - nothing waits for the device
 
 Shapes that come once, such as a last batch with fewer images, run eagerly in the same precision.
@@ -13,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,17 @@ from amata.threat import Region
 
 BUCKETS: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125)
 """Attacks on part of a batch, as of methods whose samples finish one by one, run with the next larger of these shares of it."""
+
+
+@runtime_checkable
+class Directed(Protocol):
+    """An optimiser whose step comes in two: much work that is the same in every step, and a move of the weights by the rate."""
+
+    def momenta(self) -> list[Tensor]: ...
+
+    def directions(self) -> Any: ...
+
+    def move(self, directions: Any) -> None: ...
 
 
 class FastNet(PlainNet):
@@ -76,12 +88,19 @@ class FastNet(PlainNet):
         return ", ".join(parts)
 
     def _step(self) -> None:
-        self.optimizer.step()
+        if self.graphed and isinstance(self.optimizer, Directed):
+            if "directions" not in self.graphs:
+                with self._making():
+                    self.graphs["directions"] = Graph(self.optimizer.directions, (), touches=self.optimizer.momenta(), pool=self.pool)
+            self.optimizer.move(self.graphs["directions"]())
+        else:
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=not self.graphed)
         self.stale = True
 
     def weights_changed(self) -> None:
         self.stale = True
+        self.graphs.pop("directions", None)  # an optimiser's state may now lie elsewhere
 
     # The work itself. Each piece is made twice: to be recorded, compiled, and to be run once on an unusual shape, as it is.
 

@@ -32,26 +32,46 @@ class Muon(torch.optim.Optimizer):
     def __init__(self, groups: Iterable[dict[str, Any]], *, lr: float, momentum: float, nesterov: bool) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": 0.0, "orthogonal": False})
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         assert closure is None, "a loss that is to be computed anew is not what training does here"
-        for group in self.param_groups:
-            weights = [p for p in group["params"] if p.grad is not None]
-            if not weights:
-                continue
-            grads: list[Tensor] = [p.grad for p in weights]
-            for p in weights:
-                if not self.state[p]:
-                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-            momenta = [self.state[p]["momentum_buffer"] for p in weights]
-            torch._foreach_mul_(momenta, group["momentum"])
-            torch._foreach_add_(momenta, grads)
-            updates = list(torch._foreach_add(grads, momenta, alpha=group["momentum"])) if group["nesterov"] else momenta
-            if group["orthogonal"]:
-                updates = _made_orthogonal(updates)
-            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(weights, updates, alpha=-group["lr"])
+        self.move(self.directions())
         return None
+
+    def momenta(self) -> list[Tensor]:
+        """What `directions` changes."""
+        return [momentum for group in self.param_groups for momentum in self._momenta(self._moving(group))]
+
+    @torch.no_grad()
+    def directions(self) -> list[list[Tensor]]:
+        """What the weights of each group move against, by the rate. All the work is here, and the rate is not: an engine may record it."""
+        return [self._directions(group) for group in self.param_groups]
+
+    @torch.no_grad()
+    def move(self, directions: list[list[Tensor]]) -> None:
+        for group, updates in zip(self.param_groups, directions, strict=True):
+            if weights := self._moving(group):
+                torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+                torch._foreach_add_(weights, updates, alpha=-group["lr"])
+
+    def _moving(self, group: dict[str, Any]) -> list[Tensor]:
+        return [p for p in group["params"] if p.grad is not None]
+
+    def _momenta(self, weights: list[Tensor]) -> list[Tensor]:
+        for p in weights:
+            if not self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        return [self.state[p]["momentum_buffer"] for p in weights]
+
+    def _directions(self, group: dict[str, Any]) -> list[Tensor]:
+        weights = self._moving(group)
+        if not weights:
+            return []
+        grads: list[Tensor] = [p.grad for p in weights]  # type: ignore[misc]
+        momenta = self._momenta(weights)
+        torch._foreach_mul_(momenta, group["momentum"])
+        torch._foreach_add_(momenta, grads)
+        updates = list(torch._foreach_add(grads, momenta, alpha=group["momentum"])) if group["nesterov"] else momenta
+        return _made_orthogonal(updates) if group["orthogonal"] else updates
 
 
 def _made_orthogonal(updates: list[Tensor]) -> list[Tensor]:
