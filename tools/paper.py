@@ -162,9 +162,8 @@ def mnist_table() -> str:
     found = summaries("mnist")
     if not found:
         return pending("mnist")
-    measured = (
-        {s["strategy"]: s for s in read("mnist/criterion.json")["strategies"]} if (RESULTS / "mnist/criterion.json").is_file() else {}
-    )
+    file = "mnist-control/criterion.json"
+    measured = {s["strategy"]: s for s in read(file)["strategies"]} if (RESULTS / file).is_file() else {}
     rows = []
     for title, (name, c, robust, spent) in PAPER_MNIST.items():
         rows.append([f"{name}, paper", f"{c:.2f}", f"{robust:.2f}", "", "", "", f"{spent:,.0f}", f"{spent / PAPER_MNIST['pgd40'][3]:.2f}"])
@@ -178,8 +177,8 @@ def mnist_table() -> str:
 
 
 def landscape_figures() -> str:
-    figures = sorted((RESULTS / "mnist" / "landscape").glob("*.png"))
-    return "\n".join(f"![{f.stem}](../{f.relative_to(ROOT)})" for f in figures) if figures else pending("mnist")
+    figures = sorted((RESULTS / "mnist-control" / "landscape").glob("*.png"))
+    return "\n".join(f"![{f.stem}](../{f.relative_to(ROOT)})" for f in figures) if figures else pending("mnist-control")
 
 
 FREE = {

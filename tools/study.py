@@ -50,6 +50,14 @@ PAPERS_C = ("eval.cw_c=0.5",)
 SMALL = ("model.name=preactresnet18", "data.batch_size=128", *PAPERS_C)
 CIFAR10 = ("clean", "pgd-20", "cw-pgd-20", "cw-l2-100@1000")
 
+TABLE_1 = {
+    "pgd40": ("mnist-pgd40", (*DIGITS, "train.keep_epochs=true")),
+    "pgd20": ("mnist-pgd40", (*DIGITS, "train.keep_epochs=true", "schedule.steps=20")),
+    "pgd10": ("mnist-pgd40", (*DIGITS, "train.keep_epochs=true", "schedule.steps=10")),
+    "amata-5-40": ("mnist-amata", (*DIGITS, "train.keep_epochs=true")),
+    "amata-10-40": ("mnist-amata", (*DIGITS, "train.keep_epochs=true", "schedule.k_min=10")),
+}
+
 STUDIES = {
     "cifar10": Study(
         {"pgd10": ("cifar10-pgd10", SHORT), "amata": ("cifar10-amata", SHORT)},
@@ -68,15 +76,10 @@ STUDIES = {
         CIFAR10,
         after=autoattack("erm-seed0", "pgd2-seed0", "fat-seed0", "fosc-seed0"),
     ),
-    "mnist": Study(
-        {
-            "pgd40": ("mnist-pgd40", (*DIGITS, "train.keep_epochs=true")),
-            "pgd20": ("mnist-pgd40", (*DIGITS, "train.keep_epochs=true", "schedule.steps=20")),
-            "pgd10": ("mnist-pgd40", (*DIGITS, "train.keep_epochs=true", "schedule.steps=10")),
-            "amata-5-40": ("mnist-amata", (*DIGITS, "train.keep_epochs=true")),
-            "amata-10-40": ("mnist-amata", (*DIGITS, "train.keep_epochs=true", "schedule.k_min=10")),
-        },
-        ("clean", "pgd-20", "pgd-40", "pgd-60", "cw-l2-100@1000"),
+    "mnist": Study(TABLE_1, ("clean", "pgd-20", "pgd-40", "pgd-60", "cw-l2-100@1000")),
+    "mnist-control": Study(
+        TABLE_1,
+        ("clean", "pgd-40"),
         after=(
             (
                 "criterion",
