@@ -372,6 +372,12 @@ def test_trades_with_beta_0_is_erm() -> None:
     assert both(TRADES(ball=BALL, beta=0.0), ERM(ball=BALL))
 
 
+def test_reach_makes_training_larger_than_testing() -> None:
+    far, u = BALL.scaled(1.5), Control(K, 0.1)
+    assert both(PGD(ball=BALL, reach=1.5), PGD(ball=far), u)
+    assert not both(PGD(ball=BALL), PGD(ball=far), u)
+
+
 def test_fat_with_patience_is_pgd() -> None:
     assert both(FAT(ball=BALL, tau=((0, K),), omega=0.0), PGD(ball=BALL))
 

@@ -12,6 +12,7 @@ import torch
 
 from amata.batch import Batch
 from amata.methods.contract import Memory, Net
+from amata.quantity import positive
 from amata.schedules import Control
 from amata.threat import Ball
 
@@ -25,8 +26,14 @@ class PGD:
     clean_term: bool = False
     """Whether the clean loss is added, as the PGD baseline of YOPO's code does and Madry's training does not."""
 
+    reach: float = 1.0
+    """How far training images may be moved, in eps: beyond 1, against more than the model is tested against."""
+
+    def __post_init__(self) -> None:
+        positive(self.reach, "reach")
+
     def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
-        x, y, region = batch.x, batch.y, self.ball.around(batch.x)
+        x, y, region = batch.x, batch.y, self.ball.scaled(self.reach).around(batch.x)
         x_adv = region.start(rng) if self.random_start else x  # x^0
         # k = 1 .. K_t: x^k = P(x^(k-1) + alpha_t sign grad_x l(x^(k-1), y))
         x_adv = net.ascent(region, x_adv, y, u.steps, u.step_size)
