@@ -150,11 +150,15 @@ def _headline(result: dict[str, Any]) -> str:
             words.append(f"{spent}.")
             continue
         mine, theirs = row["accuracies"][attack], first["accuracies"][worst]
-        gap = 100 * (mine["accuracy"] - theirs["accuracy"])
+        gap = round(100 * (mine["accuracy"] - theirs["accuracy"]), 1)
+        compared = (
+            f"{abs(gap)} points {'above' if gap > 0 else 'below'} {escape(first['recipe'])}"
+            if gap
+            else f"as {escape(first['recipe'])} does"
+        )
         words.append(
             f"{spent}, and stands at <b>{100 * mine['accuracy']:.1f}%</b> under the attack that hurts it most "
-            f"({escape(attack)}), {abs(gap):.1f} points {'above' if gap >= 0 else 'below'} {escape(first['recipe'])} under its own "
-            f"({escape(worst)}){_overlap(mine, theirs)}."
+            f"({escape(attack)}), {compared} under its own ({escape(worst)}){_overlap(mine, theirs)}."
         )
     if not others and worst is not None:
         words.append(
