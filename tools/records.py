@@ -63,27 +63,19 @@ TRIALS = {
     "1-2, batch 256": linear(23, 1, 2, 10, "data.batch_size=256", "optim.lr=0.2", "optim.ema=0.999"),
     "2-7, long": linear(29, 2, 7, 20),
     "TRADES 2-5, long": linear(24, 2, 5, 16, "method.name=trades", "method.beta=6.0"),
-    # More epochs did better than more steps, so the second round stays at one or two steps.
     "1-2, Muon": linear(27, 1, 2, 10, *muon(0.03)),
     "2-3, Muon": linear(21, 2, 3, 12, *muon(0.03)),
     "N-FGSM, Muon": linear(30, 1, 1, 8, "method.name=nfgsm", "method.noise=2.0", *muon(0.03)),
     "2-4, Muon, long": linear(35, 2, 4, 14, *muon(0.03)),
     "2-3, Muon, slower": linear(21, 2, 3, 12, *muon(0.015)),
-    "2-3, Muon, faster": linear(21, 2, 3, 12, *muon(0.08)),
-    "2-3, Muon, more decay": linear(21, 2, 3, 12, *muon(0.03), "optim.weight_decay=0.5"),
-    "2-3, Muon, faster, more decay": linear(21, 2, 3, 12, *muon(0.08), "optim.weight_decay=0.3"),
-    "1-2, Muon, faster": linear(27, 1, 2, 10, *muon(0.06)),
-    "1-3, Muon, long": linear(45, 1, 3, 12, *muon(0.03)),
-    "1-2, Muon, slower": linear(27, 1, 2, 10, *muon(0.015)),
-    "1-2, pad 2": linear(27, 1, 2, 10, "data.pad=2"),
-    "1-2, faster": linear(27, 1, 2, 10, "optim.lr=0.8"),
-    "N-FGSM, less noise": linear(32, 1, 1, 8, "method.name=nfgsm", "method.noise=1.0"),
-    "1-2, less decay": linear(27, 1, 2, 10, "optim.weight_decay=2e-4"),
-    "1-2, ema 0.995": linear(27, 1, 2, 10, "optim.ema=0.995"),
-    "N-FGSM, long": linear(58, 1, 1, 8, "method.name=nfgsm", "method.noise=2.0"),
-    "1-2, long": linear(49, 1, 2, 10),
-    "1-2, slower": linear(27, 1, 2, 10, "optim.lr=0.2"),
-    "1": linear(32, 1, 1, 10),
+    # With Muon clean accuracy is four points above what is asked for, and longer training gives no more robustness: networks overfit. What
+    # follows has more steps or a larger reach in fewer epochs, larger rates and more decay.
+    "3-5, Muon, faster": linear(15, 3, 5, 14, *muon(0.06)),
+    "2-3, Muon, faster": linear(19, 2, 3, 12, *muon(0.08)),
+    "1-2, Muon, reach": linear(24, 1, 2, 12.5, *muon(0.06), "method.reach=1.25"),
+    "2-3, Muon, decay": linear(19, 2, 3, 12, *muon(0.06), "optim.weight_decay=0.5"),
+    "3-6, Muon, faster, long": linear(26, 3, 6, 16, *muon(0.06)),
+    "3-5, Muon, smooth labels": linear(15, 3, 5, 14, *muon(0.06), "optim.label_smoothing=0.2"),
 }
 """What is changed of cifar10-amata. The short ones are to take 27 s on an H200, so that training on all images takes 30; the long ones
 53 s, so that it takes 60."""
