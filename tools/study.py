@@ -31,6 +31,8 @@ class Study:
     attacks: tuple[str, ...]
     seeds: int = 1
     target: float | None = None
+    timed: bool = True
+    """Whether runs are made one after the other, so that their times mean something; or all at once."""
     after: tuple[tuple[str, Command], ...] = ()
 
 
@@ -80,6 +82,7 @@ STUDIES = {
     "mnist-control": Study(
         TABLE_1,
         ("clean", "pgd-40"),
+        timed=False,
         after=(
             (
                 "criterion",
@@ -109,6 +112,7 @@ STUDIES = {
             },
         },
         ("clean", "pgd-40"),
+        timed=False,
     ),
     "cifar10-fast": Study(
         {
@@ -145,8 +149,20 @@ def measure(name: str, work: Path, kept: Path, overrides: Sequence[str] = ()) ->
         path.write_text(recipe.to_toml())
     if not other:
         keep(kept, folder, anew=False)  # what is finished is not made again
+    if not study.timed:
+        runs = {folder / "runs" / f"{path.stem}-seed{seed}": (path, seed) for path in paths for seed in range(study.seeds)}
+        with ThreadPoolExecutor(len(runs)) as pool:
+            list(pool.map(lambda run: made(run, *runs[run]), runs))
     target = ("--target", str(study.target)) if study.target else ()
     carry_out(folder, None if other else kept, (*map(str, paths), "--seeds", str(study.seeds), *target), study.after)
+
+
+def made(run: Path, recipe: Path, seed: int) -> None:
+    """A run of a recipe, begun or gone on with."""
+    if not (run / "recipe.toml").is_file():
+        amata("train", recipe, "--set", f"train.seed={seed}", "--out", run)
+    elif not (run / "summary.json").is_file():
+        amata("train", "--resume", run)
 
 
 def carry_out(folder: Path, kept: Path | None, compared: Command, after: Sequence[tuple[str, Command]]) -> None:
