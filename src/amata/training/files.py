@@ -16,10 +16,13 @@ from amata.errors import InputError
 Parts = tuple[bytes | memoryview, ...]
 """A file's content in pieces: a training goes on beside its saving, and copies of large ones would hold it up."""
 NAMES = {
+    torch.complex64: "C64",
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
     torch.int64: "I64",
     torch.int32: "I32",
     torch.int16: "I16",
