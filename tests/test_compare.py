@@ -20,7 +20,7 @@ import pytest
 from amata.errors import InputError
 from amata.evaluation import wilson
 from amata.report.comparison import comparison_pictures, smooth
-from amata.report.page import page
+from amata.report.page import _headline, page
 from amata.report.tables import as_csv, as_markdown, result_csv, result_table
 from amata.studies.compare import describe
 from amata.studies.plan import found_runs, make_runs, plan
@@ -151,6 +151,16 @@ def test_smoothing_begins_unbiased() -> None:
     noisy = [float(i % 2) for i in range(60)]
     assert abs(smooth(noisy, 0.6)[-1] - 0.5) < 0.2
     assert smooth(noisy, 0.6)[0] == noisy[0]
+
+
+def test_the_headline_says_above_below_and_equal() -> None:
+    def row(recipe: str, accuracy: float) -> dict[str, Any]:
+        found = {"accuracy": accuracy, "low": accuracy - 0.01, "high": accuracy + 0.01, "params": {"eps": 0.3}}
+        return {"recipe": recipe, "accuracies": {"pgd-40": found}, "cost_ratio": 0.6, "speedup": 1.5}
+
+    for accuracy, words in ((0.9041, "1.0 points above first"), (0.88, "1.4 points below first"), (0.8943, "as first does")):
+        told = _headline({"rows": [row("first", 0.894), row("second", accuracy)], "times_comparable": True})
+        assert f"{words} under its own (pgd-40)" in told
 
 
 class Outline(HTMLParser):

@@ -55,6 +55,23 @@ def test_convergence_prints_measured_and_bound(amata: Amata, tmp_path: Path) -> 
     assert (tmp_path / "convergence.png").is_file()
 
 
+def test_criterion_and_landscape_stay_in_the_ball_that_was_trained_in(
+    amata: Amata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    radii = []
+
+    def seen(*_: Any, ball: Any, **options: Any) -> Any:
+        radii.append(ball.eps)
+        raise InputError("that is all")
+
+    for name in ("criterion.criterion", "landscape.landscape"):
+        monkeypatch.setattr(f"amata.studies.{name}", seen)
+    far = ["--set=method.reach=1.5", "--set=train.epochs=1", "--out", tmp_path / "c"]
+    assert "that is all" in amata("criterion", "mnist5k-pgd2", *CONSTANT, *far).err
+    assert "that is all" in amata("landscape", tmp_path / "c" / "runs" / "mnist5k-pgd2", "--out", tmp_path / "l").err
+    assert radii == pytest.approx([0.3, 0.3])
+
+
 def test_criterion_trains_measures_and_goes_on(amata: Amata, tmp_path: Path) -> None:
     options = [*CONSTANT, "--out", tmp_path / "c", "--batches", "2", "--alphas", "2", "--k-max", "2"]
     called = amata("criterion", "mnist5k-pgd2", "mnist5k-adaptive", *options, "--set=data.batch_size=200", "--json")

@@ -212,6 +212,9 @@ def test_files_of_tensors_are_what_the_safetensors_library_reads_and_writes(tmp_
     content = save_tensors(tmp_path / "ours.safetensors", tensors, {"epoch": 3})
     assert (tmp_path / "ours.safetensors").read_bytes() == b"".join(content)
     assert describe_weights(tmp_path / "ours.safetensors") == {"epoch": 3}
+    for name, entry in json.loads(bytes(content[1])).items():
+        if name in tensors:
+            assert entry["data_offsets"][0] % tensors[name].element_size() == 0
     read = load_file(tmp_path / "ours.safetensors")
     save_file({k: v.contiguous() for k, v in tensors.items()}, tmp_path / "theirs.safetensors")
     assert read.keys() == tensors.keys()

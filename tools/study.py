@@ -52,12 +52,13 @@ PAPERS_C = ("eval.cw_c=0.5",)
 SMALL = ("model.name=preactresnet18", "data.batch_size=128", *PAPERS_C)
 CIFAR10 = ("clean", "pgd-20", "cw-pgd-20", "cw-l2-100@1000")
 
+FOLLOWED = (*DIGITS, "train.keep_epochs=true")
 TABLE_1 = {
-    "pgd40": ("mnist-pgd40", (*DIGITS, "train.keep_epochs=true")),
-    "pgd20": ("mnist-pgd40", (*DIGITS, "train.keep_epochs=true", "schedule.steps=20")),
-    "pgd10": ("mnist-pgd40", (*DIGITS, "train.keep_epochs=true", "schedule.steps=10")),
-    "amata-5-40": ("mnist-amata", (*DIGITS, "train.keep_epochs=true")),
-    "amata-10-40": ("mnist-amata", (*DIGITS, "train.keep_epochs=true", "schedule.k_min=10")),
+    "pgd40": ("mnist-pgd40", FOLLOWED),
+    "pgd20": ("mnist-pgd40", (*FOLLOWED, "schedule.steps=20")),
+    "pgd10": ("mnist-pgd40", (*FOLLOWED, "schedule.steps=10")),
+    "amata-5-40": ("mnist-amata", FOLLOWED),
+    "amata-10-40": ("mnist-amata", (*FOLLOWED, "schedule.k_min=10")),
 }
 
 STUDIES = {

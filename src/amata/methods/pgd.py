@@ -25,7 +25,6 @@ class PGD:
     """Whether the attack begins at a random point of the ball."""
     clean_term: bool = False
     """Whether the clean loss is added, as the PGD baseline of YOPO's code does and Madry's training does not."""
-
     reach: float = 1.0
     """How far training images may be moved, in eps: beyond 1, against more than the model is tested against."""
 

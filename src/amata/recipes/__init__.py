@@ -51,6 +51,11 @@ class Recipe:
     chosen: dict[str, dict[str, Any]]
     """The keys whose values are not the defaults."""
 
+    @property
+    def training_ball(self) -> "Ball":
+        """What training attacks stay in: the threat's ball, larger or smaller where the method has a reach."""
+        return self.ball.scaled(getattr(self.method, "reach", 1.0))
+
     def to_toml(self) -> str:
         return tomli_w.dumps(
             {section: {k: spelled(v) for k, v in table.items() if v is not None} for section, table in self.tables.items()}

@@ -113,7 +113,7 @@ def _measure(
         images = load_data(recipe).train
         model = build_model(recipe, images).to(device)
         batches = list(islice(training_batches(images, recipe, device).epoch(recipe.train.epochs), settings.batches))
-        space, cost = ControlSpace.of(recipe.ball, k_max), COSTS[settings.cost](settings.gamma)
+        space, cost = ControlSpace.of(recipe.training_ball, k_max), COSTS[settings.cost](settings.gamma)
         search: Search = settings.search  # type: ignore[assignment]
         for epoch in range(len(epochs), len(controls)):
             state = load_tensors(run.epoch_file(epoch))
@@ -130,7 +130,7 @@ def _measure(
                 batches,
                 controls[epoch],
                 method=recipe.method,
-                ball=recipe.ball,
+                ball=recipe.training_ball,
                 space=space,
                 cost=cost,
                 z=Control(*settings.z) if settings.z else None,

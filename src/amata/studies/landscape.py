@@ -151,9 +151,9 @@ def landscapes_of(
         own = trained[epoch or best]
         controls = {**weak, f"{recipe.name}, K = {own.steps}": own._replace(step_size=alpha or own.step_size)}
         if len(x) > 1:
-            chosen = [steepest(model.eval(), x, y, recipe.ball, next(iter(weak.values())))]
+            chosen = [steepest(model.eval(), x, y, recipe.training_ball, next(iter(weak.values())))]
             x, y = x[chosen], y[chosen]
-        found = landscape(model.eval(), x, y, ball=recipe.ball, controls=controls, size=size, seed=seed)
+        found = landscape(model.eval(), x, y, ball=recipe.training_ball, controls=controls, size=size, seed=seed)
         pictures.append({"epoch": epoch, **found})
     return {"run": path.name, "recipe": recipe.name, "sample": chosen[0], "label": int(y), "seed": seed, "landscapes": pictures}
 
