@@ -27,8 +27,8 @@ RECORDS = ROOT / "records"
 TRIED = RECORDS / "tried.jsonl"
 SEEDS = 3
 
-HELD_OUT = ("data.valid=5000", "train.valid_attack=pgd-2", "train.valid_every=1000", 'eval.attacks=["clean"]')
-"""Trials are judged on held-out training images, once at their end; test images choose nothing."""
+HELD_OUT = ("data.valid=5000", "train.valid_every=2", 'eval.attacks=["clean"]')
+"""Trials are judged on held-out training images, by their last weights; test images choose nothing."""
 
 START = "cifar10-amata"
 BASE = (
@@ -55,6 +55,10 @@ def muon(lr: float) -> Sets:
     return ("optim.name=muon", f"optim.lr={lr}", "optim.nesterov=true", "optim.weight_decay=0.05", "optim.decay_all=false")
 
 
+def flat(milestone: int) -> Sets:
+    return ("optim.rate=piecewise", "optim.warmup=3", f"optim.milestones=[{milestone}]", "optim.factor=0.2")
+
+
 TRIALS = {
     "1-2": linear(27, 1, 2, 10),
     "2-3": linear(22, 2, 3, 12),
@@ -68,14 +72,12 @@ TRIALS = {
     "N-FGSM, Muon": linear(30, 1, 1, 8, "method.name=nfgsm", "method.noise=2.0", *muon(0.03)),
     "2-4, Muon, long": linear(35, 2, 4, 14, *muon(0.03)),
     "2-3, Muon, slower": linear(21, 2, 3, 12, *muon(0.015)),
-    # With Muon clean accuracy is four points above what is asked for, and longer training gives no more robustness: networks overfit. What
-    # follows has more steps or a larger reach in fewer epochs, larger rates and more decay.
-    "3-5, Muon, faster": linear(15, 3, 5, 14, *muon(0.06)),
-    "2-3, Muon, faster": linear(19, 2, 3, 12, *muon(0.08)),
-    "1-2, Muon, reach": linear(24, 1, 2, 12.5, *muon(0.06), "method.reach=1.25"),
-    "2-3, Muon, decay": linear(19, 2, 3, 12, *muon(0.06), "optim.weight_decay=0.5"),
-    "3-6, Muon, faster, long": linear(26, 3, 6, 16, *muon(0.06)),
-    "3-5, Muon, smooth labels": linear(15, 3, 5, 14, *muon(0.06), "optim.label_smoothing=0.2"),
+    # With Muon clean accuracy is four points above what is asked for, and longer training gives no more robustness: networks overfit as
+    # the rate falls. What follows keeps the rate up nearly to the end and leaves it to the average of the weights to settle.
+    "2-3, Muon, flat": linear(21, 2, 3, 12, *muon(0.03), *flat(19)),
+    "1-2, flat": linear(27, 1, 2, 10, *flat(24)),
+    "2-3, Muon, reach": linear(21, 2, 3, 15, *muon(0.03), "method.reach=1.25"),
+    "TRADES 2-4, Muon, long": linear(24, 2, 4, 16, *muon(0.03), "method.name=trades", "method.beta=5.0"),
 }
 """What is changed of cifar10-amata. The short ones are to take 27 s on an H200, so that training on all images takes 30; the long ones
 53 s, so that it takes 60."""
@@ -95,11 +97,13 @@ def explore(seconds: float) -> None:
             return
         with tempfile.TemporaryDirectory() as folder, ConsoleReporter() as reporter:
             run = train(recipes.load(START, [*BASE, *HELD_OUT, *sets]), Path(folder) / "run", reporter)
-            model, recipe, splits = load_trained(run.path)
+            model, recipe, splits = load_trained(run.path / "last.safetensors")  # an entry holds no images out to choose others by
             assert splits.valid is not None
             results = evaluate_recipe(model, recipe, splits.valid, reporter, list(JUDGED))
             accuracies = {attack: result.accuracy for attack, result in results.items()}
-            row = {"trial": name, "set": sets, **accuracies, "train_seconds": run.read_rows()[-1]["train_seconds"]}
+            rows = run.read_rows()
+            course = [(row["epoch"] + 1, row["valid"]) for row in rows if row.get("valid")]
+            row = {"trial": name, "set": sets, **accuracies, "train_seconds": rows[-1]["train_seconds"], "course": course}
         with TRIED.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(row, flush=True)
