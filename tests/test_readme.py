@@ -30,7 +30,7 @@ def test_every_study_of_the_paper_can_be_planned_and_measures_runs_that_it_makes
         planned = plan([str(tmp_path / f"{title}.toml") for title in study.recipes], [], study.seeds, notes.append)
         assert notes == []  # nothing had to be made alike: the study says itself how all are tested
         assert all(recipe.eval.attacks == list(study.attacks) for recipe in planned)
-        wanted = {a.removeprefix("runs/") for _, command in study.after for a in command if a.startswith("runs/")}
+        wanted = {a.removeprefix("runs/") for jobs in study.after for _, command in jobs for a in command if a.startswith("runs/")}
         assert wanted <= {run_name(recipe) for recipe in planned}
 
 

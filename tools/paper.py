@@ -199,7 +199,9 @@ PARTS = {
     "imagenet": table("tiny-free", FREE, {"clean": "clean", "pgd-10": "PGD-10", "pgd-20": "PGD-20", "pgd-50": "PGD-50"}),
     "caltech": table("tiny-pgd", CALTECH, {"clean": "clean", "pgd-5": "PGD-5", "pgd-20": "PGD-20", "pgd-100": "PGD-100"}),
     "fast": table("cifar10-fast", {}, ON_CIFAR10),
+    "fast-times": race("cifar10-fast", ("fast", "amata-fast-skip"), ("Fast", "Amata+Fast, skip"), (0.35, 0.4, 0.44)),
     "atta": table("cifar10-atta", {}, ON_CIFAR10),
+    "atta-times": race("cifar10-atta", ("atta", "amata-atta"), ("ATTA", "Amata+ATTA"), (0.3, 0.35, 0.4, 0.44)),
     "shapes": table("mnist-shapes", {}, {"clean": "clean", "pgd-40": "PGD-40"}, timed=False),
     "landscape": landscape_figures,
 }

@@ -21,11 +21,13 @@ KEPT = (
 
 Sets = tuple[str, ...]
 Command = tuple[str, ...]
+Jobs = tuple[tuple[str, Command], ...]
+"""Commands, each with the name of the file that holds its output."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """One comparison, and what is measured on its runs afterwards: commands, each with the name of the file that holds its output."""
+    """One comparison, and what is measured on its runs afterwards."""
 
     recipes: dict[str, tuple[str, Sets]]
     attacks: tuple[str, ...]
@@ -33,10 +35,11 @@ class Study:
     target: float | None = None
     timed: bool = True
     """Whether runs are made one after the other, so that their times mean something; or all at once."""
-    after: tuple[tuple[str, Command], ...] = ()
+    after: tuple[Jobs, ...] = ()
+    """One after the other; the commands of each side by side."""
 
 
-def autoattack(*runs: str) -> tuple[tuple[str, Command], ...]:
+def autoattack(*runs: str) -> Jobs:
     return tuple((f"autoattack-{run}", ("eval", f"runs/{run}", "--attacks", "autoattack@1000", "--json")) for run in runs)
 
 
@@ -61,13 +64,19 @@ TABLE_1 = {
     "amata-10-40": ("mnist-amata", (*FOLLOWED, "schedule.k_min=10")),
 }
 
+
+def criterion(*titles: str) -> Command:
+    runs = (f"runs/{title}-seed0" for title in titles)
+    return ("criterion", *runs, "--k-max", "40", "--batches", "2", "--alphas", "4", "--json", "--out", "criterion")
+
+
 STUDIES = {
     "cifar10": Study(
         {"pgd10": ("cifar10-pgd10", SHORT), "amata": ("cifar10-amata", SHORT)},
         CIFAR10,
         seeds=3,
         target=0.45,
-        after=autoattack("pgd10-seed2", "amata-seed2"),
+        after=(autoattack("pgd10-seed2", "amata-seed2"),),
     ),
     "cifar10-others": Study(
         {
@@ -77,7 +86,7 @@ STUDIES = {
             "fosc": ("cifar10-dat", (*SHORT, *PAPERS_C, "method.dynamic_epochs=24")),
         },
         CIFAR10,
-        after=autoattack("erm-seed0", "pgd2-seed0", "fat-seed0", "fosc-seed0"),
+        after=(autoattack("erm-seed0", "pgd2-seed0", "fat-seed0", "fosc-seed0"),),
     ),
     "mnist": Study(TABLE_1, ("clean", "pgd-20", "pgd-40", "pgd-60", "cw-l2-100@1000")),
     "mnist-control": Study(
@@ -85,15 +94,12 @@ STUDIES = {
         ("clean", "pgd-40"),
         timed=False,
         after=(
+            # Each run's C by itself, to be found when the table of all of them is asked for.
             (
-                "criterion",
-                (
-                    "criterion",
-                    *(f"runs/{name}-seed0" for name in ("amata-5-40", "amata-10-40", "pgd10", "pgd20", "pgd40")),
-                    *("--batches", "2", "--alphas", "4", "--json", "--out", "criterion"),
-                ),
+                *((f"criterion/{title}", criterion(title)) for title in TABLE_1),
+                ("landscape", ("landscape", "runs/amata-5-40-seed0", "--epochs", "1,4,8,10", "--json", "--out", "landscape")),
             ),
-            ("landscape", ("landscape", "runs/amata-5-40-seed0", "--epochs", "1,4,8,10", "--json", "--out", "landscape")),
+            (("criterion", criterion("amata-5-40", "amata-10-40", "pgd10", "pgd20", "pgd40")),),
         ),
     ),
     "mnist-yopo": Study(
@@ -148,8 +154,8 @@ def measure(name: str, work: Path, kept: Path, overrides: Sequence[str] = ()) ->
     for path, (base, sets) in zip(paths, study.recipes.values(), strict=True):
         recipe = recipes.load(base, [*sets, f"eval.attacks=[{attacks}]", "train.tensorboard=false", *overrides])
         path.write_text(recipe.to_toml())
-    if not other:
-        keep(kept, folder, anew=False)  # what is finished is not made again
+    if not other and all((kept / f"{file}.json").is_file() for jobs in study.after for file, _ in jobs if "/" not in file):
+        keep(kept, folder, anew=False)  # what is finished is not made again; where something comes after, it needs the weights
     if not study.timed:
         runs = {folder / "runs" / f"{path.stem}-seed{seed}": (path, seed) for path in paths for seed in range(study.seeds)}
         with ThreadPoolExecutor(len(runs)) as pool:
@@ -166,19 +172,22 @@ def made(run: Path, recipe: Path, seed: int) -> None:
         amata("train", "--resume", run)
 
 
-def carry_out(folder: Path, kept: Path | None, compared: Command, after: Sequence[tuple[str, Command]]) -> None:
-    """Compare, then run what comes after, side by side because no time is taken there, and keep what is small."""
+def carry_out(folder: Path, kept: Path | None, compared: Command, after: Sequence[Jobs]) -> None:
+    """Compare, then run what comes after, where no time is taken, and keep what is small."""
 
     def run(file: str, verb: str, *arguments: str) -> None:
         output = folder / f"{file}.json"
         if not output.is_file():
             there = [str(folder / a) if a.startswith(("criterion", "landscape", "runs/")) else a for a in arguments]
-            output.write_text(amata(verb, *there, capture=True))
+            printed = amata(verb, *there, capture=True)
+            output.parent.mkdir(exist_ok=True)
+            output.write_text(printed)
 
     try:
         amata("compare", *compared, "--out", str(folder))
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda job: run(job[0], *job[1]), after))
+        for jobs in after:
+            with ThreadPoolExecutor(len(jobs)) as pool:
+                list(pool.map(lambda job: run(job[0], *job[1]), jobs))
     finally:
         if kept:
             keep(folder, kept)
