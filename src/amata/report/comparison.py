@@ -120,7 +120,7 @@ def _curves(
         if target and result["target"]:
             level = 100 * (1 - result["target"])
             ax.axhline(level, color=INK, lw=0.9, ls="--", alpha=0.6)
-            ax.annotate(f"target {level:.4g}%", (1, level), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
+            ax.annotate(f"target {level:.4g}%", (0.01, level), xycoords=("axes fraction", "data"), ha="left", va="bottom", fontsize=8)
         ax.set(xlabel=axis, ylabel=label, xlim=(0, None))
         if key == "grad_evals":
             ax.ticklabel_format(axis="x", style="sci", scilimits=(0, 4), useMathText=True)
