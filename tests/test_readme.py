@@ -74,3 +74,19 @@ def test_numbers_in_tables_were_written_by_a_tool(page: str) -> None:
     text = re.sub(r"<!-- [a-z0-9-]+ -->\n.*?<!-- end -->", "", (ROOT / page).read_text(), flags=re.S)
     typed = [cell.strip() for line in text.splitlines() if line.startswith("|") for cell in line.strip("| ").split("|")]
     assert [cell for cell in typed if NUMBER.match(cell)] == []
+
+
+def test_runs_whose_weights_are_still_needed_are_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    study = importlib.import_module("study")
+    monkeypatch.setattr(study, "amata", lambda *command, capture=False: "{}")  # nothing is trained here
+    attacked = study.autoattack("pgd-seed0")
+    monkeypatch.setitem(study.STUDIES, "small", study.Study({"pgd": ("mnist5k-pgd", ())}, ("clean",), after=(attacked,)))
+    kept, run = tmp_path / "kept", "runs/pgd-seed0/summary.json"
+    (kept / run).parent.mkdir(parents=True)
+    (kept / run).write_text("{}")
+    study.measure("small", tmp_path / "first", kept)
+    assert not (tmp_path / "first" / "small" / run).exists()
+    assert (kept / "autoattack-pgd-seed0.json").is_file()
+    study.measure("small", tmp_path / "second", kept)  # now nothing asks for them any more
+    assert (tmp_path / "second" / "small" / run).is_file()
