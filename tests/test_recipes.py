@@ -1,5 +1,7 @@
 """Recipes: every built-in one is valid, what is written can be read back, and errors name their place."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from amata.recipes import KEYED, built_in, load, parse, read_toml
 from amata.schedules import Constant, Linear
 from amata.threat import Linf
 
+ROOT = Path(__file__).parents[1]
 PAPER = {"mnist-pgd40", "mnist-amata", "cifar10-erm", "cifar10-pgd10", "cifar10-pgd2", "cifar10-amata", "mnist5k-amata", "mnist5k-pgd"}
 
 
@@ -38,6 +41,12 @@ def test_the_papers_recipes_are_there_with_its_settings() -> None:
 def test_the_demo_recipe_is_the_promised_one() -> None:
     r = load("mnist5k-amata")
     assert (r.ball, r.schedule, r.train.epochs) == (Linf(0.2), Linear(k_min=2, k_max=10, tau=0.5), 10)
+
+
+def test_the_quick_recipe_is_the_one_that_holds_the_record() -> None:
+    quick, record = load("cifar10-amata-quick").tables, load(str(ROOT / "records" / "pgd20.toml")).tables
+    differing = {(table, key) for table in record for key in record[table] if quick[table].get(key) != record[table][key]}
+    assert differing == {("optim", "peak"), ("train", "guard"), ("train", "tensorboard"), ("eval", "cw_c")}  # nothing that is used there
 
 
 def test_overrides_take_numbers_fractions_words_and_lists() -> None:
