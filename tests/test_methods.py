@@ -229,12 +229,12 @@ TABLE: dict[str, Row] = {
     "trades": (TRADES(ball=BALL), oracle_trades, K + 2),
     "fat": (FAT(ball=BALL, tau=((0, 1),)), oracle_fat, None),
     "dat": (DAT(ball=BALL, c_max=0.02, dynamic_epochs=4), oracle_dat, None),
-    "yopo": (YOPO(ball=BALL, inner=2), oracle_yopo(reference=False), K),
+    "yopo": (YOPO(ball=BALL, inner=2), oracle_yopo(reference=True), K),
     "atta": (ATTA(ball=BALL, reset=2), oracle_atta, K + 1),
 }
 VARIANTS: dict[str, Row] = {
     "pgd with the clean term": (PGD(ball=BALL, clean_term=True), oracle_pgd_clean, K + 2),
-    "yopo, layer one as in the reference": (YOPO(ball=BALL, inner=2, layer_one="reference"), oracle_yopo(reference=True), K),
+    "yopo, layer one as in the paper": (YOPO(ball=BALL, inner=2, layer_one="paper"), oracle_yopo(reference=False), K),
     "atta, store on the CPU": (ATTA(ball=BALL, reset=2, store="cpu"), oracle_atta, K + 1),
 }
 ALL = {**TABLE, **VARIANTS}

@@ -30,7 +30,7 @@ def test_every_study_of_the_paper_can_be_planned_and_measures_runs_that_it_makes
         planned = plan([str(tmp_path / f"{title}.toml") for title in study.recipes], [], study.seeds, notes.append)
         assert notes == []  # nothing had to be made alike: the study says itself how all are tested
         assert all(recipe.eval.attacks == list(study.attacks) for recipe in planned)
-        wanted = {a.removeprefix("runs/") for jobs in study.after for _, command in jobs for a in command if a.startswith("runs/")}
+        wanted = {a.removeprefix("runs/") for _, command in study.after for a in command if a.startswith("runs/")}
         assert wanted <= {run_name(recipe) for recipe in planned}
 
 
@@ -81,7 +81,7 @@ def test_runs_whose_weights_are_still_needed_are_made_again(monkeypatch: pytest.
     study = importlib.import_module("study")
     monkeypatch.setattr(study, "amata", lambda *command, capture=False: "{}")  # nothing is trained here
     attacked = study.autoattack("pgd-seed0")
-    monkeypatch.setitem(study.STUDIES, "small", study.Study({"pgd": ("mnist5k-pgd", ())}, ("clean",), after=(attacked,)))
+    monkeypatch.setitem(study.STUDIES, "small", study.Study({"pgd": ("mnist5k-pgd", ())}, ("clean",), after=attacked))
     kept, run = tmp_path / "kept", "runs/pgd-seed0/summary.json"
     (kept / run).parent.mkdir(parents=True)
     (kept / run).write_text("{}")

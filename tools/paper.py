@@ -20,11 +20,8 @@ from study import STUDIES, measure, unpack
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "paper"
+LAYER_ONE = ROOT / "results" / "yopo-layer-one"
 PAGE = ROOT / "docs" / "paper.md"
-
-
-def read(path: str) -> Any:
-    return json.loads((RESULTS / path).read_text())
 
 
 def summaries(study: str) -> dict[str, list[dict[str, Any]]]:
@@ -149,6 +146,30 @@ def table(study: str, paper: Mapping[str, tuple[str, Sequence[str]]], columns: d
     return write
 
 
+def yopo_table() -> str:
+    """Both forms of YOPO's layer one, and how often a training fell back to guessing."""
+    rows = []
+    for study, form in (("mnist-yopo", "as in its code"), ("mnist-yopo-paper", "as in its paper")):
+        for title, runs in summaries(study).items():
+            files = sorted((RESULTS / study).glob(f"runs/{title}-seed*/metrics.jsonl"))
+            falls = sum('"event": "fall"' in line for file in files for line in file.read_text().splitlines())
+            name = {"yopo": "YOPO-5-10", "amata-yopo": "Amata 2 → 5 + YOPO"}[title]
+            rows.append([name, form, accuracy(runs, "clean"), accuracy(runs, "pgd-40"), str(falls), f"{seconds(runs):.1f}"])
+    return markdown(["", "layer one", "clean", "PGD-40", "fell back to guessing", "seconds"], rows) if rows else pending("mnist-yopo")
+
+
+def layer_one_table() -> str:
+    """The share of the first layer's units that are active on held-out digits, and clean accuracy, after some steps."""
+    forms = {"reference": "as in its code", "paper": "as in its paper"}
+    courses = {name: [json.loads(line) for line in (LAYER_ONE / f"{name}.jsonl").read_text().splitlines()] for name in forms}
+    head = ["steps", *(f"{what}, {form}" for form in forms.values() for what in ("active", "clean"))]
+    rows = []
+    for step in range(0, 501, 100):
+        now = [next(row for row in courses[name] if row["step"] == step) for name in forms]
+        rows.append([str(step), *(f"{100 * row[what]:.1f}%" for row in now for what in ("active", "clean"))])
+    return markdown(head, rows)
+
+
 PAPER_MNIST = {
     "amata-5-40": ("Amata 5 → 40", 0.54, 91.47, 697.73),
     "amata-10-40": ("Amata 10 → 40", 0.68, 91.46, 760.16),
@@ -162,8 +183,8 @@ def mnist_table() -> str:
     found = summaries("mnist")
     if not found:
         return pending("mnist")
-    file = "mnist-control/criterion.json"
-    measured = {s["strategy"]: s for s in read(file)["strategies"]} if (RESULTS / file).is_file() else {}
+    files = (RESULTS / "mnist-control").glob("criterion-*.json")
+    measured = {s["strategy"]: s for file in files for s in json.loads(file.read_text())["strategies"]}
     rows = []
     for title, (name, c, robust, spent) in PAPER_MNIST.items():
         rows.append([f"{name}, paper", f"{c:.2f}", f"{robust:.2f}", "", "", "", f"{spent:,.0f}", f"{spent / PAPER_MNIST['pgd40'][3]:.2f}"])
@@ -189,6 +210,9 @@ CALTECH = {
     "pgd20": ("PGD-20", ("65.7", "29.7", "28.5", "28.5")),
     "amata-10-20": ("Amata 10 → 20", ("66.1", "29.6", "28.3", "28.3")),
 }
+FAST = {"fast": ("Fast", ()), "amata-fast": ("Amata+Fast, as worded", ()), "amata-fast-skip": ("Amata+Fast, skip", ())}
+ATTA = {"atta": ("ATTA", ()), "amata-atta": ("Amata+ATTA", ())}
+SHAPES = {"linear": ("linear", ()), **{f"exp-{eta}": (f"exponential, η = {eta}", ()) for eta in (0.1, 0.5, 1, 2, 5)}}
 ON_CIFAR10 = {"clean": "clean", "pgd-20": "PGD-20", "cw-pgd-20": "CW-PGD-20", "cw-l2-100@1000": "CW-L2"}
 
 PARTS = {
@@ -196,13 +220,15 @@ PARTS = {
     "figure-2-left": race("cifar10", ("pgd10", "amata"), ("PGD-10", "Amata"), (0.35, 0.4, 0.45)),
     "table-1": mnist_table,
     "figure-2-right": race("mnist-yopo", ("yopo", "amata-yopo"), ("YOPO", "Amata+YOPO"), (0.9, 0.92, 0.94)),
+    "yopo": yopo_table,
+    "layer-one": layer_one_table,
     "imagenet": table("tiny-free", FREE, {"clean": "clean", "pgd-10": "PGD-10", "pgd-20": "PGD-20", "pgd-50": "PGD-50"}),
     "caltech": table("tiny-pgd", CALTECH, {"clean": "clean", "pgd-5": "PGD-5", "pgd-20": "PGD-20", "pgd-100": "PGD-100"}),
-    "fast": table("cifar10-fast", {}, ON_CIFAR10),
-    "fast-times": race("cifar10-fast", ("fast", "amata-fast-skip"), ("Fast", "Amata+Fast, skip"), (0.35, 0.4, 0.44)),
-    "atta": table("cifar10-atta", {}, ON_CIFAR10),
+    "fast": table("cifar10-fast", FAST, ON_CIFAR10),
+    "fast-times": race("cifar10-fast", ("fast", "amata-fast-skip"), ("Fast", "Amata+Fast, skip"), (0.3, 0.35, 0.4, 0.44)),
+    "atta": table("cifar10-atta", ATTA, ON_CIFAR10),
     "atta-times": race("cifar10-atta", ("atta", "amata-atta"), ("ATTA", "Amata+ATTA"), (0.3, 0.35, 0.4, 0.44)),
-    "shapes": table("mnist-shapes", {}, {"clean": "clean", "pgd-40": "PGD-40"}, timed=False),
+    "shapes": table("mnist-shapes", SHAPES, {"clean": "clean", "pgd-40": "PGD-40"}, timed=False),
     "landscape": landscape_figures,
 }
 

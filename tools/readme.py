@@ -1,4 +1,6 @@
-"""Rewrites the README's tables and picture from the files under results/: python tools/readme.py (--check only compares the tables).
+"""Rewrites the README's tables and picture from the files under results/ and records/.
+
+python tools/readme.py, or with --check to compare the tables alone.
 
 With --measure it first makes what is missing of the demo: three seeds of both recipes (six minutes on two cores).
 """
@@ -46,7 +48,7 @@ def headline() -> str:
 
 def headline_row(name: str, runs: list[dict[str, Any]], autoattack: Path) -> list[str]:
     accuracies = [paper.accuracy(runs, attack) for attack in ("clean", "pgd-20", "cw-pgd-20")]
-    strong = f"{100 * json.loads(autoattack.read_text())['autoattack@1000']['accuracy']:.1f}" if autoattack.is_file() else ""
+    strong = f"{100 * json.loads(autoattack.read_text())['autoattack@1000']['accuracy']:.1f}" if autoattack.is_file() else "not yet"
     cost = sum(r["grad_evals_per_image"] for r in runs) / len(runs)
     return [name, *accuracies, strong, f"{paper.seconds(runs):.0f}", f"{cost:.2f}"]
 

@@ -35,8 +35,7 @@ class Study:
     target: float | None = None
     timed: bool = True
     """Whether runs are made one after the other, so that their times mean something; or all at once."""
-    after: tuple[Jobs, ...] = ()
-    """One after the other; the commands of each side by side."""
+    after: Jobs = ()
 
 
 def autoattack(*runs: str) -> Jobs:
@@ -65,9 +64,15 @@ TABLE_1 = {
 }
 
 
-def criterion(*titles: str) -> Command:
-    runs = (f"runs/{title}-seed0" for title in titles)
-    return ("criterion", *runs, "--k-max", "40", "--batches", "2", "--alphas", "4", "--json", "--out", "criterion")
+def yopo(layer_one: str) -> dict[str, tuple[str, Sets]]:
+    sets = ("train.epochs=20", "optim.milestones=[15,18,19]", f"method.layer_one={layer_one}")
+    return {"yopo": ("mnist-yopo-5-10", sets), "amata-yopo": ("mnist-amata-yopo", sets)}
+
+
+def criterion(title: str) -> Command:
+    """C of one run. With the same G, data and seed for all, they may be held against each other."""
+    out = f"criterion/{title}"
+    return ("criterion", f"runs/{title}-seed0", "--k-max", "40", "--batches", "2", "--alphas", "4", "--json", "--out", out)
 
 
 STUDIES = {
@@ -76,7 +81,7 @@ STUDIES = {
         CIFAR10,
         seeds=3,
         target=0.45,
-        after=(autoattack("pgd10-seed2", "amata-seed2"),),
+        after=autoattack("pgd10-seed2", "amata-seed2"),
     ),
     "cifar10-others": Study(
         {
@@ -86,7 +91,7 @@ STUDIES = {
             "fosc": ("cifar10-dat", (*SHORT, *PAPERS_C, "method.dynamic_epochs=24")),
         },
         CIFAR10,
-        after=(autoattack("erm-seed0", "pgd2-seed0", "fat-seed0", "fosc-seed0"),),
+        after=autoattack("erm-seed0", "pgd2-seed0", "fat-seed0", "fosc-seed0"),
     ),
     "mnist": Study(TABLE_1, ("clean", "pgd-20", "pgd-40", "pgd-60", "cw-l2-100@1000")),
     "mnist-control": Study(
@@ -94,22 +99,12 @@ STUDIES = {
         ("clean", "pgd-40"),
         timed=False,
         after=(
-            # Each run's C by itself, to be found when the table of all of them is asked for.
-            (
-                *((f"criterion/{title}", criterion(title)) for title in TABLE_1),
-                ("landscape", ("landscape", "runs/amata-5-40-seed0", "--epochs", "1,4,8,10", "--json", "--out", "landscape")),
-            ),
-            (("criterion", criterion("amata-5-40", "amata-10-40", "pgd10", "pgd20", "pgd40")),),
+            *((f"criterion-{title}", criterion(title)) for title in TABLE_1),
+            ("landscape", ("landscape", "runs/amata-5-40-seed0", "--epochs", "1,4,8,10", "--json", "--out", "landscape")),
         ),
     ),
-    "mnist-yopo": Study(
-        {
-            "yopo": ("mnist-yopo-5-10", ("train.epochs=20", "optim.milestones=[15,18,19]")),
-            "amata-yopo": ("mnist-amata-yopo", ("train.epochs=20", "optim.milestones=[15,18,19]")),
-        },
-        ("clean", "pgd-40"),
-        target=0.94,
-    ),
+    "mnist-yopo": Study(yopo("reference"), ("clean", "pgd-40"), target=0.94),
+    "mnist-yopo-paper": Study(yopo("paper"), ("clean", "pgd-40"), target=0.94),
     "mnist-shapes": Study(
         {
             "linear": ("mnist-amata", (*DIGITS, *TWO_TO_FIVE)),
@@ -154,8 +149,12 @@ def measure(name: str, work: Path, kept: Path, overrides: Sequence[str] = ()) ->
     for path, (base, sets) in zip(paths, study.recipes.values(), strict=True):
         recipe = recipes.load(base, [*sets, f"eval.attacks=[{attacks}]", "train.tensorboard=false", *overrides])
         path.write_text(recipe.to_toml())
-    if not other and all((kept / f"{file}.json").is_file() for jobs in study.after for file, _ in jobs if "/" not in file):
-        keep(kept, folder, anew=False)  # what is finished is not made again; where something comes after, it needs the weights
+    if not other:
+        missing = [file for file, _ in study.after if not (kept / f"{file}.json").is_file()]
+        if not missing:
+            keep(kept, folder, anew=False)  # what is finished is not made again
+        elif (kept / "runs").is_dir():
+            print(f"{missing[0]}.json is missing, and weights are not kept: runs that are not in {folder} are made again")
     if not study.timed:
         runs = {folder / "runs" / f"{path.stem}-seed{seed}": (path, seed) for path in paths for seed in range(study.seeds)}
         with ThreadPoolExecutor(len(runs)) as pool:
@@ -172,22 +171,19 @@ def made(run: Path, recipe: Path, seed: int) -> None:
         amata("train", "--resume", run)
 
 
-def carry_out(folder: Path, kept: Path | None, compared: Command, after: Sequence[Jobs]) -> None:
-    """Compare, then run what comes after, where no time is taken, and keep what is small."""
+def carry_out(folder: Path, kept: Path | None, compared: Command, after: Jobs) -> None:
+    """Compare, then run what comes after, side by side because no time is taken there, and keep what is small."""
 
     def run(file: str, verb: str, *arguments: str) -> None:
         output = folder / f"{file}.json"
         if not output.is_file():
             there = [str(folder / a) if a.startswith(("criterion", "landscape", "runs/")) else a for a in arguments]
-            printed = amata(verb, *there, capture=True)
-            output.parent.mkdir(exist_ok=True)
-            output.write_text(printed)
+            output.write_text(amata(verb, *there, capture=True))
 
     try:
         amata("compare", *compared, "--out", str(folder))
-        for jobs in after:
-            with ThreadPoolExecutor(len(jobs)) as pool:
-                list(pool.map(lambda job: run(job[0], *job[1]), jobs))
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda job: run(job[0], *job[1]), after))
     finally:
         if kept:
             keep(folder, kept)

@@ -4,7 +4,7 @@ u = (m, sigma): m full forward-backward passes a batch, sigma the step of the fi
 Write f_0 for the first layer and p = dl/df_0 for the co-state that a full pass leaves there. The gradient of the whole net's loss with
 respect to the image is then approximated by that of <p, f_0(x)> while p is held.
 Weight gradients are summed over the m passes (divide the rate by m). Layer one: the paper takes the co-state gradient at the new image
-alone; the reference adds the full pass's own, which doubles it. `layer_one` chooses.
+alone; the reference adds the full pass's own. `layer_one` chooses: with the paper's form the first layer's ReLUs may die (docs/paper.md).
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class YOPO:
     ball: Ball
     inner: int = 10
     """n: cheap steps through the first layer after each full pass."""
-    layer_one: Literal["paper", "reference"] = "paper"
+    layer_one: Literal["paper", "reference"] = "reference"
     """Whether layer one gets the new image's gradient alone, or the full pass's too."""
 
     def __post_init__(self) -> None:
