@@ -109,7 +109,7 @@ def read_toml(source: str, name: str) -> dict[str, Any]:
 
 def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Recipe:
     """Validate the tables of a recipe and build what they describe."""
-    from pydantic import ValidationError, create_model
+    from pydantic import ValidationError
 
     from amata.methods import METHODS
     from amata.recipes import schema
@@ -121,19 +121,15 @@ def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Reci
     for override in sorted(overrides, key=lambda text: not _renames(text)):
         _override(raw, override)
     registries: dict[str, dict[str, Any]] = {"threat": dict(BALLS), "method": METHODS, "schedule": SCHEDULES}
-    sections: dict[str, Any] = {}
-    for section, kind in schema.STATIC.items():
-        sections[section] = (kind, ... if section in ("data", "model") else kind())
+    kinds = []
     for section, registry in registries.items():
         table, key = raw.get(section), KEYED[section]
         if not isinstance(table, dict) or key not in table:
             raise InputError(f"recipe {name}: [{section}] needs the key {key}; {nearest('', registry)}")
         if not isinstance(table[key], str) or table[key] not in registry:
             raise InputError(f"recipe {name}: {section}.{key}: {unknown(section, str(table[key]), registry)}")
-        sections[section] = (schema.table_of(registry[table[key]], key, table[key]), ...)
-    order = ("data", "model", "threat", "method", "schedule", "optim", "train", "eval")
-    fields = {section: sections[section] for section in order}
-    model = create_model("Recipe", __base__=schema.Table, **fields)
+        kinds.append(schema.table_of(registry[table[key]], key, table[key]))
+    model = schema.recipe_of(*kinds)
     try:
         checked = model.model_validate(raw)
     except ValidationError as error:

@@ -1,7 +1,7 @@
 """What a recipe may say. One class per table; the tables [threat], [method] and [schedule] are the fields of the object they name."""
 
 import dataclasses
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
@@ -150,6 +150,7 @@ class Eval(Table):
 STATIC: dict[str, type[Table]] = {"data": Data, "model": Model, "optim": Optim, "train": Train, "eval": Eval}
 
 
+@cache  # pydantic takes its time to make a class
 def table_of(cls: type, key: str, name: str) -> type[BaseModel]:
     """The recipe table whose keys are the fields of a dataclass; floats may be written "8/255". `key` names the class itself."""
     hints = get_type_hints(cls)
@@ -163,3 +164,12 @@ def table_of(cls: type, key: str, name: str) -> type[BaseModel]:
             kind = read if kind is float else read | None
         fields[f.name] = (kind, ... if f.default is dataclasses.MISSING else f.default)
     return create_model(f"{cls.__name__}Table", __base__=Table, **fields)
+
+
+@cache
+def recipe_of(threat: type[BaseModel], method: type[BaseModel], schedule: type[BaseModel]) -> type[BaseModel]:
+    """The whole recipe, with these three tables among the others."""
+    static: dict[str, Any] = {name: (kind, ... if name in ("data", "model") else kind()) for name, kind in STATIC.items()}
+    tables = {**static, "threat": (threat, ...), "method": (method, ...), "schedule": (schedule, ...)}
+    order = ("data", "model", "threat", "method", "schedule", "optim", "train", "eval")
+    return create_model("Recipe", __base__=Table, **{name: tables[name] for name in order})
