@@ -3,9 +3,10 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from amata import recipes
@@ -157,10 +158,18 @@ def measure(name: str, work: Path, kept: Path, overrides: Sequence[str] = ()) ->
             print(f"{missing[0]}.json is missing, and weights are not kept: runs that are not in {folder} are made again")
     if not study.timed:
         runs = {folder / "runs" / f"{path.stem}-seed{seed}": (path, seed) for path in paths for seed in range(study.seeds)}
-        with ThreadPoolExecutor(len(runs)) as pool:
-            list(pool.map(lambda run: made(run, *runs[run]), runs))
+        side_by_side([partial(made, run, *of) for run, of in runs.items()])
     target = ("--target", str(study.target)) if study.target else ()
     carry_out(folder, None if other else kept, (*map(str, paths), "--seeds", str(study.seeds), *target), study.after)
+
+
+def side_by_side(jobs: Sequence[Callable[[], None]]) -> None:
+    try:
+        with ThreadPoolExecutor(max(1, len(jobs))) as pool:
+            for result in [pool.submit(job) for job in jobs]:
+                result.result()
+    except KeyboardInterrupt:
+        sys.exit(130)  # the commands were interrupted too, and have saved
 
 
 def made(run: Path, recipe: Path, seed: int) -> None:
@@ -182,8 +191,7 @@ def carry_out(folder: Path, kept: Path | None, compared: Command, after: Jobs) -
 
     try:
         amata("compare", *compared, "--out", str(folder))
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda job: run(job[0], *job[1]), after))
+        side_by_side([partial(run, file, *command) for file, command in after])
     finally:
         if kept:
             keep(folder, kept)
