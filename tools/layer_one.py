@@ -17,33 +17,30 @@ from amata.batch import Batch
 from amata.data.images import Arrays
 from amata.engine import PlainNet
 from amata.losses import ce
-from amata.methods import YOPO
 from amata.models.small import SmallCNN
-from amata.schedules import Control
 from amata.seeds import generator
-from amata.threat import Linf
 from amata.training.experiment import build_model, load_data
+from amata.training.optim import make_optimizer
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "results" / "yopo-layer-one"
+RESULTS = Path(__file__).parents[1] / "results" / "yopo-layer-one"
 BATCH, WARM, STEPS, EVERY = 64, 100, 500, 25
-EPS, RATE = 0.3, 0.002
 
 
 def main(form: str) -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # a layer that dies is full of them, and a CPU is slow with them
-    splits = load_data(recipes.load("mnist-amata-yopo"))
+    recipe = recipes.load("mnist-amata-yopo", [f"method.layer_one={form}"])
+    splits = load_data(recipe)
     assert isinstance(splits.train, Arrays)
     assert isinstance(splits.valid, Arrays)
     x, y = splits.train.x.float() / 255, splits.train.y
     seen, labels = splits.valid.x[:500].float() / 255, splits.valid.y[:500]
-    model = build_model(recipes.load("mnist-amata-yopo"), splits.train)
+    model = build_model(recipe, splits.train)
     assert isinstance(model, SmallCNN)
     order = torch.randperm(len(x), generator=generator(0, "order"))
-    ball, method = Linf(EPS), YOPO(ball=Linf(EPS), inner=10, layer_one=form)  # type: ignore[arg-type]
     warm = torch.optim.SGD(model.parameters(), 0.01, 0.9)
-    net = PlainNet(model, torch.optim.SGD(model.parameters(), RATE, 0.9, weight_decay=5e-4), first_layer="relu1")
+    net = PlainNet(model, make_optimizer(model, recipe.optim), first_layer=model.first_layer)
+    u = recipe.schedule(0, epochs=recipe.train.epochs)
     torch.manual_seed(0)  # dropout
     RESULTS.mkdir(parents=True, exist_ok=True)
     with (RESULTS / f"{form}.jsonl").open("w") as file:
@@ -51,22 +48,24 @@ def main(form: str) -> None:
             ids = order[step * BATCH : (step + 1) * BATCH]
             if step < WARM:
                 model.train()
-                warm.zero_grad()
-                ce(model(ball.around(x[ids]).start(generator(0, step))), y[ids]).mean().backward()
+                ce(model(recipe.ball.around(x[ids]).start(generator(0, step))), y[ids]).mean().backward()
                 warm.step()
                 warm.zero_grad()
                 continue
             if (step - WARM) % EVERY == 0:
-                model.eval()
-                with torch.no_grad():
-                    active = (model.conv1(model.normalize(seen)) > 0).float().mean()
-                    clean = (model(seen).argmax(1) == labels).float().mean()
                 loss = float(net.last_loss.detach()) if net.last_loss is not None else None
-                row = {"step": step - WARM, "loss": loss, "clean": float(clean), "active": float(active)}
-                row["bias"] = float(model.conv1.bias.detach().mean())  # type: ignore[union-attr]
-                file.write(json.dumps(row) + "\n")
+                file.write(json.dumps({"step": step - WARM, "loss": loss, **looked_at(model, seen, labels)}) + "\n")
                 file.flush()
-            method.step(net, Batch(x[ids], y[ids], ids), Control(2, 0.025), generator(0, step), {})
+            recipe.method.step(net, Batch(x[ids], y[ids], ids), u, generator(0, step), {})
+
+
+@torch.no_grad()
+def looked_at(model: SmallCNN, x: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
+    model.eval()
+    active = (model.conv1(model.normalize(x)) > 0).float().mean()
+    clean = (model(x).argmax(1) == y).float().mean()
+    assert model.conv1.bias is not None
+    return {"clean": float(clean), "active": float(active), "bias": float(model.conv1.bias.mean())}
 
 
 if __name__ == "__main__":

@@ -44,11 +44,16 @@ def seconds(runs: list[dict[str, Any]]) -> float:
     return statistics.mean(run["train_seconds"] for run in runs)
 
 
+def metrics(study: str, title: str) -> list[list[dict[str, Any]]]:
+    """What each run told of its epochs."""
+    files = sorted((RESULTS / study).glob(f"runs/{title}-seed*/metrics.jsonl"))
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+
+
 def reached(study: str, title: str, threshold: float) -> list[tuple[float, int] | None]:
     """For each run: seconds and gradients until the held-out robust accuracy first was at least this."""
     found = []
-    for file in sorted((RESULTS / study).glob(f"runs/{title}-seed*/metrics.jsonl")):
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for rows in metrics(study, title):
         attack = next(name for row in rows for name in row.get("valid", {}) if name != "clean")
         found.append(next(((r["train_seconds"], r["grad_evals"]) for r in rows if r.get("valid", {}).get(attack, 0) >= threshold), None))
     return found
@@ -151,8 +156,7 @@ def yopo_table() -> str:
     rows = []
     for study, form in (("mnist-yopo", "as in its code"), ("mnist-yopo-paper", "as in its paper")):
         for title, runs in summaries(study).items():
-            files = sorted((RESULTS / study).glob(f"runs/{title}-seed*/metrics.jsonl"))
-            falls = sum('"event": "fall"' in line for file in files for line in file.read_text().splitlines())
+            falls = sum(row.get("event") == "fall" for told in metrics(study, title) for row in told)
             name = {"yopo": "YOPO-5-10", "amata-yopo": "Amata 2 → 5 + YOPO"}[title]
             rows.append([name, form, accuracy(runs, "clean"), accuracy(runs, "pgd-40"), str(falls), f"{seconds(runs):.1f}"])
     return markdown(["", "layer one", "clean", "PGD-40", "fell back to guessing", "seconds"], rows) if rows else pending("mnist-yopo")

@@ -41,14 +41,15 @@ def headline() -> str:
         for title, name in CIFAR10.items()
     ]
     record = [json.loads(path.read_text()) for path in sorted(RECORD.glob("runs/*/summary.json"))]
-    rows.append(headline_row("Amata 2→3 with Muon (`cifar10-amata-quick`)", record, RECORD / "autoattack-pgd20-seed2.json"))
+    strong = RECORD / "autoattack-pgd20-seed2.json"
+    rows.append(headline_row("Amata 2→3 with Muon (`cifar10-amata-quick`)", record, strong if strong.is_file() else None))
     head = ["training", "clean %", "PGD-20 %", "CW-PGD-20 %", "AutoAttack %", "seconds", "gradients an image and epoch"]
     return paper.markdown(head, rows)
 
 
-def headline_row(name: str, runs: list[dict[str, Any]], autoattack: Path) -> list[str]:
+def headline_row(name: str, runs: list[dict[str, Any]], autoattack: Path | None) -> list[str]:
     accuracies = [paper.accuracy(runs, attack) for attack in ("clean", "pgd-20", "cw-pgd-20")]
-    strong = f"{100 * json.loads(autoattack.read_text())['autoattack@1000']['accuracy']:.1f}" if autoattack.is_file() else "not yet"
+    strong = f"{100 * json.loads(autoattack.read_text())['autoattack@1000']['accuracy']:.1f}" if autoattack else "not measured"
     cost = sum(r["grad_evals_per_image"] for r in runs) / len(runs)
     return [name, *accuracies, strong, f"{paper.seconds(runs):.0f}", f"{cost:.2f}"]
 
@@ -84,8 +85,7 @@ def draw(path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.1), layout="constrained")
     figure.patch.set_facecolor("white")
     for (recipe, title), colour in zip(CIFAR10.items(), ("#7a7a7a", "#c2410c"), strict=True):
-        for seed, file in enumerate(sorted((paper.RESULTS / "cifar10").glob(f"runs/{recipe}-seed*/metrics.jsonl"))):
-            rows = [json.loads(line) for line in file.read_text().splitlines()]
+        for seed, rows in enumerate(paper.metrics("cifar10", recipe)):
             times, robust = [r["train_seconds"] for r in rows], [100 * (1 - r["valid"]["pgd-10"]) for r in rows]
             axes[0].plot(times, robust, color=colour, marker="o", ms=2.5, lw=1.2, label=title if seed == 0 else None)
             if seed == 0:
