@@ -43,9 +43,10 @@ def test_the_demo_recipe_is_the_promised_one() -> None:
     assert (r.ball, r.schedule, r.train.epochs) == (Linf(0.2), Linear(k_min=2, k_max=10, tau=0.5), 10)
 
 
-def test_the_quick_recipe_is_the_one_that_holds_the_record() -> None:
-    quick, record = load("cifar10-amata-quick").tables, load(str(ROOT / "records" / "pgd20.toml")).tables
-    differing = {(table, key) for table in record for key in record[table] if quick[table].get(key) != record[table][key]}
+@pytest.mark.parametrize(("name", "record"), [("cifar10-amata-quick", "pgd20"), ("cifar10-amata-minute", "autoattack")])
+def test_recipes_that_hold_a_record_are_built_in(name: str, record: str) -> None:
+    own, entry = load(name).tables, load(str(ROOT / "records" / f"{record}.toml")).tables
+    differing = {(table, key) for table in entry for key in entry[table] if own[table].get(key) != entry[table][key]}
     assert differing == {("optim", "peak"), ("train", "guard"), ("train", "tensorboard"), ("eval", "cw_c")}  # nothing that is used there
 
 

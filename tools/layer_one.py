@@ -1,9 +1,9 @@
 """What becomes of YOPO's first layer on MNIST, with the gradient of its paper and with that of its code.
 
-python tools/layer_one.py FORM    "paper" or "reference": ten minutes on one core, writes results/yopo-layer-one/FORM.jsonl
+python tools/layer_one.py FORM [M SIGMA]   writes results/yopo-layer-one/FORM-M-SIGMA.jsonl; ten minutes on one core
 
-A SmallCNN that has seen noisy digits for a hundred batches goes on with two passes of ten steps of 0.025, as Amata's first epochs do, in
-plain fp32. MNIST is looked for in $AMATA_DATA.
+FORM is "paper" or "reference". A SmallCNN that has seen noisy digits for a hundred batches goes on with M passes of ten steps of SIGMA, in
+plain fp32: 2 and 0.025 as in Amata's first epochs unless told, 5 and 0.01 in YOPO. MNIST is looked for in $AMATA_DATA.
 """
 
 import json
@@ -16,8 +16,11 @@ from amata import recipes
 from amata.batch import Batch
 from amata.data.images import Arrays
 from amata.engine import PlainNet
+from amata.errors import InputError
 from amata.losses import ce
 from amata.models.small import SmallCNN
+from amata.quantity import positive, whole
+from amata.schedules import Control
 from amata.seeds import generator
 from amata.training.experiment import build_model, load_data
 from amata.training.optim import make_optimizer
@@ -26,7 +29,12 @@ RESULTS = Path(__file__).parents[1] / "results" / "yopo-layer-one"
 BATCH, WARM, STEPS, EVERY = 64, 100, 500, 25
 
 
-def main(form: str) -> None:
+def course_of(form: str, u: Control) -> Path:
+    """Where the course of a training is kept."""
+    return RESULTS / f"{form}-{u.steps}-{u.step_size:g}.jsonl"
+
+
+def main(form: str, u: Control) -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # a layer that dies is full of them, and a CPU is slow with them
     recipe = recipes.load("mnist-amata-yopo", [f"method.layer_one={form}"])
@@ -40,10 +48,9 @@ def main(form: str) -> None:
     order = torch.randperm(len(x), generator=generator(0, "order"))
     warm = torch.optim.SGD(model.parameters(), 0.01, 0.9)
     net = PlainNet(model, make_optimizer(model, recipe.optim), first_layer=model.first_layer)
-    u = recipe.schedule(0, epochs=recipe.train.epochs)
     torch.manual_seed(0)  # dropout
     RESULTS.mkdir(parents=True, exist_ok=True)
-    with (RESULTS / f"{form}.jsonl").open("w") as file:
+    with course_of(form, u).open("w") as file:
         for step in range(WARM + STEPS + 1):
             ids = order[step * BATCH : (step + 1) * BATCH]
             if step < WARM:
@@ -69,6 +76,11 @@ def looked_at(model: SmallCNN, x: torch.Tensor, y: torch.Tensor) -> dict[str, fl
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] not in (["paper"], ["reference"]):
+    form, *control = sys.argv[1:] or [""]
+    if form not in ("paper", "reference") or len(control) not in (0, 2):
         sys.exit(f"error: this is not understood\n\n{__doc__}")
-    main(sys.argv[1])
+    try:
+        steps, sigma = control or ("2", "0.025")
+        main(form, Control(whole(steps, "M", 1), positive(sigma, "SIGMA")))
+    except InputError as error:
+        sys.exit(f"error: {error}")

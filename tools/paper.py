@@ -40,6 +40,13 @@ def accuracy(runs: list[dict[str, Any]], attack: str) -> str:
     return mean([run["evaluation"][attack]["accuracy"] for run in runs], scale=100)
 
 
+def autoattack(folder: Path, title: str) -> str:
+    """Under AutoAttack, on those runs of a recipe on which it was run; nothing, where it was on none."""
+    files = sorted(folder.glob(f"autoattack-{title}-seed*.json"))
+    found = [json.loads(file.read_text())["autoattack@1000"]["accuracy"] for file in files]
+    return mean(found, 1, 100) if found else ""
+
+
 def seconds(runs: list[dict[str, Any]]) -> float:
     return statistics.mean(run["train_seconds"] for run in runs)
 
@@ -88,12 +95,11 @@ def cifar10_table() -> str:
         if title not in found:
             continue
         runs = found[title]
-        files = sorted(file for study in ("cifar10", "cifar10-others") for file in (RESULTS / study).glob(f"autoattack-{title}-seed*.json"))
-        strong = [json.loads(file.read_text())["autoattack@1000"]["accuracy"] for file in files]
+        strong = "".join(autoattack(RESULTS / study, title) for study in ("cifar10", "cifar10-others"))
         ours = [accuracy(runs, attack) for attack in ("clean", "pgd-20", "cw-l2-100@1000", "cw-pgd-20")]
         cost = f"{statistics.mean(run['grad_evals_per_image'] for run in runs):.2f}"
         spent = seconds(runs)
-        last = [mean(strong, 1, 100) if strong else "", f"{spent:.1f}", f"{spent / reference:.2f}", cost, str(len(runs))]
+        last = [strong, f"{spent:.1f}", f"{spent / reference:.2f}", cost, str(len(runs))]
         rows.append([f"**{name}**, ours", *ours, *last])
     amata, pgd10 = (statistics.mean(run["grad_evals_per_image"] for run in found[title]) for title in ("amata", "pgd10"))
     share, spent = amata / pgd10, seconds(found["amata"]) / reference
@@ -165,7 +171,7 @@ def yopo_table() -> str:
 def layer_one_table() -> str:
     """The share of the first layer's units that are active on held-out digits, and clean accuracy, after some steps."""
     forms = {"reference": "as in its code", "paper": "as in its paper"}
-    courses = {name: [json.loads(line) for line in (LAYER_ONE / f"{name}.jsonl").read_text().splitlines()] for name in forms}
+    courses = {name: [json.loads(line) for line in (LAYER_ONE / f"{name}-2-0.025.jsonl").read_text().splitlines()] for name in forms}
     head = ["steps", *(f"{what}, {form}" for form in forms.values() for what in ("active", "clean"))]
     rows = []
     for step in range(0, 501, 100):
