@@ -1,8 +1,13 @@
-"""A page whose marked parts are written from files: <!-- NAME --> ... <!-- end -->."""
+"""A page whose marked parts are written from files: <!-- NAME --> ... <!-- end -->. And the pictures on it."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Parts = dict[str, Callable[[], str]]
 
@@ -29,3 +34,21 @@ def rewrite(pages: dict[Path, Parts], tool: str) -> None:
         sys.exit(f"error: {', '.join(stale)}: not what results/ say; run python tools/{tool}.py" if stale else 0)
     for page, text in new.items():
         page.write_text(text)
+
+
+@contextmanager
+def picture(path: Path, columns: int, width: float, height: float) -> "Iterator[list[Axes]]":
+    """Plots side by side, to be drawn on; the same ones always give the same file."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "amata"
+    figure, axes = plt.subplots(1, columns, figsize=(width, height), layout="constrained", squeeze=False)
+    figure.patch.set_facecolor("white")
+    yield list(axes[0])
+    for ax in axes[0]:
+        ax.grid(alpha=0.25)
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={"Date": None})

@@ -15,13 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from page import rewrite
+from amata.control.criterion import standard_error
+from page import picture, rewrite
 from study import STUDIES, measure, unpack
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "paper"
 LAYER_ONE = ROOT / "results" / "yopo-layer-one"
 PAGE = ROOT / "docs" / "paper.md"
+CRITERION = ROOT / "docs" / "criterion.svg"
 
 
 def summaries(study: str) -> dict[str, list[dict[str, Any]]]:
@@ -189,22 +191,61 @@ PAPER_MNIST = {
 }
 
 
+def criteria() -> dict[str, list[dict[str, Any]]]:
+    """C of the epochs of each strategy, as many of them as were measured of all."""
+    files = (RESULTS / "mnist-control" / "criterion").glob("*/*.criterion.json")
+    found = {file.parent.name: json.loads(file.read_text())["epochs"] for file in files}
+    common = min((len(epochs) for epochs in found.values()), default=0)
+    return {title: epochs[:common] for title, epochs in found.items()}
+
+
+def mean_criterion(epochs: list[dict[str, Any]]) -> str:
+    """Over epochs and probe batches, with the standard error over the batches, which are what was drawn."""
+    per_batch = [statistics.mean(values) for values in zip(*(epoch["per_batch"] for epoch in epochs), strict=True)]
+    return f"{statistics.mean(per_batch):.2f} ± {standard_error(per_batch):.2f}"
+
+
 def mnist_table() -> str:
     found = summaries("mnist")
     if not found:
         return pending("mnist")
-    files = (RESULTS / "mnist-control").glob("criterion-*.json")
-    measured = {s["strategy"]: s for file in files for s in json.loads(file.read_text())["strategies"]}
+    measured = criteria()
     rows = []
     for title, (name, c, robust, spent) in PAPER_MNIST.items():
         rows.append([f"{name}, paper", f"{c:.2f}", f"{robust:.2f}", "", "", "", f"{spent:,.0f}", f"{spent / PAPER_MNIST['pgd40'][3]:.2f}"])
         if title in found:
-            runs, own = found[title], measured.get(f"{title}-seed0")
-            told = f"{own['c']:.3f} ± {own['c_stderr']:.3f}" if own else ""
+            runs = found[title]
+            told = mean_criterion(measured[title]) if title in measured else ""
             share = seconds(runs) / seconds(found["pgd40"])
             tested = [accuracy(runs, attack) for attack in ("pgd-40", "pgd-20", "pgd-60", "clean")]
             rows.append([f"**{name}**, ours", told, *tested, f"{seconds(runs):.1f}", f"{share:.2f}"])
-    return markdown(["", "C", "PGD-40", "PGD-20", "PGD-60", "clean", "seconds", "of PGD-40's"], rows)
+    written = markdown(["", "C", "PGD-40", "PGD-20", "PGD-60", "clean", "seconds", "of PGD-40's"], rows)
+    if not measured:
+        return written
+    epochs, control = len(next(iter(measured.values()))), summaries("mnist-control")
+    own = ", ".join(f"{name} {accuracy(control[title], 'pgd-40')}" for title, (name, *_) in PAPER_MNIST.items())
+    told = (
+        f"C is the mean over epochs 1 to {epochs} of {control['pgd40'][0]['epochs']} and two probe batches, ± its standard error over them. "
+        f"The trainings it is of have PGD-40 accuracies of their own: {own}."
+    )
+    return f"{written}\n\n{told}\n\n![C over epochs]({CRITERION.relative_to(PAGE.parent)})"
+
+
+def draw_criterion() -> None:
+    lines = {
+        "pgd10": ("#9ca3af", "--"),
+        "pgd20": ("#6b7280", "-."),
+        "pgd40": ("#1f2937", "-"),
+        "amata-10-40": ("#ea8a4f", "--"),
+        "amata-5-40": ("#c2410c", "-"),
+    }
+    measured = criteria()
+    with picture(CRITERION, 1, 7, 3.4) as (ax,):
+        for title, (colour, dashes) in lines.items():
+            course = [(e["epoch"] + 1, e["c"]) for e in measured[title]]
+            ax.plot(*zip(*course, strict=True), color=colour, ls=dashes, lw=1.6, label=PAPER_MNIST[title][0])
+        ax.set(xlabel="epoch", ylabel="C", yscale="log", xlim=(1, None))
+        ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def landscape_figures() -> str:
@@ -229,7 +270,7 @@ PARTS = {
     "table-2": cifar10_table,
     "figure-2-left": race("cifar10", ("pgd10", "amata"), ("PGD-10", "Amata"), (0.35, 0.4, 0.45)),
     "table-1": mnist_table,
-    "figure-2-right": race("mnist-yopo", ("yopo", "amata-yopo"), ("YOPO", "Amata+YOPO"), (0.9, 0.92, 0.94)),
+    "figure-2-right": race("mnist-yopo", ("yopo", "amata-yopo"), ("YOPO", "Amata+YOPO"), (0.8, 0.85, 0.9, 0.94)),
     "yopo": yopo_table,
     "layer-one": layer_one_table,
     "imagenet": table("tiny-free", FREE, {"clean": "clean", "pgd-10": "PGD-10", "pgd-20": "PGD-20", "pgd-50": "PGD-50"}),
@@ -254,6 +295,8 @@ def main(command: str = "", *rest: str) -> None:
     elif command not in ("", "--check") or rest:
         sys.exit(f"error: this is not understood\n\n{__doc__}")
     else:
+        if command != "--check" and criteria():
+            draw_criterion()
         rewrite({PAGE: PARTS}, "paper")
 
 

@@ -17,6 +17,7 @@ KEPT = (
     "*.json",
     "figures/robust-time.svg",
     "landscape/*.png",
+    "criterion/*/*.criterion.json",
     *(f"runs/*/{file}" for file in RUN_FILES),
 )
 
