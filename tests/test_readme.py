@@ -1,6 +1,7 @@
 """The README keeps its promises: its numbers come from files, its Python runs, its length is kept."""
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -90,3 +91,22 @@ def test_runs_whose_weights_are_still_needed_are_made_again(monkeypatch: pytest.
     assert (kept / "autoattack-pgd-seed0.json").is_file()
     study.measure("small", tmp_path / "second", kept)  # now nothing asks for them any more
     assert (tmp_path / "second" / "small" / run).is_file()
+
+
+def test_a_threshold_that_one_of_two_never_reaches_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    paper, study = importlib.import_module("paper"), importlib.import_module("study")
+    monkeypatch.setattr(paper, "RESULTS", tmp_path)
+    monkeypatch.setitem(study.STUDIES, "small", study.Study({"slow": ("mnist5k-pgd", ()), "fast": ("mnist5k-amata", ())}, ("clean",)))
+    for title, course in {"slow": [0.5, 0.8, 0.9], "fast": [0.8, 0.7, 0.6]}.items():
+        run = tmp_path / "small" / "runs" / f"{title}-seed0"
+        run.mkdir(parents=True)
+        seconds = 2 if title == "slow" else 1
+        rows = [{"train_seconds": seconds * (i + 1), "valid": {"clean": 1.0, "pgd-20": robust}} for i, robust in enumerate(course)]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (run / "summary.json").write_text(json.dumps({"train_seconds": 3 * seconds}))
+    told = paper.race("small", ("slow", "fast"), ("slow", "fast"), (0.8, 0.9, 0.95))()
+    assert "| 80% | 4.0 s | 1.0 s | 4.00 |" in told
+    assert "| 90% | 6.0 s | not reached |  |" in told
+    assert "95%" not in told
+    assert "| 6.0 s, 90.0% | 3.0 s, 80.0% | 2.00 |" in told

@@ -31,7 +31,7 @@ def rewrite(pages: dict[Path, Parts], tool: str) -> None:
     new = {page: filled(page.read_text(), parts) for page, parts in pages.items()}
     if "--check" in sys.argv:
         stale = [page.name for page, text in new.items() if page.read_text() != text]
-        sys.exit(f"error: {', '.join(stale)}: not what results/ say; run python tools/{tool}.py" if stale else 0)
+        sys.exit(f"error: {', '.join(stale)}: not what the results say; run python tools/{tool}.py" if stale else 0)
     for page, text in new.items():
         page.write_text(text)
 
@@ -44,11 +44,12 @@ def picture(path: Path, columns: int, width: float, height: float) -> "Iterator[
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    plt.rcParams["svg.hashsalt"] = "amata"
-    figure, axes = plt.subplots(1, columns, figsize=(width, height), layout="constrained", squeeze=False)
-    figure.patch.set_facecolor("white")
-    yield list(axes[0])
-    for ax in axes[0]:
-        ax.grid(alpha=0.25)
-        ax.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, metadata={"Date": None})
+    with plt.rc_context({"svg.hashsalt": "amata"}):
+        figure, axes = plt.subplots(1, columns, figsize=(width, height), layout="constrained", squeeze=False)
+        figure.patch.set_facecolor("white")
+        yield list(axes[0])
+        for ax in axes[0]:
+            ax.grid(alpha=0.25)
+            ax.spines[["top", "right"]].set_visible(False)
+        figure.savefig(path, metadata={"Date": None})
+        plt.close(figure)

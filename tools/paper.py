@@ -1,7 +1,7 @@
 """The paper's experiments, measured anew.
 
 python tools/paper.py measure STUDY [WORK]  trains and evaluates into WORK (runs/paper), keeps the small files in results/paper
-python tools/paper.py                       rewrites docs/paper.md from results/paper (--check only compares)
+python tools/paper.py                       rewrites docs/paper.md and docs/criterion.svg from results (--check only compares the page)
 python tools/paper.py unpack PARQUET OUT    image folders of Tiny-ImageNet, for `measure tiny-... WORK data.root=OUT`
 
 An interrupted study goes on with the same command. Data sets are looked for in $AMATA_DATA.
@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from amata.control.criterion import standard_error
+from amata.schedules import Control
+from amata.studies.criterion import strategy_of
+from layer_one import course_of
 from page import picture, rewrite
 from study import STUDIES, measure, unpack
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "paper"
-LAYER_ONE = ROOT / "results" / "yopo-layer-one"
 PAGE = ROOT / "docs" / "paper.md"
 CRITERION = ROOT / "docs" / "criterion.svg"
 
@@ -59,13 +60,24 @@ def metrics(study: str, title: str) -> list[list[dict[str, Any]]]:
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
 
-def reached(study: str, title: str, threshold: float) -> list[tuple[float, int] | None]:
-    """For each run: seconds and gradients until the held-out robust accuracy first was at least this."""
-    found = []
-    for rows in metrics(study, title):
-        attack = next(name for row in rows for name in row.get("valid", {}) if name != "clean")
-        found.append(next(((r["train_seconds"], r["grad_evals"]) for r in rows if r.get("valid", {}).get(attack, 0) >= threshold), None))
-    return found
+def held_out_attack(study: str, title: str) -> str:
+    """The attack under which held-out images were watched."""
+    return next(name for rows in metrics(study, title) for row in rows for name in row.get("valid", {}) if name != "clean")
+
+
+def reached(study: str, title: str, threshold: float) -> list[float | None]:
+    """For each run: seconds until the held-out robust accuracy first was at least this."""
+    attack = held_out_attack(study, title)
+    return [
+        next((row["train_seconds"] for row in rows if row.get("valid", {}).get(attack, 0) >= threshold), None)
+        for rows in metrics(study, title)
+    ]
+
+
+def highest(study: str, title: str) -> float:
+    """The highest held-out robust accuracy, averaged over the runs."""
+    attack = held_out_attack(study, title)
+    return statistics.mean(max(row.get("valid", {}).get(attack, 0) for row in rows) for rows in metrics(study, title))
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -88,7 +100,7 @@ PAPER_CIFAR10 = {
 
 def cifar10_table() -> str:
     found = summaries("cifar10") | summaries("cifar10-others")
-    head = ["", "clean", "PGD-20", "CW-L2", "CW-PGD-20", "AutoAttack", "seconds", "of PGD-10's", "gradients an image", "seeds"]
+    head = ["", "clean", "PGD-20", "CW-L2", "CW-PGD-20", "AutoAttack", "seconds", "of PGD-10's", "gradients an image and epoch", "seeds"]
     rows = []
     reference = seconds(found["pgd10"])
     for title, (name, clean, robust, cw, spent) in PAPER_CIFAR10.items():
@@ -97,7 +109,7 @@ def cifar10_table() -> str:
         if title not in found:
             continue
         runs = found[title]
-        strong = "".join(autoattack(RESULTS / study, title) for study in ("cifar10", "cifar10-others"))
+        strong = autoattack(RESULTS / ("cifar10" if title in STUDIES["cifar10"].recipes else "cifar10-others"), title)
         ours = [accuracy(runs, attack) for attack in ("clean", "pgd-20", "cw-l2-100@1000", "cw-pgd-20")]
         cost = f"{statistics.mean(run['grad_evals_per_image'] for run in runs):.2f}"
         spent = seconds(runs)
@@ -120,15 +132,18 @@ def race(study: str, pair: tuple[str, str], names: tuple[str, str], thresholds: 
         found = summaries(study)
         if any(title not in found for title in pair):
             return pending(study)
+        attack = held_out_attack(study, pair[0]).upper()
         rows = []
         for threshold in thresholds:
-            times = [[r[0] for r in reached(study, title, threshold) if r] for title in pair]
-            if all(len(t) == len(found[title]) for t, title in zip(times, pair, strict=True)):
-                a, b = (statistics.mean(t) for t in times)
-                rows.append([f"{100 * threshold:.0f}% robust on held-out images", f"{a:.1f} s", f"{b:.1f} s", f"{a / b:.2f}"])
+            both = [[t for t in reached(study, title, threshold) if t is not None] for title in pair]
+            times = [statistics.mean(t) if len(t) == len(found[title]) else None for t, title in zip(both, pair, strict=True)]
+            if any(times):
+                told = [f"{t:.1f} s" if t else "not reached" for t in times]
+                rows.append([f"{100 * threshold:.0f}%", *told, f"{times[0] / times[1]:.2f}" if times[0] and times[1] else ""])
         a, b = (seconds(found[title]) for title in pair)
-        rows.append(["the end", f"{a:.1f} s", f"{b:.1f} s", f"{a / b:.2f}"])
-        written = markdown(["until", *names, "times faster"], rows)
+        ends = [f"{spent:.1f} s, {100 * highest(study, title):.1f}%" for spent, title in zip((a, b), pair, strict=True)]
+        rows.append(["the end, and the highest until then", *ends, f"{a / b:.2f}"])
+        written = markdown([f"{attack} accuracy on held-out images", *names, "times faster"], rows)
         figure = RESULTS / study / "figures" / "robust-time.svg"
         if figure.is_file():
             written += f"\n\n![robust error against training time](../{figure.relative_to(ROOT)})"
@@ -144,7 +159,7 @@ def table(study: str, paper: Mapping[str, tuple[str, Sequence[str]]], columns: d
         found = summaries(study)
         if not found:
             return pending(study)
-        ends, rows = (["seconds"] if timed else []) + ["gradients an image"], []
+        ends, rows = (["seconds"] if timed else []) + ["gradients an image and epoch"], []
         for title in STUDIES[study].recipes:
             name, values = paper.get(title, (title, ()))
             if values:
@@ -170,16 +185,22 @@ def yopo_table() -> str:
     return markdown(["", "layer one", "clean", "PGD-40", "fell back to guessing", "seconds"], rows) if rows else pending("mnist-yopo")
 
 
+LAYER_ONE = {
+    "as in its code, 2 × 0.025": ("reference", Control(2, 0.025)),
+    "as in its paper, 2 × 0.025": ("paper", Control(2, 0.025)),
+    "as in its code, 2 × 0.01": ("reference", Control(2, 0.01)),
+    "as in its code, 5 × 0.01": ("reference", Control(5, 0.01)),
+}
+
+
 def layer_one_table() -> str:
-    """The share of the first layer's units that are active on held-out digits, and clean accuracy, after some steps."""
-    forms = {"reference": "as in its code", "paper": "as in its paper"}
-    courses = {name: [json.loads(line) for line in (LAYER_ONE / f"{name}-2-0.025.jsonl").read_text().splitlines()] for name in forms}
-    head = ["steps", *(f"{what}, {form}" for form in forms.values() for what in ("active", "clean"))]
+    """The share of the first layer's outputs that are active on held-out digits, and clean accuracy, after some steps."""
     rows = []
-    for step in range(0, 501, 100):
-        now = [next(row for row in courses[name] if row["step"] == step) for name in forms]
-        rows.append([str(step), *(f"{100 * row[what]:.1f}%" for row in now for what in ("active", "clean"))])
-    return markdown(head, rows)
+    for name, (form, u) in LAYER_ONE.items():
+        course = [json.loads(line) for line in course_of(form, u).read_text().splitlines()]
+        now = {row["step"]: f"{100 * row['active']:.1f}% ({100 * row['clean']:.0f}%)" for row in course}
+        rows.append([name, *(now[step] for step in range(0, 501, 100))])
+    return markdown(["layer one, m × σ", *(f"{step} steps" for step in range(0, 501, 100))], rows)
 
 
 PAPER_MNIST = {
@@ -191,18 +212,16 @@ PAPER_MNIST = {
 }
 
 
+GAMMA = 0.04
+"""The price of a step, the paper's and the command's own."""
+
+
 def criteria() -> dict[str, list[dict[str, Any]]]:
     """C of the epochs of each strategy, as many of them as were measured of all."""
     files = (RESULTS / "mnist-control" / "criterion").glob("*/*.criterion.json")
     found = {file.parent.name: json.loads(file.read_text())["epochs"] for file in files}
     common = min((len(epochs) for epochs in found.values()), default=0)
     return {title: epochs[:common] for title, epochs in found.items()}
-
-
-def mean_criterion(epochs: list[dict[str, Any]]) -> str:
-    """Over epochs and probe batches, with the standard error over the batches, which are what was drawn."""
-    per_batch = [statistics.mean(values) for values in zip(*(epoch["per_batch"] for epoch in epochs), strict=True)]
-    return f"{statistics.mean(per_batch):.2f} ± {standard_error(per_batch):.2f}"
 
 
 def mnist_table() -> str:
@@ -215,20 +234,51 @@ def mnist_table() -> str:
         rows.append([f"{name}, paper", f"{c:.2f}", f"{robust:.2f}", "", "", "", f"{spent:,.0f}", f"{spent / PAPER_MNIST['pgd40'][3]:.2f}"])
         if title in found:
             runs = found[title]
-            told = mean_criterion(measured[title]) if title in measured else ""
+            own = strategy_of(measured[title]) if title in measured else None
+            told = f"{own.c:.2f} ± {own.c_stderr:.2f}" if own else ""
             share = seconds(runs) / seconds(found["pgd40"])
             tested = [accuracy(runs, attack) for attack in ("pgd-40", "pgd-20", "pgd-60", "clean")]
             rows.append([f"**{name}**, ours", told, *tested, f"{seconds(runs):.1f}", f"{share:.2f}"])
     written = markdown(["", "C", "PGD-40", "PGD-20", "PGD-60", "clean", "seconds", "of PGD-40's"], rows)
-    if not measured:
-        return written
-    epochs, control = len(next(iter(measured.values()))), summaries("mnist-control")
-    own = ", ".join(f"{name} {accuracy(control[title], 'pgd-40')}" for title, (name, *_) in PAPER_MNIST.items())
-    told = (
-        f"C is the mean over epochs 1 to {epochs} of {control['pgd40'][0]['epochs']} and two probe batches, ± its standard error over them. "
-        f"The trainings it is of have PGD-40 accuracies of their own: {own}."
+    return f"{written}\n\n{about_criterion(measured)}" if measured else written
+
+
+def about_criterion(measured: dict[str, list[dict[str, Any]]]) -> str:
+    """What C is the mean of, and how the trainings went that it is of."""
+    runs = summaries("mnist-control")
+    robust = ", ".join(f"{PAPER_MNIST[title][0]} {accuracy(runs[title], 'pgd-40')}" for title in runs)
+    falls = [
+        f" {PAPER_MNIST[title][0]}'s fell back to guessing in epoch {row['epoch'] + 1} and went on from those before at half the rate."
+        for title in runs
+        for row in metrics("mnist-control", title)[0]
+        if row.get("event") == "fall"
+    ]
+    epochs, last = next(iter(measured.values())), max(run["epochs"] for own in runs.values() for run in own)
+    return (
+        f"C is the mean over epochs 1 to {len(epochs)} of {last}, those measured of all, and {len(epochs[0]['per_batch'])} batches; ± is "
+        f"its standard error over the batches. The trainings it is of have PGD-40 accuracies of their own: {robust}.{''.join(falls)}"
     )
-    return f"{written}\n\n{told}\n\n![C over epochs]({CRITERION.relative_to(PAGE.parent)})"
+
+
+def criterion_table() -> str:
+    """What C is made of: how far K is from the best one at hand, and what the difference costs."""
+    measured, rows = criteria(), []
+    if not measured:
+        return pending("mnist-control")
+    for title in (title for title in PAPER_MNIST if title in measured):
+        epochs = measured[title]
+        k, best = [e["steps"] for e in epochs], [e["best_steps"] for e in epochs]
+        numbers = [
+            f"{strategy_of(epochs).c:.2f}",
+            f"{statistics.median(e['c'] for e in epochs):.2f}",
+            f"{statistics.mean(k):.1f}",
+            f"{statistics.median(best):g}",
+            f"{statistics.median(e['best_step_size'] for e in epochs):.3f}",
+            f"{GAMMA * (statistics.mean(k) - statistics.mean(best)):.2f}",
+        ]
+        rows.append([PAPER_MNIST[title][0], *numbers])
+    head = ["", "C, mean", "C, median", "K, mean", "best K, median", "best α, median", "γ (K − best K), mean"]
+    return f"{markdown(head, rows)}\n\n![C over epochs]({CRITERION.relative_to(PAGE.parent)})"
 
 
 def draw_criterion() -> None:
@@ -242,6 +292,8 @@ def draw_criterion() -> None:
     measured = criteria()
     with picture(CRITERION, 1, 7, 3.4) as (ax,):
         for title, (colour, dashes) in lines.items():
+            if title not in measured:
+                continue
             course = [(e["epoch"] + 1, e["c"]) for e in measured[title]]
             ax.plot(*zip(*course, strict=True), color=colour, ls=dashes, lw=1.6, label=PAPER_MNIST[title][0])
         ax.set(xlabel="epoch", ylabel="C", yscale="log", xlim=(1, None))
@@ -270,6 +322,7 @@ PARTS = {
     "table-2": cifar10_table,
     "figure-2-left": race("cifar10", ("pgd10", "amata"), ("PGD-10", "Amata"), (0.35, 0.4, 0.45)),
     "table-1": mnist_table,
+    "criterion": criterion_table,
     "figure-2-right": race("mnist-yopo", ("yopo", "amata-yopo"), ("YOPO", "Amata+YOPO"), (0.8, 0.85, 0.9, 0.94)),
     "yopo": yopo_table,
     "layer-one": layer_one_table,

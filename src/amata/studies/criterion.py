@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from amata import recipes
-from amata.control import COSTS, ControlSpace, Criterion, Search, criterion, may_share, strategy
+from amata.control import COSTS, ControlSpace, Criterion, Search, StrategyCriterion, criterion, may_share, strategy
 from amata.engine import ProbeNet
 from amata.errors import InputError, unknown
 from amata.losses import smooth_ce
@@ -149,7 +149,7 @@ def _measure(
 
 def _row(run: RunFolder, epochs: list[dict[str, Any]]) -> dict[str, Any]:
     summary = json.loads((run.path / "summary.json").read_text())
-    of_strategy = strategy([_criterion(e) for e in epochs])
+    of_strategy = strategy_of(epochs)
     attack = robust_attack(summary["evaluation"])
     result = summary["evaluation"][attack] if attack else None
     return {
@@ -163,6 +163,11 @@ def _row(run: RunFolder, epochs: list[dict[str, Any]]) -> dict[str, Any]:
         "grad_evals": summary["grad_evals"],
         "epochs": epochs,
     }
+
+
+def strategy_of(epochs: Sequence[dict[str, Any]]) -> StrategyCriterion:
+    """C of a strategy from what was written of its epochs."""
+    return strategy([_criterion(e) for e in epochs])
 
 
 def _criterion(row: dict[str, Any]) -> Criterion:
