@@ -248,7 +248,7 @@ def about_criterion(measured: dict[str, list[dict[str, Any]]]) -> str:
     runs = summaries("mnist-control")
     robust = ", ".join(f"{PAPER_MNIST[title][0]} {accuracy(runs[title], 'pgd-40')}" for title in runs)
     falls = [
-        f" {PAPER_MNIST[title][0]}'s fell back to guessing in epoch {row['epoch'] + 1} and went on from those before at half the rate."
+        f" {PAPER_MNIST[title][0]}'s fell back to guessing in epoch {row['epoch'] + 1}; it was made again, and the rate halved from there."
         for title in runs
         for row in metrics("mnist-control", title)[0]
         if row.get("event") == "fall"
