@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from page import Parts, refuse_others, rewrite
+from page import refuse_others, rewrite
 from study import keep_run
 
 ROOT = Path(__file__).parents[1]
@@ -107,25 +107,12 @@ def costs() -> str:
     return "\n".join(lines)
 
 
-def fast_table() -> str:
-    """Fast against both readings of Amata over Fast on CIFAR-10."""
-    lines = ["| run | clean % | PGD-20 % | margin-PGD-20 % | gradient evaluations | seconds |", "|---" * 6 + "|"]
-    for name in ("cifar10-fast", "cifar10-amata-fast", "cifar10-amata-fast-skip"):
-        r = json.loads((ROOT / "results" / "cifar10-fast" / name / "summary.json").read_text())
-        accuracies = " | ".join(f"{100 * r['evaluation'][a]['accuracy']:.1f}" for a in ("clean", "pgd-20", "cw-pgd-20"))
-        lines.append(f"| `{name}` | {accuracies} | {r['grad_evals']:,} | {r['train_seconds']:.0f} |")
-    return "\n".join(lines)
-
-
-PAGES: dict[Path, Parts] = {PAGE: {"results": markdown, "costs": costs}, PAGE.with_name("fast.md"): {"results": fast_table}}
-
-
 def main() -> None:
     if "--check" not in sys.argv:
         train_missing()
         (RESULTS / "table.json").write_text(json.dumps(rows(), indent=2) + "\n")
         (RESULTS / "table.md").write_text(markdown() + "\n")
-    rewrite(PAGES, "methods")
+    rewrite({PAGE: {"results": markdown, "costs": costs}}, "methods")
 
 
 if __name__ == "__main__":
