@@ -95,8 +95,8 @@ def test_runs_whose_weights_are_still_needed_are_made_again(monkeypatch: pytest.
 
 def test_a_threshold_that_one_of_two_never_reaches_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    paper, study = importlib.import_module("paper"), importlib.import_module("study")
-    monkeypatch.setattr(paper, "RESULTS", tmp_path)
+    paper, kept, study = (importlib.import_module(tool) for tool in ("paper", "kept", "study"))
+    monkeypatch.setattr(kept, "RESULTS", tmp_path)
     monkeypatch.setitem(study.STUDIES, "small", study.Study({"slow": ("mnist5k-pgd", ()), "fast": ("mnist5k-amata", ())}, ("clean",)))
     for title, course in {"slow": [0.5, 0.8, 0.9], "fast": [0.8, 0.7, 0.6]}.items():
         run = tmp_path / "small" / "runs" / f"{title}-seed0"

@@ -1,7 +1,7 @@
-"""A page whose marked parts are written from files: <!-- NAME --> ... <!-- end -->. And the pictures on it."""
+"""A page whose marked parts are written from files: <!-- NAME --> ... <!-- end -->. And what stands on it: tables and pictures."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +34,11 @@ def rewrite(pages: dict[Path, Parts], tool: str) -> None:
         sys.exit(f"error: {', '.join(stale)}: not what the results say; run python tools/{tool}.py" if stale else 0)
     for page, text in new.items():
         page.write_text(text)
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 @contextmanager

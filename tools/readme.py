@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import paper
-from page import picture, refuse_others, rewrite
+import kept
+from page import markdown, picture, refuse_others, rewrite
 from study import amata, keep_run
 
 ROOT = Path(__file__).parents[1]
@@ -36,21 +36,20 @@ def measure() -> None:
 
 def headline() -> str:
     """Both trainings on CIFAR-10, and the speed records; means over seeds."""
-    found, folder = paper.summaries("cifar10"), paper.RESULTS / "cifar10"
-    rows = [headline_row(f"{name} (`cifar10-{title}`)", found[title], paper.autoattack(folder, title)) for title, name in CIFAR10.items()]
+    found, folder = kept.summaries("cifar10"), kept.RESULTS / "cifar10"
+    rows = [headline_row(f"{name} (`cifar10-{title}`)", found[title], kept.autoattack(folder, title)) for title, name in CIFAR10.items()]
     for title, name in RECORD_HOLDERS.items():
         runs = [json.loads(path.read_text()) for path in sorted((RECORDS / title).glob("runs/*/summary.json"))]
-        rows.append(headline_row(name, runs, paper.autoattack(RECORDS / title, title)))
+        rows.append(headline_row(name, runs, kept.autoattack(RECORDS / title, title)))
     head = ["training", "clean %", "PGD-20 %", "CW-PGD-20 %", "AutoAttack %", "seconds", "gradients an image and epoch"]
-    return paper.markdown(head, rows)
+    return markdown(head, rows)
 
 
-def headline_row(name: str, runs: list[dict[str, Any]], autoattack: str) -> list[str]:
+def headline_row(name: str, runs: kept.Runs, autoattack: str) -> list[str]:
     if not autoattack:
         sys.exit(f"error: AutoAttack of {name} is missing")
-    accuracies = [paper.accuracy(runs, attack) for attack in ("clean", "pgd-20", "cw-pgd-20")]
-    cost = sum(r["grad_evals_per_image"] for r in runs) / len(runs)
-    return [name, *accuracies, autoattack, f"{paper.seconds(runs):.0f}", f"{cost:.2f}"]
+    accuracies = [kept.accuracy(runs, attack) for attack in ("clean", "pgd-20", "cw-pgd-20")]
+    return [name, *accuracies, autoattack, f"{kept.seconds(runs):.0f}", f"{kept.cost(runs):.2f}"]
 
 
 def summaries(recipe: str) -> list[dict[str, Any]]:
@@ -77,7 +76,7 @@ def table() -> str:
 def draw(path: Path) -> None:
     with picture(path, 2, 8.4, 3.1) as axes:
         for (recipe, title), colour in zip(CIFAR10.items(), ("#7a7a7a", "#c2410c"), strict=True):
-            for seed, rows in enumerate(paper.metrics("cifar10", recipe)):
+            for seed, rows in enumerate(kept.metrics("cifar10", recipe)):
                 times, robust = [r["train_seconds"] for r in rows], [100 * (1 - r["valid"]["pgd-10"]) for r in rows]
                 axes[0].plot(times, robust, color=colour, marker="o", ms=2.5, lw=1.2, label=title if seed == 0 else None)
                 if seed == 0:
