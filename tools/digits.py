@@ -5,6 +5,7 @@ import statistics
 from typing import Any
 
 import kept
+from amata.report.figures import INK, ORANGE
 from amata.schedules import Control
 from amata.studies.criterion import CriterionSettings, strategy_of
 from layer_one import course_of
@@ -120,12 +121,12 @@ def draw_criterion() -> None:
     lines = {
         "pgd10": ("#9ca3af", "--"),
         "pgd20": ("#6b7280", "-."),
-        "pgd40": ("#1f2937", "-"),
+        "pgd40": (INK, "-"),
         "amata-10-40": ("#ea8a4f", "--"),
-        "amata-5-40": ("#c2410c", "-"),
+        "amata-5-40": (ORANGE, "-"),
     }
     measured = criteria()
-    with picture(CRITERION, 1, 7, 3.4) as (ax,):
+    with picture(CRITERION, 1, (7, 3.4)) as (ax,):
         for title, (colour, dashes) in lines.items():
             if title not in measured:
                 continue

@@ -1,13 +1,14 @@
 """A page whose marked parts are written from files: <!-- NAME --> ... <!-- end -->. And what stands on it: tables and pictures."""
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
+from typing import Any
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from amata.report.figures import figure
 
 Parts = dict[str, Callable[[], str]]
 
@@ -42,19 +43,10 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 @contextmanager
-def picture(path: Path, columns: int, width: float, height: float) -> "Iterator[list[Axes]]":
-    """Plots side by side, to be drawn on; the same ones always give the same file."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    with plt.rc_context({"svg.hashsalt": "amata"}):
-        figure, axes = plt.subplots(1, columns, figsize=(width, height), layout="constrained", squeeze=False)
-        figure.patch.set_facecolor("white")
-        yield list(axes[0])
-        for ax in axes[0]:
-            ax.grid(alpha=0.25)
-            ax.spines[["top", "right"]].set_visible(False)
-        figure.savefig(path, metadata={"Date": None})
-        plt.close(figure)
+def picture(path: Path, columns: int, size: tuple[float, float]) -> Iterator[Any]:
+    """Plots side by side, to be drawn on; kept as SVG alone."""
+    with TemporaryDirectory() as folder:
+        drawn = Path(folder) / path.stem
+        with figure(drawn, 1, columns, size) as axes:
+            yield axes[0]
+        shutil.copy(drawn.with_suffix(".svg"), path)

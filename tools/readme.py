@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import kept
+from amata.report.figures import GREY, ORANGE
 from page import markdown, picture, refuse_others, rewrite
 from study import amata, keep_run
 
@@ -74,13 +75,13 @@ def table() -> str:
 
 
 def draw(path: Path) -> None:
-    with picture(path, 2, 8.4, 3.1) as axes:
-        for (recipe, title), colour in zip(CIFAR10.items(), ("#7a7a7a", "#c2410c"), strict=True):
+    with picture(path, 2, (8.4, 3.1)) as axes:
+        for (recipe, title), colour in zip(CIFAR10.items(), (GREY, ORANGE), strict=True):
             for seed, rows in enumerate(kept.metrics("cifar10", recipe)):
                 times, robust = [r["train_seconds"] for r in rows], [100 * (1 - r["valid"]["pgd-10"]) for r in rows]
                 axes[0].plot(times, robust, color=colour, marker="o", ms=2.5, lw=1.2, label=title if seed == 0 else None)
                 if seed == 0:
-                    axes[1].step([r["epoch"] for r in rows], [r["steps"] for r in rows], where="mid", color=colour, lw=1.8, label=title)
+                    axes[1].step([r["epoch"] + 1 for r in rows], [r["steps"] for r in rows], where="mid", color=colour, lw=1.8, label=title)
         axes[0].set(xlabel="training seconds, one H200", ylabel="robust error, held-out images (%)", ylim=(50, None), xlim=(0, None))
         axes[1].set(xlabel="epoch", ylabel="inner steps K", ylim=(0, 11))
         axes[0].legend(frameon=False)

@@ -67,6 +67,7 @@ def criterion_figure(strategies: list[dict[str, Any]], path: Path) -> None:
             bottom.step(epochs, [e["best_steps"] for e in s["epochs"]], where="mid", color=ORANGE, label="K of the best v")
             bottom.step(epochs, [e["steps"] for e in s["epochs"]], where="mid", color=INK, label="K_t")
             bottom.set_xlabel("epoch")
+            bottom.xaxis.get_major_locator().set_params(integer=True)
         axes[0, 0].set_ylabel("Hamiltonian")
         axes[1, 0].set_ylabel("inner steps K")
         axes[1, 0].set_ylim(0, None)
