@@ -21,13 +21,13 @@ test: setup
 	$(VENV)/bin/python -m pytest -n 2
 
 lint: setup
-	$(VENV)/bin/ruff check src tests tools
-	$(VENV)/bin/ruff format --check src tests tools
+	$(VENV)/bin/ruff check src tests evidence
+	$(VENV)/bin/ruff format --check src tests evidence
 	$(VENV)/bin/mypy
 
 format: setup
-	$(VENV)/bin/ruff format src tests tools
-	$(VENV)/bin/ruff check --fix src tests tools
+	$(VENV)/bin/ruff format src tests evidence
+	$(VENV)/bin/ruff check --fix src tests evidence
 
 # Pins what is installed now, without the local build tag of torch, which differs from machine to machine.
 lock:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from amata.cli import main
 
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
-settings.register_profile("amata", deadline=None)  # how long an example takes says something about the machine alone
+# how long an example takes says something about the machine alone
+settings.register_profile("amata", deadline=None)
 settings.load_profile("amata")
 
 
@@ -38,9 +39,15 @@ def small_net(seed: int = 0, *, smooth: bool = False) -> nn.Sequential:
         torch.manual_seed(seed)
         act = nn.Softplus if smooth else nn.ReLU
         return nn.Sequential(
-            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), act(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(8 * 36, 12), act(),
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            act(),
+            nn.Dropout(0.3),
+            nn.Flatten(),
+            nn.Linear(8 * 36, 12),
+            act(),
             nn.Linear(12, 4),
-        )  # fmt: skip
+        )
 
 
 def flat_net(in_channels: int, classes: int, side: int = 12) -> nn.Module:
@@ -51,12 +58,19 @@ def flat_net(in_channels: int, classes: int, side: int = 12) -> nn.Module:
 def dropout_net() -> nn.Module:
     """A quick network for 28x28 digits with BatchNorm and dropout."""
     return nn.Sequential(
-        nn.Conv2d(1, 6, 5, stride=4), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.1), nn.Flatten(), nn.Linear(6 * 36, 10)
-    )  # fmt: skip
+        nn.Conv2d(1, 6, 5, stride=4),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Dropout(0.1),
+        nn.Flatten(),
+        nn.Linear(6 * 36, 10),
+    )
 
 
 def images(n: int = 6, seed: int = 0, side: int = 6, low: float = 0.0, high: float = 1.0) -> Tensor:
-    return low + (high - low) * torch.rand(n, 1, side, side, generator=torch.Generator().manual_seed(seed))
+    return low + (high - low) * torch.rand(
+        n, 1, side, side, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def labels(n: int = 6, classes: int = 4, seed: int = 0) -> Tensor:

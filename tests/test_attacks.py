@@ -22,9 +22,17 @@ Attack = Callable[[nn.Module, Tensor, Tensor], Tensor]
 ATTACKS: dict[str, tuple[Attack, Ball | None, Any]] = {
     "fgsm": (lambda m, x, y: fgsm(m, x, y, ball=LINF), LINF, None),
     "pgd": (lambda m, x, y: pgd(m, x, y, ball=LINF, steps=10), LINF, ce),
-    "pgd, no random start": (lambda m, x, y: pgd(m, x, y, ball=LINF, steps=10, random_start=False), LINF, ce),
+    "pgd, no random start": (
+        lambda m, x, y: pgd(m, x, y, ball=LINF, steps=10, random_start=False),
+        LINF,
+        ce,
+    ),
     "pgd, restarts": (lambda m, x, y: pgd(m, x, y, ball=LINF, steps=5, restarts=3), LINF, ce),
-    "pgd, targeted": (lambda m, x, y: pgd(m, x, y, ball=LINF, steps=10, targets=(y + 1) % 4), LINF, None),
+    "pgd, targeted": (
+        lambda m, x, y: pgd(m, x, y, ball=LINF, steps=10, targets=(y + 1) % 4),
+        LINF,
+        None,
+    ),
     "pgd in L2": (lambda m, x, y: pgd(m, x, y, ball=TWO, steps=10), TWO, ce),
     "cw-pgd": (lambda m, x, y: cw_pgd(m, x, y, ball=LINF, steps=10), LINF, margin),
     "cw-l2": (lambda m, x, y: cw_l2(m, x, y, c=1.0, steps=20), None, None),
@@ -42,7 +50,12 @@ def test_the_budget_and_the_box_are_respected(name: str) -> None:
     before = x.clone()
     x_adv = attack(model, x, y)
     assert torch.equal(x, before), "the images were changed in place"
-    assert (x_adv.shape, x_adv.dtype, x_adv.device, x_adv.requires_grad) == (x.shape, x.dtype, x.device, False)
+    assert (x_adv.shape, x_adv.dtype, x_adv.device, x_adv.requires_grad) == (
+        x.shape,
+        x.dtype,
+        x.device,
+        False,
+    )
     assert float(x_adv.min()) >= 0
     assert float(x_adv.max()) <= 1
     if ball is not None:
@@ -88,7 +101,9 @@ class Counting(nn.Module):
 @rows
 def test_the_model_is_left_exactly_as_found(name: str) -> None:
     model = nn.Sequential(Counting(), *small_net()).train()
-    model[2].eval()  # a mixed state: one frozen norm, one frozen parameter, a gradient in the making, a global draw to come
+    # a mixed state: one frozen norm, one frozen parameter, a gradient in the making, a global draw
+    # to come
+    model[2].eval()
     next(model.parameters()).requires_grad_(False)
     x, y = images(), labels()
     ce(model(x), y).sum().backward()
@@ -145,14 +160,22 @@ def test_pgd_agrees_with_foolbox_from_the_same_start(ball: Ball, foreign: type) 
     start = ball.around(x).start(generator(5))
     ours = pgd(model, x, y, ball=ball, steps=7, step_size=0.03, start=start)
     attack = started_at(foreign, start)(abs_stepsize=0.03, steps=7, random_start=True)
-    theirs = attack.run(fb.PyTorchModel(model, bounds=(0, 1), device="cpu"), x, fb.criteria.Misclassification(y), epsilon=ball.eps)
+    theirs = attack.run(
+        fb.PyTorchModel(model, bounds=(0, 1), device="cpu"),
+        x,
+        fb.criteria.Misclassification(y),
+        epsilon=ball.eps,
+    )
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
 
 def test_fgsm_agrees_with_foolbox() -> None:
     model, x, y = small_net(smooth=True).eval(), images(16), labels(16)
     theirs = fb.attacks.FGSM(random_start=False).run(
-        fb.PyTorchModel(model, bounds=(0, 1), device="cpu"), x, fb.criteria.Misclassification(y), epsilon=LINF.eps
+        fb.PyTorchModel(model, bounds=(0, 1), device="cpu"),
+        x,
+        fb.criteria.Misclassification(y),
+        epsilon=LINF.eps,
     )
     ours = fgsm(model, x, y, ball=LINF)
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
@@ -184,8 +207,12 @@ def test_cw_l2_finds_the_nearest_boundary_of_a_linear_model(classes: int, c: flo
     model, x = Linear(classes, 64, seed=3), images(30, side=8, low=0.3, high=0.7)
     y = model(x).argmax(1)
     z, w = model(x), model.fc.weight
-    distances = (z.gather(1, y[:, None]) - z) / (w[y][:, None] - w[None]).norm(dim=2).clamp_min(1e-9)
-    minimal = distances.masked_fill(nn.functional.one_hot(y, classes).bool(), torch.inf).amin(1).detach()
+    distances = (z.gather(1, y[:, None]) - z) / (w[y][:, None] - w[None]).norm(dim=2).clamp_min(
+        1e-9
+    )
+    minimal = (
+        distances.masked_fill(nn.functional.one_hot(y, classes).bool(), torch.inf).amin(1).detach()
+    )
     x_adv = cw_l2(model, x, y, c=c)
     assert (model(x_adv).argmax(1) != y).all()
     ratio = (x_adv - x).flatten(1).norm(dim=1) / minimal
@@ -208,7 +235,8 @@ def test_cw_l2_converges_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cw_l2_searches_the_constant_that_a_sample_needs() -> None:
     model, x = Linear(3, seed=4), images(10, low=0.3, high=0.7)
-    x = x[model(x).topk(2).values.diff().squeeze() < -1]  # nobody so near the boundary that Adam's first step crosses it
+    # nobody so near the boundary that Adam's first step crosses it
+    x = x[model(x).topk(2).values.diff().squeeze() < -1]
     y = model(x).argmax(1)
     weak = cw_l2(model, x, y, c=1e-4, steps=100)
     assert (model(weak).argmax(1) == y).all(), "a tiny constant should not be worth a step"
@@ -229,7 +257,8 @@ def test_cw_l2_moves_black_and_white_pixels() -> None:
 
 
 class TwoPeaks(nn.Module):
-    """The loss has a low peak to the right of 0.5 and a high one to the left: where a restart begins decides where it ends."""
+    """The loss has a low peak to the right of 0.5 and a high one to the left: where a restart
+    begins decides where it ends."""
 
     def forward(self, x: Tensor) -> Tensor:
         v = x.flatten(1).mean(1) - 0.5
@@ -260,17 +289,25 @@ def test_restarts_keep_each_samples_worst_case() -> None:
         (images(), labels(5), r"shape \(6,\)"),
         (images()[:0], labels()[:0], "empty"),
         (images(), torch.tensor([0, 1, 2, 9, 0, 1]), r"\[0, 9\], outside the model's 4 classes"),
-        (images(), torch.tensor([0, 1, 2, -100, 0, 1]), r"\[-100, 2\], outside the model's 4 classes"),
+        (
+            images(),
+            torch.tensor([0, 1, 2, -100, 0, 1]),
+            r"\[-100, 2\], outside the model's 4 classes",
+        ),
     ],
 )
 @pytest.mark.parametrize("attack", [pgd, autoattack, lambda *args, ball: cw_l2(*args)])
-def test_what_cannot_be_attacked_is_refused(attack: Any, x: Tensor, y: Tensor, message: str) -> None:
+def test_what_cannot_be_attacked_is_refused(
+    attack: Any, x: Tensor, y: Tensor, message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         attack(small_net(), x, y, ball=LINF)
 
 
 def test_a_model_without_class_scores_is_refused() -> None:
-    with pytest.raises(InputError, match=r"logits of shape \(1, classes\), not shape \(1, 8, 6, 6\)"):
+    with pytest.raises(
+        InputError, match=r"logits of shape \(1, classes\), not shape \(1, 8, 6, 6\)"
+    ):
         pgd(nn.Conv2d(1, 8, 3, padding=1), images(), labels(), ball=LINF)
 
 

@@ -1,4 +1,5 @@
-"""The command: what it prints, its exit status, and one line for everything that can be wrong with its input."""
+"""The command: what it prints, its exit status, and one line for everything that can be wrong with
+its input."""
 
 import gzip
 import json
@@ -37,14 +38,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_train_prints_a_table_and_where_the_run_is(amata: Amata, tmp_path: Path) -> None:
-    called = amata("train", "mnist5k-amata", *FAST, "--set", "train.epochs=1", "--out", tmp_path / "run")
+    called = amata(
+        "train", "mnist5k-amata", *FAST, "--set", "train.epochs=1", "--out", tmp_path / "run"
+    )
     assert called.code == 0
     assert re.search(r"clean +\d+\.\d%", called.out)
     assert f"run folder {tmp_path / 'run'}" in called.out
     assert re.search(r"epoch +1 +K +2 +alpha 0\.25 +loss .* held-out clean", called.err)
 
 
-def test_a_default_folder_is_never_an_old_one(amata: Amata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_default_folder_is_never_an_old_one(
+    amata: Amata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for expected in ("runs/mnist5k-amata", "runs/mnist5k-amata-2"):
         called = amata("train", "mnist5k-amata", *FAST, "--set=train.epochs=1")
@@ -67,7 +72,9 @@ def test_eval_prints_one_json_object(amata: Amata, run: Path) -> None:
 def test_eval_takes_weights_that_know_their_recipe(amata: Amata, run: Path, tmp_path: Path) -> None:
     shutil.copy(run / "model.safetensors", tmp_path / "shared.safetensors")
     by_run = json.loads(amata("eval", run, "--attacks", "clean", "--json").out)
-    by_file = json.loads(amata("eval", tmp_path / "shared.safetensors", "--attacks", "clean", "--json").out)
+    by_file = json.loads(
+        amata("eval", tmp_path / "shared.safetensors", "--attacks", "clean", "--json").out
+    )
     assert by_run["clean"]["accuracy"] == by_file["clean"]["accuracy"]
     from safetensors.torch import load_file, save_file
 
@@ -76,13 +83,21 @@ def test_eval_takes_weights_that_know_their_recipe(amata: Amata, run: Path, tmp_
     assert called.code == 2
     assert "add --recipe" in called.err
     recipe = ["--recipe", "mnist5k-amata", *FAST]
-    assert amata("eval", tmp_path / "anonymous.safetensors", *recipe, "--attacks", "clean").code == 0
+    assert (
+        amata("eval", tmp_path / "anonymous.safetensors", *recipe, "--attacks", "clean").code == 0
+    )
 
 
 def test_eval_runs_autoattack(amata: Amata, run: Path) -> None:
     called = amata("eval", run, "--attacks", "clean,autoattack", "--limit", "10", "--json")
     result = json.loads(called.out)
-    assert result["autoattack"]["params"] == {"norm": "linf", "eps": 0.2, "version": "standard", "iterations": 100, "queries": 5000}
+    assert result["autoattack"]["params"] == {
+        "norm": "linf",
+        "eps": 0.2,
+        "version": "standard",
+        "iterations": 100,
+        "queries": 5000,
+    }
     assert result["autoattack"]["accuracy"] <= result["clean"]["accuracy"]
 
 
@@ -92,12 +107,28 @@ def test_recipes_and_data_are_listed(amata: Amata) -> None:
     shown = amata("recipes", "show", "mnist5k-amata")
     assert '[schedule]\nname = "linear"' in shown.out
     assert "mnist5k" in amata("data").out
-    assert "mnist5k test: 1,000 images of (1, 28, 28), 10 classes, 100 to 100 each" in amata("data", "check", "mnist5k").out
+    assert (
+        "mnist5k test: 1,000 images of (1, 28, 28), 10 classes, 100 to 100 each"
+        in amata("data", "check", "mnist5k").out
+    )
 
 
 @pytest.mark.parametrize(
     "command",
-    ["train", "eval", "criterion", "search", "toy", "convergence", "bench", "recipes", "data", "recipes show", "data fetch", "data check"],
+    [
+        "train",
+        "eval",
+        "criterion",
+        "search",
+        "toy",
+        "convergence",
+        "bench",
+        "recipes",
+        "data",
+        "recipes show",
+        "data fetch",
+        "data check",
+    ],
 )
 def test_every_command_has_help_with_an_example(amata: Amata, command: str) -> None:
     called = amata(*command.split(), "--help")
@@ -110,20 +141,34 @@ def test_no_command_shows_help_and_version_is_printed(amata: Amata) -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", amata("--version").out)
 
 
-# --- bad input: one line on stderr, exit status 2, nothing lost -----------------------------------------------------------------------
+# --- bad input: one line on stderr, exit status 2, nothing lost
+# -----------------------------------------------------------------------
 
 Setup = Callable[[Path], list[str]]
 
 
 def set_(*overrides: str) -> Setup:
-    return lambda tmp: ["train", "mnist5k-amata", *[f"--set={o}" for o in overrides], "--out", str(tmp / "new")]
+    return lambda tmp: [
+        "train",
+        "mnist5k-amata",
+        *[f"--set={o}" for o in overrides],
+        "--out",
+        str(tmp / "new"),
+    ]
 
 
 def mnist_with(spoil: Callable[[Path], object]) -> Setup:
     def setup(tmp: Path) -> list[str]:
         write_mnist(tmp)
         spoil(tmp)
-        return ["train", "mnist-amata", f"--set=data.root={tmp}", "--set=data.valid=2", "--out", str(tmp / "new")]
+        return [
+            "train",
+            "mnist-amata",
+            f"--set=data.root={tmp}",
+            "--set=data.valid=2",
+            "--out",
+            str(tmp / "new"),
+        ]
 
     return setup
 
@@ -146,19 +191,44 @@ def folder_with_text(tmp: Path) -> list[str]:
 def folder_with_broken_image(tmp: Path) -> list[str]:
     write_folder(tmp)
     (tmp / "train" / "cat" / "0.png").write_bytes(b"no image")
-    small = ["data.valid=0", "data.resize=64", "data.crop=64", "data.workers=0", "data.batch_size=4", "train.epochs=1"]
-    return ["train", "caltech256-amata", f"--set=data.root={tmp}", *[f"--set={s}" for s in small], "--out", str(tmp / "new")]
+    small = [
+        "data.valid=0",
+        "data.resize=64",
+        "data.crop=64",
+        "data.workers=0",
+        "data.batch_size=4",
+        "train.epochs=1",
+    ]
+    return [
+        "train",
+        "caltech256-amata",
+        f"--set=data.root={tmp}",
+        *[f"--set={s}" for s in small],
+        "--out",
+        str(tmp / "new"),
+    ]
 
 
 def model_without_logits(tmp: Path) -> list[str]:
-    args = ["--set=model.name=torch.nn:Conv2d", "--set=model.args={in_channels=1,out_channels=3,kernel_size=3}"]
+    args = [
+        "--set=model.name=torch.nn:Conv2d",
+        "--set=model.args={in_channels=1,out_channels=3,kernel_size=3}",
+    ]
     return ["train", "mnist5k-amata", *args, "--out", str(tmp / "new")]
 
 
 def model_with_other_classes(tmp: Path) -> list[str]:
-    (tmp / "other_classes_net.py").write_text("from torch import nn\ndef make(): return nn.Sequential(nn.Flatten(), nn.Linear(784, 7))\n")
+    (tmp / "other_classes_net.py").write_text(
+        "from torch import nn\ndef make(): return nn.Sequential(nn.Flatten(), nn.Linear(784, 7))\n"
+    )
     sys.path.insert(0, str(tmp))
-    return ["train", "mnist5k-amata", "--set=model.name=other_classes_net:make", "--out", str(tmp / "new")]
+    return [
+        "train",
+        "mnist5k-amata",
+        "--set=model.name=other_classes_net:make",
+        "--out",
+        str(tmp / "new"),
+    ]
 
 
 def existing_folder(tmp: Path) -> list[str]:
@@ -168,39 +238,119 @@ def existing_folder(tmp: Path) -> list[str]:
 
 
 BAD: dict[str, tuple[Setup, str]] = {
-    "unknown key": (set_("optim.lrr=1"), r"recipe mnist5k-amata: optim\.lrr: unknown key; did you mean 'lr'\?"),
-    "wrong type": (set_("train.epochs=many"), r"train\.epochs: input should be a valid integer.*, not 'many'"),
-    "k_min above k_max": (set_("schedule.k_min=11"), r"\[schedule\] k_min = 11 is above k_max = 10"),
+    "unknown key": (
+        set_("optim.lrr=1"),
+        r"recipe mnist5k-amata: optim\.lrr: unknown key; did you mean "
+        r"'lr'\?",
+    ),
+    "wrong type": (
+        set_("train.epochs=many"),
+        r"train\.epochs: input should be a valid integer.*, not "
+        r"'many'",
+    ),
+    "k_min above k_max": (
+        set_("schedule.k_min=11"),
+        r"\[schedule\] k_min = 11 is above k_max = "
+        r"10",
+    ),
     "tau not positive": (set_("schedule.tau=0"), r"\[schedule\] tau = 0\.0 must be above 0"),
     "eps not positive": (set_("threat.eps=-8/255"), r"\[threat\] eps = -0\.03\d+ must be above 0"),
-    "unknown recipe": (lambda tmp: ["train", "mnist5k-amat"], r"unknown recipe 'mnist5k-amat'; did you mean 'mnist5k-amata'\?"),
+    "unknown recipe": (
+        lambda tmp: ["train", "mnist5k-amat"],
+        r"unknown recipe 'mnist5k-amat'; did you mean "
+        r"'mnist5k-amata'\?",
+    ),
     "unknown model": (set_("model.name=lennet"), r"unknown model 'lennet'; did you mean 'lenet'\?"),
-    "unknown method": (set_("method.name=pg"), r"method\.name: unknown method 'pg'; did you mean 'pgd'\?"),
-    "unknown schedule": (set_("schedule.name=linaer"), r"schedule\.name: unknown schedule 'linaer'; did you mean 'linear'\?"),
-    "unknown data": (set_("data.name=mnist5"), r"unknown data set 'mnist5'; did you mean 'mnist5k'\?"),
-    "unknown attack": (set_('eval.attacks=["pdg-20"]'), r"unknown attack 'pdg-20'; did you mean 'pgd-20'\?"),
-    "missing data": (lambda tmp: ["train", "mnist-amata", f"--set=data.root={tmp}"], r"no train-images-idx3-ubyte\.gz in .*data fetch"),
-    "truncated data": (mnist_with(truncate), r"train-images-idx3-ubyte\.gz is truncated or damaged .*fetch it again"),
-    "labels outside the classes": (mnist_with(high_labels), r"labels lie in \[10, 10\], outside the 10 classes 0\.\.9"),
-    "no image in a folder": (folder_with_text, r"notes\.txt is no image .*remove it from the folder"),
-    "broken image in a folder": (folder_with_broken_image, r"0\.png is no image that can be read; remove it"),
-    "output is not (N, C)": (model_without_logits, r"must give logits of shape \(N, classes\); for 2 images it gave \(2, 3, 26, 26\)"),
+    "unknown method": (
+        set_("method.name=pg"),
+        r"method\.name: unknown method 'pg'; did you mean "
+        r"'pgd'\?",
+    ),
+    "unknown schedule": (
+        set_("schedule.name=linaer"),
+        r"schedule\.name: unknown schedule 'linaer'; did you mean "
+        r"'linear'\?",
+    ),
+    "unknown data": (
+        set_("data.name=mnist5"),
+        r"unknown data set 'mnist5'; did you mean "
+        r"'mnist5k'\?",
+    ),
+    "unknown attack": (
+        set_('eval.attacks=["pdg-20"]'),
+        r"unknown attack 'pdg-20'; did you mean "
+        r"'pgd-20'\?",
+    ),
+    "missing data": (
+        lambda tmp: ["train", "mnist-amata", f"--set=data.root={tmp}"],
+        r"no train-images-idx3-ubyte\.gz in .*data "
+        r"fetch",
+    ),
+    "truncated data": (
+        mnist_with(truncate),
+        r"train-images-idx3-ubyte\.gz is truncated or damaged .*fetch it "
+        r"again",
+    ),
+    "labels outside the classes": (
+        mnist_with(high_labels),
+        r"labels lie in \[10, 10\], outside the 10 classes "
+        r"0\.\.9",
+    ),
+    "no image in a folder": (
+        folder_with_text,
+        r"notes\.txt is no image .*remove it from the "
+        r"folder",
+    ),
+    "broken image in a folder": (
+        folder_with_broken_image,
+        r"0\.png is no image that can be read; remove "
+        r"it",
+    ),
+    "output is not (N, C)": (
+        model_without_logits,
+        r"must give logits of shape \(N, classes\); for 2 images it gave \(2, 3, 26, "
+        r"26\)",
+    ),
     "other classes": (model_with_other_classes, r"has 7 outputs and the data 10 classes"),
-    "existing output folder": (existing_folder, r"output folder .*old exists already; .*choose another --out"),
-    "resume of no run": (lambda tmp: ["train", "--resume", str(tmp)], r"is no run folder: it has no recipe\.toml"),
+    "existing output folder": (
+        existing_folder,
+        r"output folder .*old exists already; .*choose another "
+        r"--out",
+    ),
+    "resume of no run": (
+        lambda tmp: ["train", "--resume", str(tmp)],
+        r"is no run folder: it has no "
+        r"recipe\.toml",
+    ),
     "eval of no run": (lambda tmp: ["eval", str(tmp)], r"is no run folder"),
-    "eval of nothing": (lambda tmp: ["eval", str(tmp / "absent")], r"no run folder or weights file at"),
+    "eval of nothing": (
+        lambda tmp: ["eval", str(tmp / "absent")],
+        r"no run folder or weights file "
+        r"at",
+    ),
     "no recipe at all": (lambda tmp: ["train"], r"give a recipe or --resume RUN"),
-    "unknown option": (lambda tmp: ["train", "--fast"], r"No such option.*--fast.*See `amata --help`"),
+    "unknown option": (
+        lambda tmp: ["train", "--fast"],
+        r"No such option.*--fast.*See `amata "
+        r"--help`",
+    ),
     "unknown command": (lambda tmp: ["trian"], r"No such command 'trian'"),
-    "bad --set": (lambda tmp: ["train", "mnist5k-amata", "--set", "lr"], r"must read table\.key=value"),
-}  # fmt: skip
+    "bad --set": (
+        lambda tmp: ["train", "mnist5k-amata", "--set", "lr"],
+        r"must read table\.key=value",
+    ),
+}
 if not torch.cuda.is_available():
-    BAD["no GPU"] = (set_("train.device=cuda"), r"train\.device = 'cuda', but 0 GPUs are visible; use --set train\.device=cpu")
+    BAD["no GPU"] = (
+        set_("train.device=cuda"),
+        r"train\.device = 'cuda', but 0 GPUs are visible; use --set train\.device=cpu",
+    )
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line_and_exit_2(amata: Amata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_bad_input_is_one_line_and_exit_2(
+    amata: Amata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     setup, message = BAD[name]
     called = amata(*setup(tmp_path))
@@ -234,12 +384,17 @@ def test_resume_guards_the_experiment(amata: Amata, run: Path, tmp_path: Path) -
     assert (copy / "summary.json").is_file()
 
 
-def test_a_full_disk_is_one_line_and_the_run_can_go_on(amata: Amata, run: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_and_the_run_can_go_on(
+    amata: Amata, run: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "full"
     process = subprocess.Popen(
         [sys.executable, "-m", "amata", "train", "mnist5k-amata", *FAST, "--out", str(out)],
-        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-    )  # fmt: skip
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
     while not (out / "recipe.toml").is_file():
         assert process.poll() is None
         time.sleep(0.01)
@@ -248,7 +403,10 @@ def test_a_full_disk_is_one_line_and_the_run_can_go_on(amata: Amata, run: Path, 
     _, err = process.communicate(timeout=120)
     assert process.returncode == 2
     assert re.search(
-        r"^error: cannot write .*00002-0000000\.safetensors \(No space left on device\); .*free some space and resume$", err, re.M
+        r"^error: cannot write .*00002-0000000\.safetensors \(No space left on device\); "
+        r".*free some space and resume$",
+        err,
+        re.M,
     )
     assert "Traceback" not in err
     assert amata("train", "--resume", out).code == 0
@@ -258,16 +416,33 @@ def test_a_full_disk_is_one_line_and_the_run_can_go_on(amata: Amata, run: Path, 
 def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = subprocess.Popen(
-        [sys.executable, "-m", "amata", "train", "mnist5k-amata", *FAST, "--set=train.epochs=500", "--out", str(out)],
-        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "amata",
+            "train",
+            "mnist5k-amata",
+            *FAST,
+            "--set=train.epochs=500",
+            "--out",
+            str(out),
+        ],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
     while not (out / "metrics.jsonl").is_file() or not (out / "metrics.jsonl").read_text():
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert re.search(r"^error: interrupted in epoch \d+(, batch \d+)?; go on with `amata train --resume ", err, re.M)
+    assert re.search(
+        r"^error: interrupted in epoch \d+(, batch \d+)?; go on with `amata train --resume ",
+        err,
+        re.M,
+    )
     assert f"--resume {out}`" in err
     assert "Traceback" not in err
 
@@ -289,16 +464,34 @@ def read_terminal(arguments: list[str], env: dict[str, str]) -> Iterator[str]:
 
 
 def test_a_terminal_shows_progress_with_time_left(tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "COLUMNS": "120", "TERM": "xterm"}
-    arguments = ["train", "mnist5k-amata", *FAST, "--set=train.epochs=6", "--out", str(tmp_path / "run")]
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "COLUMNS": "120",
+        "TERM": "xterm",
+    }
+    arguments = [
+        "train",
+        "mnist5k-amata",
+        *FAST,
+        "--set=train.epochs=6",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     drawn = "".join(read_terminal(arguments, env))
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn)
     assert re.search(r"epoch \d/6  batch \d+/40  K [23]  alpha [\d.]+  loss [\d.]+", plain)
     assert re.search(r"\d:\d\d left", plain)
 
 
-def test_a_command_that_comes_to_nothing_leaves_no_folder(amata: Amata, run: Path, tmp_path: Path) -> None:
-    for words in (["landscape", str(run), "--steps", "a"], ["compare", "mnist5k-amataa"], ["criterion", "mnist5k-amataa"]):
+def test_a_command_that_comes_to_nothing_leaves_no_folder(
+    amata: Amata, run: Path, tmp_path: Path
+) -> None:
+    for words in (
+        ["landscape", str(run), "--steps", "a"],
+        ["compare", "mnist5k-amataa"],
+        ["criterion", "mnist5k-amataa"],
+    ):
         out = tmp_path / "new" / words[0]
         called = amata(*words, "--out", str(out))
         assert called.code == 2

@@ -1,4 +1,5 @@
-"""Optimal control: the Hamiltonian and C against direct computation, Pontryagin's equations against closed forms and brute force."""
+"""Optimal control: the Hamiltonian and C against direct computation, Pontryagin's equations against
+closed forms and brute force."""
 
 import itertools
 import math
@@ -11,7 +12,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from amata.batch import Batch
-from amata.control import ControlSpace, GradientCost, Measured, Probe, SecondCost, StepCost, criterion, hamiltonian, maximise, strategy
+from amata.control import (
+    ControlSpace,
+    GradientCost,
+    Measured,
+    Probe,
+    SecondCost,
+    StepCost,
+    criterion,
+    hamiltonian,
+    maximise,
+    strategy,
+)
 from amata.control.convergence import Synthetic
 from amata.control.logistic import Logistic
 from amata.control.pmp import ControlProblem, best_controls, run, solve
@@ -42,14 +54,17 @@ def probe(method: Any, model: nn.Module | None = None, **options: Any) -> Probe:
 
 
 def direct_gradient(model: nn.Module, method: PGD, b: Batch, u: Control, seed: int) -> Tensor:
-    """g_u of PGD without any of our engine: the attack in eval mode, the weight gradient in train mode."""
+    """g_u of PGD without any of our engine: the attack in eval mode, the weight gradient in train
+    mode."""
     region = BALL.around(b.x)
     x = region.start(generator(seed, "probe"))
     model.eval()
     for _ in range(u.steps):
         x = x.detach().requires_grad_()
         (g,) = torch.autograd.grad(nn.functional.cross_entropy(model(x), b.y, reduction="sum"), x)
-        x = torch.minimum(torch.maximum(x + u.step_size * g.sign(), b.x - BALL.eps), b.x + BALL.eps).clamp(0, 1)
+        x = torch.minimum(
+            torch.maximum(x + u.step_size * g.sign(), b.x - BALL.eps), b.x + BALL.eps
+        ).clamp(0, 1)
     model.train()
     with torch.random.fork_rng(devices=[]):
         from amata.seeds import derive
@@ -66,10 +81,14 @@ def test_the_norm_and_the_inner_product_equal_direct_autograd(u: Control) -> Non
     assert probe(method, seed=3)(u).value == pytest.approx(float(g.double() @ g.double()), rel=1e-6)
     z = Control(10, 0.02)
     strong = direct_gradient(small_net(), method, batch(), z, seed=3)
-    assert probe(method, seed=3, z=z)(u).value == pytest.approx(float(g.double() @ strong.double()), rel=1e-6)
+    assert probe(method, seed=3, z=z)(u).value == pytest.approx(
+        float(g.double() @ strong.double()), rel=1e-6
+    )
 
 
-@pytest.mark.parametrize("method", [PGD(ball=BALL), Free(ball=BALL), YOPO(ball=BALL, inner=2), TRADES(ball=BALL)])
+@pytest.mark.parametrize(
+    "method", [PGD(ball=BALL), Free(ball=BALL), YOPO(ball=BALL, inner=2), TRADES(ball=BALL)]
+)
 def test_probing_changes_nothing_and_repeats_itself(method: Any) -> None:
     model = small_net()
     model.first_layer = "0"  # type: ignore[assignment]
@@ -88,14 +107,24 @@ def test_probing_changes_nothing_and_repeats_itself(method: Any) -> None:
 
 
 def test_a_probe_sees_what_the_methods_last_update_would_use() -> None:
-    """With a rate of one, the weights move by minus the gradient: of the last replay for free, of the mean pass for yopo."""
-    for method, u, passes in ((PGD(ball=BALL), Control(3, 0.04), 1), (YOPO(ball=BALL, inner=2), Control(3, 0.04), 3)):
+    """With a rate of one, the weights move by minus the gradient: of the last replay for free, of
+    the mean pass for yopo."""
+    for method, u, passes in (
+        (PGD(ball=BALL), Control(3, 0.04), 1),
+        (YOPO(ball=BALL, inner=2), Control(3, 0.04), 3),
+    ):
         model = small_net(smooth=True)
         model[3].p = 0.0  # type: ignore[assignment]
         model.first_layer = "0"  # type: ignore[assignment]
         g = Probe(ProbeNet(model), method, batch(), {}).gradient(u)
         before = torch.cat([q.detach().flatten().clone() for q in model.parameters()])
-        method.step(PlainNet(model, torch.optim.SGD(model.parameters(), 1.0)), batch(), u, generator(0, "probe"), {})
+        method.step(
+            PlainNet(model, torch.optim.SGD(model.parameters(), 1.0)),
+            batch(),
+            u,
+            generator(0, "probe"),
+            {},
+        )
         moved = before - torch.cat([q.detach().flatten() for q in model.parameters()])
         assert torch.allclose(moved, passes * g, atol=1e-6)
     # Free with the weights held still: the perturbation after m - 1 moves
@@ -108,7 +137,9 @@ def test_a_probe_sees_what_the_methods_last_update_would_use() -> None:
         (g,) = torch.autograd.grad(ce(model(x), b.y).mean(), x)
         noise = (noise + 0.05 * torch.where(b.x + noise == x, g, 0).sign()).clamp(-0.1, 0.1)
     (value,) = [ce(model((b.x + noise).clamp(0, 1)), b.y).mean()]
-    expected = torch.cat([q.flatten() for q in torch.autograd.grad(value, list(model.parameters()))])
+    expected = torch.cat(
+        [q.flatten() for q in torch.autograd.grad(value, list(model.parameters()))]
+    )
     found = Probe(ProbeNet(model), Free(ball=BALL), b, {}).gradient(Control(3, 0.05))
     assert torch.allclose(found, expected, atol=1e-6)
 
@@ -130,7 +161,10 @@ def test_fosc_of_a_probe_is_the_formula_at_the_image_reached() -> None:
     x_adv, b = p.net.x_adv.clone().requires_grad_(), batch()
     model = small_net().eval()
     (g,) = torch.autograd.grad(ce(model(x_adv), b.y).sum(), x_adv)
-    expected = [0.1 * float(gi.abs().sum()) - float(((xi - x0) * gi).sum()) for gi, xi, x0 in zip(g, x_adv.detach(), b.x, strict=True)]
+    expected = [
+        0.1 * float(gi.abs().sum()) - float(((xi - x0) * gi).sum())
+        for gi, xi, x0 in zip(g, x_adv.detach(), b.x, strict=True)
+    ]
     assert p.fosc(u, BALL).tolist() == pytest.approx(expected, rel=1e-4)
     assert p.fosc(Control(40, 0.01), BALL).mean() < p.fosc(Control(1, 0.01), BALL).mean()
 
@@ -141,17 +175,28 @@ SPACE = ControlSpace(k_max=3, low=0.01, high=0.2)
 
 
 def measured(u: Control, **options: Any) -> Any:
-    arguments: dict[str, Any] = {"method": PGD(ball=BALL), "ball": BALL, "space": SPACE, "alphas": 3, **options}
+    arguments: dict[str, Any] = {
+        "method": PGD(ball=BALL),
+        "ball": BALL,
+        "space": SPACE,
+        "alphas": 3,
+        **options,
+    }
     return criterion(small_net(), [batch(seed=0), batch(seed=1)], u, **arguments)
 
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 6), st.floats(0.001, 0.3), st.floats(0, 0.2), st.booleans())
-def test_c_is_never_negative_whatever_the_control(steps: int, alpha: float, gamma: float, inner: bool) -> None:
-    found = measured(Control(steps, alpha), cost=StepCost(gamma), z=Control(3, 0.1) if inner else None)
+def test_c_is_never_negative_whatever_the_control(
+    steps: int, alpha: float, gamma: float, inner: bool
+) -> None:
+    found = measured(
+        Control(steps, alpha), cost=StepCost(gamma), z=Control(3, 0.1) if inner else None
+    )
     assert min(found.per_batch) >= 0
     assert found.of_means >= 0
-    assert found.c >= found.of_means - 1e-12  # choosing on every batch never gains less than choosing once
+    # choosing on every batch never gains less than choosing once
+    assert found.c >= found.of_means - 1e-12
 
 
 def test_c_is_zero_for_the_exhaustive_argmax_and_positive_for_the_others() -> None:
@@ -165,15 +210,20 @@ def test_c_is_zero_for_the_exhaustive_argmax_and_positive_for_the_others() -> No
     h = {u: hamiltonian(value(u), cost) for u in grid}
     best = max(h, key=h.__getitem__)
     for u in grid:
-        found = criterion(small_net(), one, u, method=PGD(ball=BALL), ball=BALL, space=SPACE, alphas=3, cost=cost)
+        found = criterion(
+            small_net(), one, u, method=PGD(ball=BALL), ball=BALL, space=SPACE, alphas=3, cost=cost
+        )
         assert found.c == pytest.approx(h[best] - h[u], abs=1e-9)
         assert (found.c == 0) == (u == best)
         assert found.argmax == best
 
 
-@pytest.mark.parametrize("method", [PGD(ball=BALL), PGD(ball=BALL, random_start=False), TRADES(ball=BALL)])
+@pytest.mark.parametrize(
+    "method", [PGD(ball=BALL), PGD(ball=BALL, random_start=False), TRADES(ball=BALL)]
+)
 def test_a_path_walked_once_serves_all_numbers_of_steps(method: Method) -> None:
-    """Shared or not, in whatever order controls are asked for: the same gradients and counts, with less work."""
+    """SyncBatchNorm or not, in whatever order controls are asked for: the same gradients and
+    counts, with less work."""
     grid = [Control(k, a) for k in (1, 2, 4, 3, 0, 4) for a in (0.02, 0.05)]
     nets, found, walked = [ProbeNet(small_net(), shares=shares) for shares in (False, True)], [], []
     for net in nets:
@@ -182,11 +232,13 @@ def test_a_path_walked_once_serves_all_numbers_of_steps(method: Method) -> None:
         probes = [Probe(net, method, batch(seed=i), {}, seed=i) for i in range(2)]
         found.append([probe.gradient(u) for u in grid for probe in probes])
         walked.append(len(passes))
-        found[-1].append(Probe(net, method, batch(seed=0), {}, seed=7).gradient(Control(4, 0.02)))  # the same labels from another start
+        # the same labels from another start
+        found[-1].append(Probe(net, method, batch(seed=0), {}, seed=7).gradient(Control(4, 0.02)))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     assert nets[0].grad_evals == nets[1].grad_evals
     ascents = 2 * sum(u.steps for u in grid)
-    once = 2 * 2 * (4 + 3 + 4)  # for both batches and both step sizes: on to 4, back to 3, and to 4 again after 0
+    # for both batches and both step sizes: on to 4, back to 3, and to 4 again after 0
+    once = 2 * 2 * (4 + 3 + 4)
     assert walked[0] - walked[1] == ascents - once
 
 
@@ -196,7 +248,9 @@ def test_proposed_steps_are_seeded_and_find_the_top(search: Any) -> None:
     def value(u: Control) -> list[float]:
         return [-((math.log(u.step_size / 0.05)) ** 2) - 0.1 * (u.steps - 2) ** 2]
 
-    runs = [maximise(value, SPACE, Control(1, 0.01), search=search, alphas=12, seed=5) for _ in range(2)]
+    runs = [
+        maximise(value, SPACE, Control(1, 0.01), search=search, alphas=12, seed=5) for _ in range(2)
+    ]
     assert runs[0] == runs[1]
     assert runs[0][0].control == Control(1, 0.01)
     assert len(runs[0]) == 1 + 3 * 12
@@ -230,7 +284,9 @@ def test_bad_spaces_and_no_batches_are_refused() -> None:
 @settings(max_examples=6, deadline=None)
 @given(st.floats(0.2, 2.0), st.floats(1.05, 4.0), st.booleans())
 def test_the_toys_optimum_is_the_closed_form(theta0: float, above: float, negative: bool) -> None:
-    toy = Toy(theta0=-theta0 if negative else theta0, tau=above * (1 + theta0**2), horizon=1.0, parts=25)
+    toy = Toy(
+        theta0=-theta0 if negative else theta0, tau=above * (1 + theta0**2), horizon=1.0, parts=25
+    )
     r = toy.report()
     assert r["k_msa"] == pytest.approx(r["k_closed_form"], rel=0.01)
     assert r["k_greedy"] == pytest.approx(r["k_closed_form"], rel=0.01)
@@ -242,7 +298,9 @@ def test_the_toys_optimum_is_the_closed_form(theta0: float, above: float, negati
 
 
 @given(st.floats(0.1, 3), st.integers(1, 12), st.floats(0.05, 1.0))
-def test_the_toys_flow_is_the_gradient_at_the_end_of_the_inner_loop(theta: float, steps: int, beta: float) -> None:
+def test_the_toys_flow_is_the_gradient_at_the_end_of_the_inner_loop(
+    theta: float, steps: int, beta: float
+) -> None:
     """By carrying the inner loop out: tau is what makes `steps` steps of share beta."""
     s = 1 + theta**2
     toy = Toy(theta0=3.5, tau=100.0)
@@ -262,7 +320,10 @@ def test_the_toys_constant_is_constant_and_bad_toys_are_refused() -> None:
     toy = Toy(theta0=10.0, tau=102.0, horizon=1.0, parts=20)
     along = toy.steps_of(run(toy.problem(), toy.follow(lambda _, __: toy.constant())))
     assert along.tolist() == pytest.approx([toy.constant()] * 20)
-    for arguments, message in (({"theta0": 1e200, "tau": 1e300}, "out of reach"), ({"horizon": 100.0}, "raise --parts to 334")):
+    for arguments, message in (
+        ({"theta0": 1e200, "tau": 1e300}, "out of reach"),
+        ({"horizon": 100.0}, "raise --parts to 334"),
+    ):
         with pytest.raises(InputError, match=message):
             Toy(**arguments)  # type: ignore[arg-type]
 
@@ -278,7 +339,8 @@ def objective_of(problem: ControlProblem, u: Tensor) -> Tensor:
 @pytest.mark.parametrize("gamma", [0.001, 0.04, 1.0, 30.0])
 @pytest.mark.parametrize("theta0", [0.5, 3.0])
 def test_the_toys_closed_form_is_optimal_at_any_price(theta0: float, gamma: float) -> None:
-    """By the objective itself, which knows nothing of co-states: a shorter step pays nowhere, though p soon takes theta's sign."""
+    """By the objective itself, which knows nothing of co-states: a shorter step pays nowhere,
+    though p soon takes theta's sign."""
     toy = Toy(theta0=theta0, tau=1.05 * (1 + theta0**2), gamma=gamma, parts=40)
     problem, u = toy.problem(), torch.ones(40, dtype=torch.float64)
     base = float(objective_of(problem, u))
@@ -307,21 +369,31 @@ def test_the_costate_is_minus_the_gradient_of_what_is_left_to_pay() -> None:
 def test_discrete_controls_reach_what_brute_force_finds(gamma: float) -> None:
     problem = Logistic(parts=5, k_max=3, gamma=gamma).problem()
     choices = torch.tensor(list(itertools.product(range(4), repeat=5)), dtype=torch.float64)
-    theta, total = problem.theta0.expand(len(choices), 2), torch.zeros(len(choices), dtype=torch.float64)
+    theta, total = (
+        problem.theta0.expand(len(choices), 2),
+        torch.zeros(len(choices), dtype=torch.float64),
+    )
     for part in range(5):
         theta, cost = problem.advance(theta, choices[:, part])
         total = total + cost
     total = total + problem.terminal(theta)
     found = solve(problem, torch.zeros(5, dtype=torch.float64))
     assert found.objective <= float(total.min()) + 5e-3 * (float(total.max()) - float(total.min()))
-    assert full_pmp_criterion(problem, found.u) < 5e-2 * full_pmp_criterion(problem, choices[int(total.argmax())])
+    assert full_pmp_criterion(problem, found.u) < 5e-2 * full_pmp_criterion(
+        problem, choices[int(total.argmax())]
+    )
 
 
 def test_a_continuous_maximum_inside_the_interval_is_found() -> None:
     problem = ControlProblem(
-        flow=lambda theta, u: u[:, None] - theta, running=lambda theta, u: (u - 0.3137) ** 2, terminal=lambda theta: 0 * theta[:, 0],
-        theta0=torch.zeros(1, dtype=torch.float64), horizon=1.0, controls=(-1.0, 1.0), parts=4,
-    )  # fmt: skip
+        flow=lambda theta, u: u[:, None] - theta,
+        running=lambda theta, u: (u - 0.3137) ** 2,
+        terminal=lambda theta: 0 * theta[:, 0],
+        theta0=torch.zeros(1, dtype=torch.float64),
+        horizon=1.0,
+        controls=(-1.0, 1.0),
+        parts=4,
+    )
     best, _ = best_controls(problem, run(problem, torch.zeros(4, dtype=torch.float64)))
     assert best.tolist() == pytest.approx([0.3137] * 4, abs=1e-6)
     with pytest.raises(InputError, match="4 steps of time"):
@@ -329,11 +401,17 @@ def test_a_continuous_maximum_inside_the_interval_is_found() -> None:
 
 
 def test_an_interior_optimum_is_reached() -> None:
-    """x' = u at the cost of (x^2 + u^2) / 2 over three units of time: the least cost is tanh(3) / 2, by Riccati's equation."""
+    """x' = u at the cost of (x^2 + u^2) / 2 over three units of time: the least cost is tanh(3) /
+    2, by Riccati's equation."""
     problem = ControlProblem(
-        flow=lambda x, u: u[:, None] + 0 * x, running=lambda x, u: (x[:, 0] ** 2 + u**2) / 2, terminal=lambda x: 0 * x[:, 0],
-        theta0=torch.ones(1, dtype=torch.float64), horizon=3.0, controls=(-2.0, 2.0), parts=40,
-    )  # fmt: skip
+        flow=lambda x, u: u[:, None] + 0 * x,
+        running=lambda x, u: (x[:, 0] ** 2 + u**2) / 2,
+        terminal=lambda x: 0 * x[:, 0],
+        theta0=torch.ones(1, dtype=torch.float64),
+        horizon=3.0,
+        controls=(-2.0, 2.0),
+        parts=40,
+    )
     found = solve(problem, torch.zeros(40, dtype=torch.float64))
     assert found.objective == pytest.approx(math.tanh(3) / 2, abs=2e-4)
     assert full_pmp_criterion(problem, found.u) < 1e-5
@@ -347,34 +425,58 @@ def tiny_net() -> nn.Module:
 
 def test_the_full_criterion_of_a_network_follows_its_recorded_trajectory() -> None:
     lr, method = 0.5, PGD(ball=BALL)
-    batches = [Batch(images(6, s).double(), labels(6, seed=s), torch.arange(6), 6, 0, None) for s in range(4)]
+    batches = [
+        Batch(images(6, s).double(), labels(6, seed=s), torch.arange(6), 6, 0, None)
+        for s in range(4)
+    ]
     model = tiny_net()
     trajectory = record(model, method, batches, lambda t: Control(1 + t, 0.1 / (1 + t)), lr=lr)
 
     def terminal(net: nn.Module) -> Tensor:
         return ce(net(batches[0].x), batches[0].y).mean()
 
-    found = full_criterion(trajectory, [Control(k, 0.05) for k in (1, 2, 4)], terminal, cost=StepCost(0.001))
+    found = full_criterion(
+        trajectory, [Control(k, 0.05) for k in (1, 2, 4)], terminal, cost=StepCost(0.001)
+    )
     # p_0 by differentiating through the whole recorded training, the adversarial images held
     start = tiny_net()
     weights = [q.detach().clone().requires_grad_() for q in start.parameters()]
     names = [n for n, _ in start.named_parameters()]
     now: list[Tensor] = list(weights)
     for step in trajectory.steps:
-        value = ce(torch.func.functional_call(start, dict(zip(names, now, strict=True)), (step.x_adv,)), step.batch.y).mean()
-        now = [w - lr * g for w, g in zip(now, torch.autograd.grad(value, now, create_graph=True), strict=True)]
-    end = ce(torch.func.functional_call(start, dict(zip(names, now, strict=True)), (batches[0].x,)), batches[0].y).mean()
+        value = ce(
+            torch.func.functional_call(start, dict(zip(names, now, strict=True)), (step.x_adv,)),
+            step.batch.y,
+        ).mean()
+        now = [
+            w - lr * g
+            for w, g in zip(now, torch.autograd.grad(value, now, create_graph=True), strict=True)
+        ]
+    end = ce(
+        torch.func.functional_call(start, dict(zip(names, now, strict=True)), (batches[0].x,)),
+        batches[0].y,
+    ).mean()
     expected = -torch.cat([g.flatten() for g in torch.autograd.grad(end, weights)])
     assert torch.allclose(found.costate, expected, rtol=1e-8, atol=1e-10)
-    assert torch.allclose(trajectory.end, torch.cat([w.detach().flatten() for w in now]), atol=1e-12)
+    assert torch.allclose(
+        trajectory.end, torch.cat([w.detach().flatten() for w in now]), atol=1e-12
+    )
     assert min(found.per_step) >= 0
     assert found.c > 0
-    best = full_criterion(record(tiny_net(), method, batches[:1], lambda t: found.best[0], lr=lr), [], terminal)
+    best = full_criterion(
+        record(tiny_net(), method, batches[:1], lambda t: found.best[0], lr=lr), [], terminal
+    )
     assert best.c == 0  # nothing else is offered
     with pytest.raises(InputError, match="without buffers"):
         record(small_net(), method, batches, lambda t: Control(1, 0.1), lr=lr)
     with pytest.raises(InputError, match="without dropout"):
-        record(nn.Sequential(tiny_net(), nn.Dropout(0.5)), method, batches, lambda t: Control(1, 0.1), lr=lr)
+        record(
+            nn.Sequential(tiny_net(), nn.Dropout(0.5)),
+            method,
+            batches,
+            lambda t: Control(1, 0.1),
+            lr=lr,
+        )
     for other in (TRADES(ball=BALL), PGD(ball=L2(0.1)), PGD(ball=BALL, clean_term=True)):
         with pytest.raises(InputError, match="needs pgd or free in L-inf"):
             record(tiny_net(), other, batches, lambda t: Control(1, 0.1), lr=lr)
@@ -388,19 +490,30 @@ def test_amatas_gradients_stay_under_theorem_1_and_halved_constants_do_not_hold(
     bounds = problem.bounds()
     lengths = [math.ceil(bounds.least_steps * 4**i) for i in range(4)]
     shares = []
-    for schedule in (Linear(k_min=2, k_max=10, tau=1.5), Constant(steps=2, step_size=0.75), Constant(steps=10, step_size=0.15)):
+    for schedule in (
+        Linear(k_min=2, k_max=10, tau=1.5),
+        Constant(steps=2, step_size=0.75),
+        Constant(steps=10, step_size=0.15),
+    ):
         for steps in lengths:
             m = problem.train(schedule, steps)
             assert m.squares <= bounds.printed(steps, m.delta)
             assert m.squares <= bounds.derived(steps, m.delta)
             shares.append(m.squares / bounds.printed(steps, m.delta))
-    assert max(shares) > 1 / 4, "constants halved twice would still hold: the problem does not test the bound"
+    assert max(shares) > 1 / 4, (
+        "constants halved twice would still hold: the problem does not test the bound"
+    )
 
 
 def test_the_synthetic_constants_are_those_of_the_problem() -> None:
     problem = Synthetic(samples=8, size=3)
     bounds = problem.bounds()
-    theta = torch.linspace(-3, 3, 7, dtype=torch.float64)[:, None].expand(-1, 3).clone().requires_grad_()
+    theta = (
+        torch.linspace(-3, 3, 7, dtype=torch.float64)[:, None]
+        .expand(-1, 3)
+        .clone()
+        .requires_grad_()
+    )
     (slope,) = torch.autograd.grad(problem.value(theta).sum(), theta)
     assert torch.allclose(slope, problem.gradient(theta.detach()), atol=1e-9)
     # beta bounds how fast the gradient changes; sigma is the deviation of a sampled gradient
@@ -413,11 +526,14 @@ def test_the_synthetic_constants_are_those_of_the_problem() -> None:
     move = problem.worst(torch.tensor([0.2, -0.1, 3.0], dtype=torch.float64))
     brute = torch.linspace(-0.5, 0.5, 10001, dtype=torch.float64)
     for t, m in zip((0.2, -0.1, 3.0), move.tolist(), strict=True):
-        assert m == pytest.approx(float(brute[(problem.s * t * brute - problem.mu / 2 * brute**2).argmax()]), abs=1e-4)
+        assert m == pytest.approx(
+            float(brute[(problem.s * t * brute - problem.mu / 2 * brute**2).argmax()]), abs=1e-4
+        )
 
 
 def test_without_noise_the_printed_bound_would_be_wrong() -> None:
-    """Why T >= beta Delta / sigma^2 is asked for: with hardly any noise few steps cannot reach what the formula claims."""
+    """Why T >= beta Delta / sigma^2 is asked for: with hardly any noise few steps cannot reach what
+    the formula claims."""
     problem = Synthetic(spread=1e-4)
     bounds = problem.bounds()
     few = Constant(steps=40, step_size=0.0125)

@@ -1,4 +1,5 @@
-"""Data: what is read is what was written, draws are functions of their keys, and broken files are named."""
+"""Data: what is read is what was written, draws are functions of their keys, and broken files are
+named."""
 
 import gzip
 import pickle
@@ -22,15 +23,27 @@ CPU = torch.device("cpu")
 
 
 def idx(array: np.ndarray) -> bytes:
-    return b"\0\0\x08" + bytes([array.ndim]) + b"".join(int(n).to_bytes(4, "big") for n in array.shape) + array.tobytes()
+    return (
+        b"\0\0\x08"
+        + bytes([array.ndim])
+        + b"".join(int(n).to_bytes(4, "big") for n in array.shape)
+        + array.tobytes()
+    )
 
 
-def write_mnist(folder: Path, *, zipped: bool = True, count: int = 12) -> tuple[np.ndarray, np.ndarray]:
+def write_mnist(
+    folder: Path, *, zipped: bool = True, count: int = 12
+) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
-    x, y = rng.integers(0, 256, (count, 28, 28), np.uint8), rng.integers(0, 10, count).astype(np.uint8)
+    x, y = (
+        rng.integers(0, 256, (count, 28, 28), np.uint8),
+        rng.integers(0, 10, count).astype(np.uint8),
+    )
     for name in FILES:
         content = idx(x if "images" in name else y)
-        (folder / (name + (".gz" if zipped else ""))).write_bytes(gzip.compress(content) if zipped else content)
+        (folder / (name + (".gz" if zipped else ""))).write_bytes(
+            gzip.compress(content) if zipped else content
+        )
     return x, y
 
 
@@ -44,7 +57,9 @@ def test_mnist_files_are_read(tmp_path: Path, zipped: bool) -> None:
 
 
 def test_broken_mnist_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no train-images-idx3-ubyte\.gz in .*amata data fetch mnist"):
+    with pytest.raises(
+        InputError, match=r"no train-images-idx3-ubyte\.gz in .*amata data fetch mnist"
+    ):
         load("mnist", root=tmp_path)
     write_mnist(tmp_path)
     file = tmp_path / (FILES[0] + ".gz")
@@ -73,7 +88,9 @@ def test_mnist5k_is_fixed_and_balanced() -> None:
     assert splits.held_out != load("mnist5k", valid=200, seed=1).held_out
     assert isinstance(splits.test, Arrays)
     assert torch.bincount(splits.test.y).tolist() == [100] * 10
-    assert int(torch.bincount(splits.test.y[:100]).min()) >= 3, "the first hundred should be a fair sample"
+    assert int(torch.bincount(splits.test.y[:100]).min()) >= 3, (
+        "the first hundred should be a fair sample"
+    )
     assert torch.equal(splits.test.x, again.test.x)  # type: ignore[attr-defined]
     assert not set(splits.held_out) & set(splits.train.ids.tolist())
 
@@ -81,7 +98,14 @@ def test_mnist5k_is_fixed_and_balanced() -> None:
 def write_cifar_batches(folder: Path) -> np.ndarray:
     folder.mkdir()
     x = np.random.default_rng(0).integers(0, 256, (4, 3072), np.uint8)
-    for name in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
+    for name in (
+        "data_batch_1",
+        "data_batch_2",
+        "data_batch_3",
+        "data_batch_4",
+        "data_batch_5",
+        "test_batch",
+    ):
         (folder / name).write_bytes(pickle.dumps({b"data": x, b"labels": [0, 1, 2, 9]}, protocol=2))
     return x
 
@@ -93,7 +117,9 @@ def test_cifar10_batches_are_read_without_running_pickles(tmp_path: Path) -> Non
     assert torch.equal(test.x, torch.from_numpy(x.reshape(4, 3, 32, 32)))
     evil = tmp_path / "cifar-10-batches-py" / "test_batch"
     evil.write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "owned").encode() + b"'\ntR.")
-    with pytest.raises(InputError, match=r"test_batch is truncated or no CIFAR-10 batch \(it asks for os\.system\)"):
+    with pytest.raises(
+        InputError, match=r"test_batch is truncated or no CIFAR-10 batch \(it asks for os\.system\)"
+    ):
         load_cifar10(tmp_path)
     assert not (tmp_path / "owned").exists()
     evil.write_bytes(b"\x80\x02}")
@@ -135,11 +161,15 @@ def write_folder(root: Path, parts: tuple[str, ...] = ("train", "val"), per_clas
             folder = root / part / name
             folder.mkdir(parents=True)
             for i in range(per_class):
-                Image.fromarray(rng.integers(0, 256, (20, 30, 3), np.uint8)).save(folder / f"{i}.png")
+                Image.fromarray(rng.integers(0, 256, (20, 30, 3), np.uint8)).save(
+                    folder / f"{i}.png"
+                )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_folders_are_decoded_the_same_in_any_number_of_workers(tmp_path: Path, workers: int) -> None:
+def test_folders_are_decoded_the_same_in_any_number_of_workers(
+    tmp_path: Path, workers: int
+) -> None:
     write_folder(tmp_path)
     splits = load("folder", root=tmp_path, framing=Framing(16, 12), workers=workers)
     assert (splits.train.classes, len(splits.train), len(splits.test)) == (2, 6, 6)
@@ -152,7 +182,10 @@ def test_folders_are_decoded_the_same_in_any_number_of_workers(tmp_path: Path, w
     resumed = list(Loader(splits.train, 4, CPU, seed=1, flip=True).epoch(0, start=1))
     assert torch.equal(resumed[0].x, first[1].x)
     other = next(Loader(splits.train, 6, CPU, seed=1).epoch(1))
-    assert not torch.equal(other.x[other.ids.argsort()], torch.cat([b.x for b in first])[torch.cat([b.ids for b in first]).argsort()])
+    assert not torch.equal(
+        other.x[other.ids.argsort()],
+        torch.cat([b.x for b in first])[torch.cat([b.ids for b in first]).argsort()],
+    )
 
 
 def test_a_central_crop_is_what_pillow_gives(tmp_path: Path) -> None:
@@ -161,12 +194,18 @@ def test_a_central_crop_is_what_pillow_gives(tmp_path: Path) -> None:
     batch = next(Loader(test, 6, CPU).epoch())
     position = int((batch.ids == 0).nonzero())
     image = Image.open(tmp_path / "val" / "cat" / "0.png").resize((24, 16)).crop((6, 2, 18, 14))
-    torch.testing.assert_close(batch.x[position], torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy()).float() / 255)
+    torch.testing.assert_close(
+        batch.x[position],
+        torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy()).float() / 255,
+    )
 
 
 def test_a_folder_kept_in_memory_holds_what_it_would_read(tmp_path: Path) -> None:
     write_folder(tmp_path)
-    read, kept = (load("folder", root=tmp_path, framing=Framing(16, 12), in_memory=in_memory) for in_memory in (False, True))
+    read, kept = (
+        load("folder", root=tmp_path, framing=Framing(16, 12), in_memory=in_memory)
+        for in_memory in (False, True)
+    )
     assert isinstance(kept.train, Arrays)
     assert kept.train.x.dtype == torch.uint8
     for part in ("train", "test"):
@@ -174,7 +213,8 @@ def test_a_folder_kept_in_memory_holds_what_it_would_read(tmp_path: Path) -> Non
         assert torch.equal(a.x, b.x)
         assert torch.equal(a.y, b.y)
         assert torch.equal(a.ids, b.ids)
-    assert next(Loader(kept.train, 6, CPU, seed=1).epoch(0)).total == 6  # and so methods may store something for each image
+    # and so methods may store something for each image
+    assert next(Loader(kept.train, 6, CPU, seed=1).epoch(0)).total == 6
     with pytest.raises(InputError, match="random_scale"):
         load("folder", root=tmp_path, framing=Framing(16, 12, random_scale=True), in_memory=True)
 
@@ -188,7 +228,8 @@ def test_a_folder_without_parts_gets_a_seeded_test_split(tmp_path: Path) -> None
     b = load("folder", root=tmp_path, framing=Framing(16, 12), test_share=0.2, seed=0)
     assert a.test.ids.tolist() == b.test.ids.tolist()
     other = load("folder", root=tmp_path, framing=Framing(16, 12), test_share=0.2, seed=1, valid=4)
-    assert a.test.ids.tolist() == other.test.ids.tolist()  # no seed is tested on what another was trained on
+    # no seed is tested on what another was trained on
+    assert a.test.ids.tolist() == other.test.ids.tolist()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -240,9 +281,13 @@ def test_crop_and_flip_are_what_a_loop_would_do() -> None:
     padded = torch.nn.functional.pad(x, [2] * 4)
     seen = set()
     for i in range(40):
-        windows = {(dy, dx): padded[i, :, dy : dy + 6, dx : dx + 5] for dy in range(5) for dx in range(5)}
+        windows = {
+            (dy, dx): padded[i, :, dy : dy + 6, dx : dx + 5] for dy in range(5) for dx in range(5)
+        }
         found = [(*at, False) for at, window in windows.items() if torch.equal(out[i], window)]
-        found += [(*at, True) for at, window in windows.items() if torch.equal(out[i], window.flip(2))]
+        found += [
+            (*at, True) for at, window in windows.items() if torch.equal(out[i], window.flip(2))
+        ]
         assert len(found) == 1, "not a crop of its own image"
         seen.add(found[0])
     assert {f for _, _, f in seen} == {False, True}

@@ -1,4 +1,5 @@
-"""The fast engine computes what the plain one computes: every method, several batches, on the CPU and where there is one on a GPU."""
+"""The fast engine computes what the plain one computes: every method, several batches, on the CPU
+and where there is one on a GPU."""
 
 import json
 from dataclasses import replace
@@ -9,8 +10,8 @@ import torch
 from torch import nn
 
 from amata.batch import Batch
-from amata.engine import FastNet, PlainNet, QuickNet, make_net
-from amata.engine.attacked import AttackedNet, folds_of
+from amata.engine import EvalCopy, FastNet, PlainNet, make_net
+from amata.engine.attack_copy import AttackCopy, folds_of
 from amata.losses import ce
 from amata.methods import Memory
 from amata.models import build
@@ -20,7 +21,12 @@ from amata.threat import L2
 from tests.conftest import images, labels, small_net
 from tests.test_methods import ALL, BATCHES, U, batch_of, sgd
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    ),
+]
 
 
 class Foldable(nn.Module):
@@ -55,17 +61,27 @@ def moved(batch: Batch, device: str, dtype: torch.dtype) -> Batch:
     return batch._replace(x=batch.x.to(device, dtype), y=batch.y.to(device), frame=frame)
 
 
-def trained(kind: type[PlainNet], name: str, device: str, dtype: torch.dtype, **options: Any) -> tuple[nn.Module, PlainNet, Memory]:
+def trained(
+    kind: type[PlainNet], name: str, device: str, dtype: torch.dtype, **options: Any
+) -> tuple[nn.Module, PlainNet, Memory]:
     model, method = foldable(device, dtype), ALL[name][0]
-    if dtype == torch.float32:  # where steps follow signs, one that hangs on a rounding error would tell nothing
+    # where steps follow signs, one that hangs on a rounding error would tell nothing
+    if dtype == torch.float32:
         # and TRADES, whose first gradient is zero but for its noise, needs more of that.
         method = replace(method, ball=L2(0.3), **({"noise": 0.1} if name == "trades" else {}))  # type: ignore[type-var]
     net = kind(model, sgd(model), first_layer="stem", precision="fp32", **options)
     memory: Memory = {}
     for index in range(BATCHES):
         torch.manual_seed(index)
-        u = Control(U.steps + index % 2, U.step_size / (1 + index % 2))  # K and alpha change on the way
-        method.step(net, moved(batch_of(index), device, dtype), u, generator(0, index, "method", device=device), memory)
+        # K and alpha change on the way
+        u = Control(U.steps + index % 2, U.step_size / (1 + index % 2))
+        method.step(
+            net,
+            moved(batch_of(index), device, dtype),
+            u,
+            generator(0, index, "method", device=device),
+            memory,
+        )
     return model, net, memory
 
 
@@ -73,7 +89,9 @@ def trained(kind: type[PlainNet], name: str, device: str, dtype: torch.dtype, **
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("mode", ["eval", "train"])
 @pytest.mark.parametrize("name", ALL)
-def test_a_fast_step_is_the_plain_step(name: str, mode: str, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fast_step_is_the_plain_step(
+    name: str, mode: str, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     plain, reference, kept = trained(PlainNet, name, device, dtype, attack_mode=mode)
     fast, net, memory = trained(FastNet, name, device, dtype, attack_mode=mode, compiled=False)
@@ -83,7 +101,9 @@ def test_a_fast_step_is_the_plain_step(name: str, mode: str, dtype: torch.dtype,
     assert net.first_layer_evals == reference.first_layer_evals
     assert float(net.last_loss) == pytest.approx(float(reference.last_loss), rel=1e-5)  # type: ignore[arg-type]
     for key, value in kept.items():
-        assert float((memory[key].double() - value.double()).norm()) <= 1e-5 * max(float(value.double().norm()), 1e-3), key
+        assert float((memory[key].double() - value.double()).norm()) <= 1e-5 * max(
+            float(value.double().norm()), 1e-3
+        ), key
 
 
 class Standardised(nn.Conv2d):
@@ -93,7 +113,7 @@ class Standardised(nn.Conv2d):
         return nn.functional.conv2d(x, self.weight - self.weight.mean(), self.bias, padding=1)
 
 
-class Shared(nn.Module):
+class SyncBatchNorm(nn.Module):
     """One convolution under two names."""
 
     def __init__(self) -> None:
@@ -110,7 +130,7 @@ class Shared(nn.Module):
     [
         lambda: Standardised(1, 3, 3, padding=1),
         lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(1, 3, 3)),
-        Shared,
+        SyncBatchNorm,
         lambda: nn.Conv2d(1, 3, 3, padding="same"),
         lambda: nn.Conv2d(1, 3, 3, stride=2, bias=False),
         lambda: nn.Conv2d(1, 3, 3, padding=1, padding_mode="circular"),
@@ -120,7 +140,7 @@ def test_layers_that_are_not_what_they_seem_are_left_as_they_are(layer: Any) -> 
     model = nn.Sequential(layer(), nn.Flatten(), nn.LazyLinear(5)).double()
     x, y = images(4).double(), labels(4)
     model(x)
-    attacked = AttackedNet(model, train_mode=False, dtype=torch.float64, shaped=True)
+    attacked = AttackCopy(model, train_mode=False, dtype=torch.float64, shaped=True)
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(1.3)
@@ -138,15 +158,25 @@ def test_layers_that_are_not_what_they_seem_are_left_as_they_are(layer: Any) -> 
 @pytest.mark.parametrize("shaped", [False, True])
 @pytest.mark.parametrize("name", ["preactresnet18", "resnet18", "wrn-34-10", "lenet"])
 def test_a_folded_copy_gives_the_same_logits_and_input_gradients(name: str, shaped: bool) -> None:
-    args = {"stem": "small"} if name == "resnet18" else {"depth": 10, "widen": 1} if name == "wrn-34-10" else {}
+    args = (
+        {"stem": "small"}
+        if name == "resnet18"
+        else {"depth": 10, "widen": 1}
+        if name == "wrn-34-10"
+        else {}
+    )
     side, channels = (28, 1) if name == "lenet" else (32, 3)
     model = build(name, in_channels=channels, classes=10, args=args, seed=1).double()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             generator_ = torch.Generator().manual_seed(3)
-            module.running_mean = 0.1 * torch.randn(module.num_features, generator=generator_).double()
-            module.running_var = 0.5 + torch.rand(module.num_features, generator=generator_).double()
-    attacked = AttackedNet(model, train_mode=False, dtype=torch.float64, shaped=shaped)
+            module.running_mean = (
+                0.1 * torch.randn(module.num_features, generator=generator_).double()
+            )
+            module.running_var = (
+                0.5 + torch.rand(module.num_features, generator=generator_).double()
+            )
+    attacked = AttackCopy(model, train_mode=False, dtype=torch.float64, shaped=shaped)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.01)
@@ -160,7 +190,10 @@ def test_a_folded_copy_gives_the_same_logits_and_input_gradients(name: str, shap
     assert torch.allclose(gradients[0], gradients[1], atol=1e-9)
     expected = {"preactresnet18": 8, "resnet18": 20, "wrn-34-10": 3, "lenet": 0}[name]
     assert len(folds_of(model)) == expected
-    assert sum(isinstance(m, nn.BatchNorm2d) for m in attacked.model.modules()) == {"preactresnet18": 9, "wrn-34-10": 4}.get(name, 0)
+    assert sum(isinstance(m, nn.BatchNorm2d) for m in attacked.model.modules()) == {
+        "preactresnet18": 9,
+        "wrn-34-10": 4,
+    }.get(name, 0)
 
 
 def test_bf16_keeps_weights_and_losses_in_fp32() -> None:
@@ -171,7 +204,11 @@ def test_bf16_keeps_weights_and_losses_in_fp32() -> None:
         assert net.logits(x).dtype == torch.float32
         exact = PlainNet(small_net(), sgd(small_net())).input_grad(x, y)
         rough = net.input_grad(x, y)
-        assert 0.9 < torch.nn.functional.cosine_similarity(exact.flatten(), rough.float().flatten(), dim=0) < 1
+        assert (
+            0.9
+            < torch.nn.functional.cosine_similarity(exact.flatten(), rough.float().flatten(), dim=0)
+            < 1
+        )
         net.backward(x, y)
         net.apply()
         assert all(p.dtype == torch.float32 for p in model.parameters())
@@ -180,26 +217,52 @@ def test_bf16_keeps_weights_and_losses_in_fp32() -> None:
 def test_the_engine_is_chosen_by_device_and_says_what_runs() -> None:
     model = small_net()
     assert make_net(model, sgd(model)).describe() == "plain engine, fp32"
-    assert make_net(model, sgd(model), engine="fast").describe() == "fast engine, fp32, eager (no CUDA device)"
+    assert (
+        make_net(model, sgd(model), engine="fast").describe()
+        == "fast engine, fp32, eager (no CUDA device)"
+    )
     assert make_net(model, sgd(model), precision="bf16").describe() == "plain engine, bf16"
 
 
 def test_bench_prints_a_row_per_variant(amata: Any, tmp_path: Any) -> None:
-    options = ["--batch", "8", "--steps", "2", "--seconds", "0.05", "--device", "cpu", "--out", str(tmp_path), "--json"]
+    options = [
+        "--batch",
+        "8",
+        "--steps",
+        "2",
+        "--seconds",
+        "0.05",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path),
+        "--json",
+    ]
     called = amata("bench", "mnist5k-pgd", *options)
     assert called.code == 0, called.err
     rows = json.loads(called.out)["rows"]
     assert [r["variant"] for r in rows] == ["reference", "plain", "fast"]
-    assert [r["variant"] for r in json.loads(amata("bench", "mnist5k-pgd", *options, "--variants", "amp").out)["rows"]] == ["amp"]
+    assert [
+        r["variant"]
+        for r in json.loads(amata("bench", "mnist5k-pgd", *options, "--variants", "amp").out)[
+            "rows"
+        ]
+    ] == ["amp"]
     promised = (
-        "variant method model batch steps seconds_per_epoch images_per_second tflops ceiling_share ratio_to_reference compile_seconds"
+        "variant method model batch steps seconds_per_epoch images_per_second tflops "
+        "ceiling_share ratio_to_reference compile_seconds"
     )
     assert {*promised.split(), "peak_memory_bytes"} <= rows[0].keys()
     assert rows[0]["ratio_to_reference"] == 1
     assert rows[0]["seconds_per_epoch"] == pytest.approx(4000 / rows[0]["images_per_second"])
-    assert len({round(r["tflops"] * r["seconds_per_step"], 12) for r in rows}) == 1, "all variants are credited with the same work"
+    assert len({round(r["tflops"] * r["seconds_per_step"], 12) for r in rows}) == 1, (
+        "all variants are credited with the same work"
+    )
     assert (tmp_path / "bench.svg").is_file()
-    assert "error: unknown variant 'warp'" in amata("bench", "mnist5k-pgd", "--variants", "warp", "--device", "cpu").err
+    assert (
+        "error: unknown variant 'warp'"
+        in amata("bench", "mnist5k-pgd", "--variants", "warp", "--device", "cpu").err
+    )
     assert "must be whole numbers" in amata("bench", "mnist5k-pgd", "--batch", "many").err
 
 
@@ -215,10 +278,12 @@ def test_the_work_of_a_step_is_counted_from_the_network() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_quick_copy_for_evaluation_gives_the_same_logits_and_gradients(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quick_copy_for_evaluation_gives_the_same_logits_and_gradients(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     model = foldable(device, torch.float64).eval()
-    fast = QuickNet(model)
+    fast = EvalCopy(model)
     for n in (3, 16, 40, 17):
         x, y = images(n, seed=n).to(device, torch.float64), labels(n, seed=n).to(device)
         found = []
@@ -239,7 +304,9 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def blobs(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Ten classes of noisy images, each around its own pattern."""
     rng = generator(seed, "blobs", device="cuda")
-    patterns = torch.rand(10, 3, 8, 8, generator=generator("patterns", device="cuda"), device="cuda")
+    patterns = torch.rand(
+        10, 3, 8, 8, generator=generator("patterns", device="cuda"), device="cuda"
+    )
     y = torch.randint(10, (n,), generator=rng, device="cuda")
     noise = torch.rand(n, 3, 32, 32, generator=rng, device="cuda")
     return 0.3 * nn.functional.interpolate(patterns, 32)[y] + 0.7 * noise, y
@@ -255,7 +322,9 @@ def curve(kind: type[PlainNet], precision: str, seed: int, steps: int = 200) -> 
     for index in range(steps):
         x, y = blobs(128, 1000 * seed + index)
         u = Control(1 + index // 100, 8 / 255)
-        PGD(ball=Linf(8 / 255)).step(net, Batch(x, y, torch.arange(128)), u, generator(seed, index, device="cuda"), {})
+        PGD(ball=Linf(8 / 255)).step(
+            net, Batch(x, y, torch.arange(128)), u, generator(seed, index, device="cuda"), {}
+        )
         assert net.last_loss is not None
         losses.append(net.last_loss.clone())
     return torch.stack(losses).view(-1, 20).mean(1).cpu()
@@ -265,7 +334,11 @@ def curve(kind: type[PlainNet], precision: str, seed: int, steps: int = 200) -> 
 def test_bf16_loss_curves_lie_within_the_spread_of_seeds() -> None:
     plain = torch.stack([curve(PlainNet, "fp32", seed) for seed in range(4)])
     fast = torch.stack([curve(FastNet, "bf16", seed) for seed in range(4)])
-    print("plain fp32, mean and spread of 20-step windows", plain.mean(0).tolist(), (plain.amax(0) - plain.amin(0)).tolist())
+    print(
+        "plain fp32, mean and spread of 20-step windows",
+        plain.mean(0).tolist(),
+        (plain.amax(0) - plain.amin(0)).tolist(),
+    )
     print("fast bf16, mean", fast.mean(0).tolist())
     assert plain[:, -1].mean() < 0.5 * plain[:, 0].mean(), "nothing was learned"
     spread = torch.maximum(plain.amax(0) - plain.amin(0), fast.amax(0) - fast.amin(0))
@@ -276,14 +349,25 @@ def test_bf16_loss_curves_lie_within_the_spread_of_seeds() -> None:
 @pytest.mark.parametrize("name", ["lenet", "preactresnet18", "resnet18"])
 def test_layers_shaped_for_tensor_cores_compute_the_same(name: str) -> None:
     side, channels = (28, 1) if name == "lenet" else (32, 3)
-    model = build(name, in_channels=channels, classes=10, args={"stem": "small"} if name == "resnet18" else {}, seed=0).cuda()
+    model = build(
+        name,
+        in_channels=channels,
+        classes=10,
+        args={"stem": "small"} if name == "resnet18" else {},
+        seed=0,
+    ).cuda()
     rng = generator("shaped", device="cuda")
-    x, y = torch.rand(64, channels, side, side, generator=rng, device="cuda"), torch.randint(10, (64,), generator=rng, device="cuda")
+    x, y = (
+        torch.rand(64, channels, side, side, generator=rng, device="cuda"),
+        torch.randint(10, (64,), generator=rng, device="cuda"),
+    )
     exact = PlainNet(model, sgd(model)).input_grad(x, y)
     alike = []
     for kind in (PlainNet, FastNet):
         g = kind(model, sgd(model), precision="bf16").input_grad(x, y)
-        alike.append(float(nn.functional.cosine_similarity(exact.flatten(1), g.float().flatten(1)).mean()))
+        alike.append(
+            float(nn.functional.cosine_similarity(exact.flatten(1), g.float().flatten(1)).mean())
+        )
     print(name, "cosine with fp32: plain bf16", alike[0], "fast bf16", alike[1])
     assert alike[1] > alike[0] - 0.005
 
@@ -303,11 +387,22 @@ def test_evaluation_on_a_compiled_copy_finds_the_same() -> None:
     engines: tuple[Literal["plain", "auto"], ...] = ("plain", "auto")
     for engine in engines:
         attacks = ("clean", "pgd-10", "cw-pgd-10", "pgd-5-2")
-        found[engine] = evaluate(model, blobs(500, 99), ball=Linf(8 / 255), attacks=attacks, batch_size=200, engine=engine)
+        found[engine] = evaluate(
+            model,
+            blobs(500, 99),
+            ball=Linf(8 / 255),
+            attacks=attacks,
+            batch_size=200,
+            engine=engine,
+        )
     for attack, result in found["plain"].items():
         # Restarts are spent on survivors, of which a rounding error may make one more.
-        assert found["auto"][attack].grad_evals == pytest.approx(result.grad_evals, rel=0.02 if attack == "pgd-5-2" else 0)
-        assert found["auto"][attack].accuracy == pytest.approx(result.accuracy, abs=0 if attack == "clean" else 0.02)
+        assert found["auto"][attack].grad_evals == pytest.approx(
+            result.grad_evals, rel=0.02 if attack == "pgd-5-2" else 0
+        )
+        assert found["auto"][attack].accuracy == pytest.approx(
+            result.accuracy, abs=0 if attack == "clean" else 0.02
+        )
     print({k: (found["plain"][k].accuracy, found["auto"][k].accuracy) for k in found["auto"]})
 
 
@@ -321,25 +416,39 @@ def test_nothing_is_compiled_or_recorded_again_when_k_and_alpha_change() -> None
     model = build("preactresnet18", in_channels=3, classes=10, seed=0).cuda()
     net = FastNet(model, sgd(model), precision="bf16")
     seen = []
-    for index, u in enumerate([Control(2, 0.04), Control(3, 0.03), Control(10, 0.01), Control(1, 0.1)]):
+    for index, u in enumerate(
+        [Control(2, 0.04), Control(3, 0.03), Control(10, 0.01), Control(1, 0.1)]
+    ):
         x, y = blobs(64, index)
-        PGD(ball=Linf(8 / 255)).step(net, Batch(x, y, torch.arange(64)), u, generator(index, device="cuda"), {})
+        PGD(ball=Linf(8 / 255)).step(
+            net, Batch(x, y, torch.arange(64)), u, generator(index, device="cuda"), {}
+        )
         if index == 1:
             x, y = blobs(17, index)  # a last small batch, every epoch again: not worth compiling
-            PGD(ball=Linf(8 / 255)).step(net, Batch(x, y, torch.arange(17)), u, generator(index, device="cuda"), {})
+            PGD(ball=Linf(8 / 255)).step(
+                net, Batch(x, y, torch.arange(17)), u, generator(index, device="cuda"), {}
+            )
         seen.append((counters["stats"]["unique_graphs"], len(net.graphs), len(net.ascents)))
     assert seen[0][0] > 0
-    assert seen[1:] == [seen[1]] * 3  # the copy's refresh is made when it is first needed, in the second step
+    # the copy's refresh is made when it is first needed, in the second step
+    assert seen[1:] == [seen[1]] * 3
     assert seen[1][2] == 1
 
 
 @gpu
 def test_a_run_on_a_gpu_resumes_in_both_engines(tmp_path: Any) -> None:
     from amata import recipes
-    from amata.training import RunFolder, fit
+    from amata.runs import RunFolder
+    from amata.training import fit
 
     x, y = blobs(200, 0)
-    options = ["train.epochs=2", "data.valid=0", "data.batch_size=64", "train.tensorboard=false", "model.name=preactresnet18"]
+    options = [
+        "train.epochs=2",
+        "data.valid=0",
+        "data.batch_size=64",
+        "train.tensorboard=false",
+        "model.name=preactresnet18",
+    ]
     for engine in ("plain", "fast"):
         recipe = recipes.load("cifar10-amata", [*options, f"train.engine={engine}"])
         stop = recipes.load("cifar10-amata", [*options, f"train.engine={engine}"])
@@ -348,5 +457,11 @@ def test_a_run_on_a_gpu_resumes_in_both_engines(tmp_path: Any) -> None:
         assert fitted.rows[-1]["loss"] > 0
         run, stop = RunFolder.open(tmp_path / engine)
         (tmp_path / engine / "checkpoints" / "00002-0000000.json").unlink()
-        again = fit(build("preactresnet18", in_channels=3, classes=10, seed=0), (x.cpu(), y.cpu()), None, stop, run=run)
+        again = fit(
+            build("preactresnet18", in_channels=3, classes=10, seed=0),
+            (x.cpu(), y.cpu()),
+            None,
+            stop,
+            run=run,
+        )
         assert again.rows[-1]["loss"] == pytest.approx(fitted.rows[-1]["loss"], rel=0.05)

@@ -22,25 +22,52 @@ BALL = Linf(0.05)
 def test_accuracy_is_what_the_attack_leaves() -> None:
     model, x, y = Linear(4), images(50), labels(50)
     results = evaluate(model, (x, y), ball=BALL, attacks=["clean", "pgd-7"], batch_size=50, seed=3)
-    assert results["clean"].accuracy == pytest.approx(float((model(x).argmax(1) == y).float().mean()))
+    assert results["clean"].accuracy == pytest.approx(
+        float((model(x).argmax(1) == y).float().mean())
+    )
     x_adv = pgd(model, x, y, ball=BALL, steps=7, seed=derive(3, 0, "pgd-7"))
-    assert results["pgd-7"].accuracy == pytest.approx(float((model(x_adv).argmax(1) == y).float().mean()))
+    assert results["pgd-7"].accuracy == pytest.approx(
+        float((model(x_adv).argmax(1) == y).float().mean())
+    )
     alpha = pytest.approx(2.5 * 0.05 / 7)
-    expected = {"norm": "linf", "eps": 0.05, "steps": 7, "step_size": alpha, "restarts": 1, "random_start": True, "loss": "ce"}
+    expected = {
+        "norm": "linf",
+        "eps": 0.05,
+        "steps": 7,
+        "step_size": alpha,
+        "restarts": 1,
+        "random_start": True,
+        "loss": "ce",
+    }
     assert results["pgd-7"].params == expected
 
 
-@pytest.mark.parametrize(("attack", "per_image"), [("clean", 0), ("fgsm", 1), ("pgd-5", 5), ("cw-pgd-4", 4), ("cw-l2-6", 6 + 3 + 5)])
+@pytest.mark.parametrize(
+    ("attack", "per_image"),
+    [("clean", 0), ("fgsm", 1), ("pgd-5", 5), ("cw-pgd-4", 4), ("cw-l2-6", 6 + 3 + 5)],
+)
 def test_gradient_evaluations_are_counted(attack: str, per_image: int) -> None:
     model, x, y = Linear(4), images(10), labels(10)
-    assert evaluate(model, (x, y), ball=BALL, attacks=[attack], batch_size=4)[attack].grad_evals == 10 * per_image
+    assert (
+        evaluate(model, (x, y), ball=BALL, attacks=[attack], batch_size=4)[attack].grad_evals
+        == 10 * per_image
+    )
 
 
 def test_an_attack_may_have_its_own_number_of_images() -> None:
     model, x, y = Linear(4), images(30), labels(30)
-    found = evaluate(model, (x, y), ball=BALL, attacks=["clean", "clean@17", "pgd-3@8", "pgd-3@99"], batch_size=5)
-    assert {name: r.n for name, r in found.items()} == {"clean": 30, "clean@17": 17, "pgd-3@8": 8, "pgd-3@99": 30}
-    assert found["clean@17"].accuracy == pytest.approx(float((model(x[:17]).argmax(1) == y[:17]).float().mean()))
+    found = evaluate(
+        model, (x, y), ball=BALL, attacks=["clean", "clean@17", "pgd-3@8", "pgd-3@99"], batch_size=5
+    )
+    assert {name: r.n for name, r in found.items()} == {
+        "clean": 30,
+        "clean@17": 17,
+        "pgd-3@8": 8,
+        "pgd-3@99": 30,
+    }
+    assert found["clean@17"].accuracy == pytest.approx(
+        float((model(x[:17]).argmax(1) == y[:17]).float().mean())
+    )
     assert found["pgd-3@8"].grad_evals == 8 * 3
     with pytest.raises(InputError, match="unknown attack 'pdg-3'"):
         parse_attack("pdg-3@8")
@@ -49,13 +76,18 @@ def test_an_attack_may_have_its_own_number_of_images() -> None:
 def test_restarts_are_spent_on_those_that_stand() -> None:
     model, x, y = Linear(4), images(40), labels(40)
     y = model(x).argmax(1)
-    one, three = (evaluate(model, (x, y), ball=Linf(0.012), attacks=[a], batch_size=40)[a] for a in ("pgd-1", "pgd-1-3"))
+    one, three = (
+        evaluate(model, (x, y), ball=Linf(0.012), attacks=[a], batch_size=40)[a]
+        for a in ("pgd-1", "pgd-1-3")
+    )
     assert 0 < one.accuracy < 1
     assert three.accuracy <= one.accuracy
     found = pgd(model, x, y, ball=Linf(0.012), steps=1, seed=derive(derive(0, 0, "pgd-1-3"), 0))
     standing = int((model(found).argmax(1) == y).sum())
     assert 40 + standing < three.grad_evals <= 40 + 2 * standing
-    standing_all = evaluate(model, (x, y), ball=Linf(1e-6), attacks=["pgd-5-3"], batch_size=40)["pgd-5-3"]
+    standing_all = evaluate(model, (x, y), ball=Linf(1e-6), attacks=["pgd-5-3"], batch_size=40)[
+        "pgd-5-3"
+    ]
     assert standing_all.grad_evals == 40 * 15, "nobody fell"
     net = small_net().train()
     before = {k: v.clone() for k, v in net.state_dict().items()}
@@ -78,7 +110,13 @@ def test_a_metered_model_counts_every_gradient_once() -> None:
 def test_limit_batches_and_iterables_agree() -> None:
     model, x, y = Linear(4), images(30), labels(30)
     pair = evaluate(model, (x, y), ball=BALL, attacks=["clean"], limit=17, batch_size=5)["clean"]
-    stream = evaluate(model, [(x[i : i + 5], y[i : i + 5]) for i in range(0, 30, 5)], ball=BALL, attacks=["clean"], limit=17)["clean"]
+    stream = evaluate(
+        model,
+        [(x[i : i + 5], y[i : i + 5]) for i in range(0, 30, 5)],
+        ball=BALL,
+        attacks=["clean"],
+        limit=17,
+    )["clean"]
     assert (pair.accuracy, pair.n) == (stream.accuracy, stream.n)
     assert pair.n == 17
 
@@ -91,7 +129,8 @@ def test_wilson_intervals() -> None:
 
 
 class Masked(nn.Module):
-    """A net that hides its gradients: hugely scaled logits saturate the softmax to exactly 0 and 1."""
+    """A net that hides its gradients: hugely scaled logits saturate the softmax to exactly 0 and
+    1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +146,10 @@ def test_zero_gradients_are_named() -> None:
     y[30:] = (y[30:] + 1) % 4  # attacks have nothing to do there
     results = evaluate(model, (x, y), ball=BALL, attacks=["clean", "pgd-10"])
     assert not results["clean"].warnings
-    assert any("30 of 30 images have an input gradient of exactly zero" in w for w in results["pgd-10"].warnings)
+    assert any(
+        "30 of 30 images have an input gradient of exactly zero" in w
+        for w in results["pgd-10"].warnings
+    )
 
 
 class Constant(nn.Module):
@@ -124,13 +166,19 @@ def test_a_network_that_has_learnt_nothing_is_named() -> None:
     for result in results.values():
         assert [w for w in result.warnings if "learnt nothing" in w] == result.warnings != []
     # Not on the word of a few images, of images of one class, or of the first batch.
-    assert not evaluate(Constant(), (x[:40], y[:40]), ball=BALL, attacks=["clean"])["clean"].warnings
+    assert not evaluate(Constant(), (x[:40], y[:40]), ball=BALL, attacks=["clean"])[
+        "clean"
+    ].warnings
     assert not evaluate(Constant(), (x, y * 0), ball=BALL, attacks=["clean"])["clean"].warnings
     x[-10:, :, 0, 0] = 1
-    assert not evaluate(Constant(), (x, y), ball=BALL, attacks=["clean"], batch_size=64)["clean"].warnings
+    assert not evaluate(Constant(), (x, y), ball=BALL, attacks=["clean"], batch_size=64)[
+        "clean"
+    ].warnings
 
 
-def test_evaluation_tries_out_no_kernels_and_leaves_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_tries_out_no_kernels_and_leaves_the_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Batches of a new size come up all the time, and each would be tuned for."""
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
@@ -164,24 +212,44 @@ class Rippled(nn.Module):
 
 def test_a_stronger_attack_that_does_worse_is_named() -> None:
     x = torch.full((20, 1, 4, 4), 0.5)
-    results = evaluate(Rippled(), (x, torch.zeros(20, dtype=torch.long)), ball=Linf(0.1), attacks=["fgsm", "pgd-200"], step_size=0.001)
+    results = evaluate(
+        Rippled(),
+        (x, torch.zeros(20, dtype=torch.long)),
+        ball=Linf(0.1),
+        attacks=["fgsm", "pgd-200"],
+        step_size=0.001,
+    )
     assert results["fgsm"].accuracy < results["pgd-200"].accuracy
-    assert any("more images standing than the weaker fgsm" in w for w in results["pgd-200"].warnings)
+    assert any(
+        "more images standing than the weaker fgsm" in w for w in results["pgd-200"].warnings
+    )
     assert not results["fgsm"].warnings
 
 
 def test_an_honest_model_gets_no_warning() -> None:
     model, x = Linear(10), images(50)
     y = model(x).argmax(1)
-    results = evaluate(model, (x, y), ball=BALL, attacks=["clean", "fgsm", "pgd-5", "pgd-20", "pgd-20-2", "cw-pgd-20", "autoattack"])
+    results = evaluate(
+        model,
+        (x, y),
+        ball=BALL,
+        attacks=["clean", "fgsm", "pgd-5", "pgd-20", "pgd-20-2", "cw-pgd-20", "autoattack"],
+    )
     assert [w for r in results.values() for w in r.warnings] == []
-    assert results["autoattack"].accuracy <= results["pgd-20-2"].accuracy <= results["clean"].accuracy
+    assert (
+        results["autoattack"].accuracy <= results["pgd-20-2"].accuracy <= results["clean"].accuracy
+    )
     assert results["autoattack"].grad_evals > 50 * 100
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("pgd-20", ("pgd", 20, 1)), ("pgd-50-10", ("pgd", 50, 10)), ("cw-pgd-20", ("cw-pgd", 20, 1)), ("cw-l2", ("cw-l2", 100, 1))],
+    [
+        ("pgd-20", ("pgd", 20, 1)),
+        ("pgd-50-10", ("pgd", 50, 10)),
+        ("cw-pgd-20", ("cw-pgd", 20, 1)),
+        ("cw-l2", ("cw-l2", 100, 1)),
+    ],
 )
 def test_attack_names(text: str, expected: tuple[str, int, int]) -> None:
     spec = parse_attack(text)
@@ -204,7 +272,9 @@ def test_the_model_is_left_as_found_in_every_submodule() -> None:
 
 def test_an_attack_named_twice_is_run_once() -> None:
     model, x = Linear(4), images(10)
-    results = evaluate(model, (x, model(x).argmax(1)), ball=BALL, attacks=["clean", "clean", " clean"])
+    results = evaluate(
+        model, (x, model(x).argmax(1)), ball=BALL, attacks=["clean", "clean", " clean"]
+    )
     assert list(results) == ["clean"]
     assert results["clean"].accuracy == 1.0
 
@@ -231,7 +301,9 @@ def test_what_people_hand_in_by_mistake_is_named() -> None:
     recipe = load("mnist5k-amata", "train.device=cpu")
     radius: Any = 8 / 255
     mistakes: dict[str, Callable[[], object]] = {
-        r"ball = 0\.03\d+ is no threat model; write amata\.Linf": lambda: evaluate(model, (x, y), ball=radius),
+        r"ball = 0\.03\d+ is no threat model; write amata\.Linf": lambda: evaluate(
+            model, (x, y), ball=radius
+        ),
         r"ball = 0\.03\d+ is no": lambda: pgd(model, x, y, ball=radius),
         r"must be tensors, not ndarray;": lambda: evaluate(model, (x, y.numpy()), ball=BALL),
         r"tensors, not ndarray": lambda: evaluate(model, [(x, y.numpy())], ball=BALL),
@@ -240,8 +312,12 @@ def test_what_people_hand_in_by_mistake_is_named() -> None:
         r"data must be tensors \(x, y\)": lambda: fit(model, (x.numpy(), y.numpy()), recipe=recipe),
         r"the model cannot take images of shape \(": lambda: evaluate(odd, (x, y), ball=BALL),
         r"the model cannot take images of": lambda: fit(odd, (x, y), recipe=recipe),
-        r"the model cannot take images of shape \(.*: RuntimeError": lambda: evaluate(Failing(), (x, y), ball=BALL),
-        r"'pgd-0': the number of steps": lambda: evaluate(model, (x, y), ball=BALL, attacks="pgd-0"),
+        r"the model cannot take images of shape \(.*: RuntimeError": lambda: evaluate(
+            Failing(), (x, y), ball=BALL
+        ),
+        r"'pgd-0': the number of steps": lambda: evaluate(
+            model, (x, y), ball=BALL, attacks="pgd-0"
+        ),
     }
     for message, mistake in mistakes.items():
         with pytest.raises(InputError, match=message):

@@ -14,9 +14,16 @@ from amata import recipes
 from amata.training.experiment import load_trained, train
 
 SETS = [
-    "train.device=cpu", "train.epochs=1", "data.valid=40", "data.batch_size=400", "schedule.k_max=2", "train.valid_attack=pgd-1",
-    'eval.attacks=["clean", "fgsm"]', "eval.limit=20", "train.tensorboard=false",
-]  # fmt: skip
+    "train.device=cpu",
+    "train.epochs=1",
+    "data.valid=40",
+    "data.batch_size=400",
+    "schedule.k_max=2",
+    "train.valid_attack=pgd-1",
+    'eval.attacks=["clean", "fgsm"]',
+    "eval.limit=20",
+    "train.tensorboard=false",
+]
 
 
 @pytest.fixture(scope="module")
@@ -49,21 +56,32 @@ with torch.no_grad():
 
 
 @pytest.mark.parametrize(("to", "blocked"), [("robustbench", {"safetensors"}), ("hf", set())])
-def test_a_folder_loads_without_us(to: str, blocked: set[str], run: Path, tmp_path: Path, amata: Any) -> None:
+def test_a_folder_loads_without_us(
+    to: str, blocked: set[str], run: Path, tmp_path: Path, amata: Any
+) -> None:
     called = amata("export", run, "--to", to, "--out", tmp_path / "out", "--name", "Mine2026")
     assert called.code == 0, called.err
     x, z = expected(run)
     torch.save(x, tmp_path / "out" / "x.pt")
     code = LOAD.replace("BLOCKED", repr(blocked))
-    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "out", capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "out", capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stderr
     assert torch.allclose(torch.load(tmp_path / "out" / "z.pt", weights_only=True), z, atol=1e-4)
 
 
-def test_the_claim_has_robustbenchs_fields_and_our_numbers(run: Path, tmp_path: Path, amata: Any) -> None:
+def test_the_claim_has_robustbenchs_fields_and_our_numbers(
+    run: Path, tmp_path: Path, amata: Any
+) -> None:
     assert amata("export", run, "--to", "robustbench", "--out", tmp_path / "rb").code == 0
-    claim = json.loads((tmp_path / "rb" / "model_info" / "mnist5k" / "Linf" / "mnist5k-amata.json").read_text())
-    fields = "link name authors additional_data number_forward_passes dataset venue architecture eps clean_acc reported autoattack_acc"
+    claim = json.loads(
+        (tmp_path / "rb" / "model_info" / "mnist5k" / "Linf" / "mnist5k-amata.json").read_text()
+    )
+    fields = (
+        "link name authors additional_data number_forward_passes dataset venue architecture "
+        "eps clean_acc reported autoattack_acc"
+    )
     assert {*fields.split(), "unreliable"} <= claim.keys()
     evaluation = json.loads((run / "summary.json").read_text())["evaluation"]
     assert claim["clean_acc"] == f"{100 * evaluation['clean']['accuracy']:.2f}"
@@ -88,15 +106,22 @@ def test_onnx_gives_the_same_logits(run: Path, tmp_path: Path, amata: Any) -> No
     called = amata("export", run, "--to", "onnx", "--out", tmp_path / "onnx")
     assert called.code == 0, called.err
     x, z = expected(run)
-    session = onnxruntime.InferenceSession(str(tmp_path / "onnx" / "model.onnx"), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        str(tmp_path / "onnx" / "model.onnx"), providers=["CPUExecutionProvider"]
+    )
     for n in (1, 5, 24):  # the number of images is free
         (found,) = session.run(None, {"images": x[:n].numpy()})
         assert np.abs(found - z[:n].numpy()).max() < 1e-4
 
 
 def test_bad_exports_are_one_line(run: Path, tmp_path: Path, amata: Any) -> None:
-    assert "error: unknown --to 'onx'; did you mean 'onnx'?" in amata("export", run, "--to", "onx", "--out", tmp_path / "a").err
+    assert (
+        "error: unknown --to 'onx'; did you mean 'onnx'?"
+        in amata("export", run, "--to", "onx", "--out", tmp_path / "a").err
+    )
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     assert "is not empty" in amata("export", run, "--to", "hf", "--out", tmp_path / "full").err
-    assert "is no run folder" in amata("export", tmp_path, "--to", "hf", "--out", tmp_path / "b").err
+    assert (
+        "is no run folder" in amata("export", tmp_path, "--to", "hf", "--out", tmp_path / "b").err
+    )

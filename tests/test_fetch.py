@@ -4,9 +4,10 @@ import hashlib
 import io
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,9 @@ class Server(ThreadingHTTPServer):
         self.ranges = True
         self.requests: list[str | None] = []
 
-    def remote(self, name: str = "data.bin", checksum: str | None = None, unpack: bool = False) -> Remote:
+    def remote(
+        self, name: str = "data.bin", checksum: str | None = None, unpack: bool = False
+    ) -> Remote:
         content = self.files.get(f"/{name}", b"")
         url = f"http://127.0.0.1:{self.server_address[1]}/{name}"
         return Remote(url, checksum or "sha256:" + hashlib.sha256(content).hexdigest(), unpack)
@@ -40,7 +43,9 @@ class Handler(BaseHTTPRequestHandler):
         self.server.requests.append(wanted)
         if content is None:
             return self.send_error(404)
-        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.server.ranges else 0
+        start = (
+            int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.server.ranges else 0
+        )
         if start >= len(content):
             return self.send_error(416)
         self.send_response(206 if start else 200)
@@ -71,7 +76,11 @@ def server() -> Iterator[Server]:
 
 def test_a_file_is_fetched_once_and_verified(server: Server, tmp_path: Path) -> None:
     seen: list[tuple[int, int | None]] = []
-    path = fetch(server.remote(), tmp_path / "new" / "folder", lambda _, done, total: seen.append((done, total)))
+    path = fetch(
+        server.remote(),
+        tmp_path / "new" / "folder",
+        lambda _, done, total: seen.append((done, total)),
+    )
     assert path.read_bytes() == CONTENT
     assert seen[-1] == (len(CONTENT), len(CONTENT))
     fetch(server.remote(), tmp_path / "new" / "folder")
@@ -79,7 +88,9 @@ def test_a_file_is_fetched_once_and_verified(server: Server, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_broken_download_goes_on_where_it_stopped(server: Server, tmp_path: Path, ranges: bool) -> None:
+def test_a_broken_download_goes_on_where_it_stopped(
+    server: Server, tmp_path: Path, ranges: bool
+) -> None:
     server.break_after, server.ranges = 300_000, ranges
     with pytest.raises(InputError, match="run the command again to go on"):
         fetch(server.remote(), tmp_path)
@@ -98,14 +109,20 @@ def test_a_download_killed_after_its_last_byte_is_whole(server: Server, tmp_path
 
 
 def test_a_wrong_checksum_is_refused_and_nothing_stays(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"wrong checksum \(md5:.*, not md5:0123\) and was removed"):
+    with pytest.raises(
+        InputError, match=r"wrong checksum \(md5:.*, not md5:0123\) and was removed"
+    ):
         fetch(server.remote(checksum="md5:0123"), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_already_there_is_verified_and_never_lost(server: Server, tmp_path: Path) -> None:
+def test_a_file_that_is_already_there_is_verified_and_never_lost(
+    server: Server, tmp_path: Path
+) -> None:
     (tmp_path / "data.bin").write_bytes(b"my own copy")
-    with pytest.raises(InputError, match=r"data\.bin exists and is not the published file .*move it away"):
+    with pytest.raises(
+        InputError, match=r"data\.bin exists and is not the published file .*move it away"
+    ):
         fetch(server.remote(), tmp_path)
     assert (tmp_path / "data.bin").read_bytes() == b"my own copy"
 
@@ -135,16 +152,23 @@ def test_archives_are_unpacked_beside_themselves(server: Server, tmp_path: Path)
     server.files["/set.tar.gz"] = archive(("set/a.txt", b"one", ""), ("set/b/c.txt", b"two", ""))
     fetch(server.remote("set.tar.gz", unpack=True), tmp_path)
     assert (tmp_path / "set" / "b" / "c.txt").read_bytes() == b"two"
-    fetch(server.remote("set.tar.gz", unpack=True), tmp_path)  # unpacking again replaces what is there
+    # unpacking again replaces what is there
+    fetch(server.remote("set.tar.gz", unpack=True), tmp_path)
     assert not list(tmp_path.glob(".unpack-*"))
 
 
 @pytest.mark.parametrize(
     "member",
-    [("../evil.txt", b"x", ""), ("set/../../evil.txt", b"x", ""), ("set/link", None, "../../outside")],
+    [
+        ("../evil.txt", b"x", ""),
+        ("set/../../evil.txt", b"x", ""),
+        ("set/link", None, "../../outside"),
+    ],
     ids=["up", "far up", "link"],
 )
-def test_archives_cannot_leave_their_folder(tmp_path: Path, member: tuple[str, bytes | None, str]) -> None:
+def test_archives_cannot_leave_their_folder(
+    tmp_path: Path, member: tuple[str, bytes | None, str]
+) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
     (inside / "bad.tar.gz").write_bytes(archive(("set/a.txt", b"one", ""), member))
@@ -154,7 +178,9 @@ def test_archives_cannot_leave_their_folder(tmp_path: Path, member: tuple[str, b
     assert [p.name for p in tmp_path.iterdir()] == ["inside"]
 
 
-def test_the_command_fetches(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, amata) -> None:  # type: ignore[no-untyped-def]
+def test_the_command_fetches(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, amata: Callable[..., Any]
+) -> None:
     monkeypatch.setitem(fetching.SOURCES, "mnist", (server.remote(),))
     called = amata("data", "fetch", "mnist", "--root", tmp_path)
     assert called.code == 0

@@ -13,7 +13,14 @@ from amata import recipes
 from amata.attacks import pgd
 from amata.errors import InputError
 from amata.schedules import Control
-from amata.studies.landscape import Plane, climb, landscape, principal_direction, rademacher_direction, steepest
+from amata.studies.landscape import (
+    Plane,
+    climb,
+    landscape,
+    principal_direction,
+    rademacher_direction,
+    steepest,
+)
 from amata.threat import Linf
 from amata.training.experiment import train
 from tests.conftest import images, labels, small_net
@@ -27,7 +34,10 @@ def test_the_course_is_pgds() -> None:
     points = climb(model, x, y, BALL, Control(6, 0.03))
     assert torch.equal(points[:1], x)
     for k in range(1, 7):
-        assert torch.equal(points[k : k + 1], pgd(model, x, y, ball=BALL, steps=k, step_size=0.03, random_start=False))
+        assert torch.equal(
+            points[k : k + 1],
+            pgd(model, x, y, ball=BALL, steps=k, step_size=0.03, random_start=False),
+        )
 
 
 def test_the_x_axis_is_the_first_principal_component() -> None:
@@ -68,26 +78,52 @@ def test_grid_values_are_losses_on_the_plane() -> None:
     with torch.no_grad():
         clean = float(F.cross_entropy(model(x), y))
         plane = Plane(x, along, across)
-        assert float(F.cross_entropy(model(plane.at(torch.zeros(1, 2))), y)) == pytest.approx(clean, abs=1e-6)
+        assert float(F.cross_entropy(model(plane.at(torch.zeros(1, 2))), y)) == pytest.approx(
+            clean, abs=1e-6
+        )
     assert found["clean_loss"] == pytest.approx(clean, abs=1e-6)
     strong, weak = found["courses"]
     assert (strong["steps"], weak["steps"]) == (8, 2)
     assert strong["points"][0] == [0, 0]
     assert len(strong["points"]) == len(strong["loss"]) == 9
-    assert torch.allclose(plane.coordinates(plane.at(torch.tensor([[0.3, -0.2]]))), torch.tensor([[0.3, -0.2]]), atol=1e-6)
+    assert torch.allclose(
+        plane.coordinates(plane.at(torch.tensor([[0.3, -0.2]]))),
+        torch.tensor([[0.3, -0.2]]),
+        atol=1e-6,
+    )
 
 
 def test_without_a_sample_the_image_is_taken_whose_loss_rises_most() -> None:
     model, x, y, u = small_net().eval(), images(12), labels(12), Control(3, 0.04)
     ends = torch.cat([climb(model, x[i : i + 1], y[i : i + 1], BALL, u)[-1:] for i in range(12)])
-    rises = F.cross_entropy(model(ends), y, reduction="none") - F.cross_entropy(model(x), y, reduction="none")
+    rises = F.cross_entropy(model(ends), y, reduction="none") - F.cross_entropy(
+        model(x), y, reduction="none"
+    )
     assert steepest(model, x, y, BALL, u) == int(rises.argmax()) != 0
 
 
-def test_the_command_draws_kept_epochs(tmp_path: Path, amata: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_draws_kept_epochs(
+    tmp_path: Path, amata: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
-    train(recipes.load("mnist5k-amata", [*QUICK, "train.epochs=2", "train.keep_epochs=true", "eval.limit=10"]), run)
-    called = amata("landscape", run, "--epochs", "1,2", "--steps", "5,2", "--grid", "9", "--out", tmp_path / "l")
+    train(
+        recipes.load(
+            "mnist5k-amata", [*QUICK, "train.epochs=2", "train.keep_epochs=true", "eval.limit=10"]
+        ),
+        run,
+    )
+    called = amata(
+        "landscape",
+        run,
+        "--epochs",
+        "1,2",
+        "--steps",
+        "5,2",
+        "--grid",
+        "9",
+        "--out",
+        tmp_path / "l",
+    )
     assert called.code == 0, called.err
     result = json.loads((tmp_path / "l" / "landscape.json").read_text())
     assert [p["epoch"] for p in result["landscapes"]] == [1, 2]
@@ -96,9 +132,32 @@ def test_the_command_draws_kept_epochs(tmp_path: Path, amata: Any, monkeypatch: 
     for name in ("landscape.svg", "landscape.png", "landscape-3d.svg", "landscape-3d.png"):
         assert (tmp_path / "l" / name).stat().st_size > 1000
     monkeypatch.setattr("amata.studies.landscape.steepest", lambda *_: 3)
-    assert "test image 3, label" in amata("landscape", run, "--grid", "3", "--steps", "2", "--out", tmp_path / "c").out
+    assert (
+        "test image 3, label"
+        in amata("landscape", run, "--grid", "3", "--steps", "2", "--out", tmp_path / "c").out
+    )
     assert f"test image {result['sample']}, label {result['label']}" in called.out
-    assert amata("landscape", run, "--grid", "5", "--steps", "3", "--sample", "7", "--out", tmp_path / "b").code == 0
+    assert (
+        amata(
+            "landscape",
+            run,
+            "--grid",
+            "5",
+            "--steps",
+            "3",
+            "--sample",
+            "7",
+            "--out",
+            tmp_path / "b",
+        ).code
+        == 0
+    )
     assert json.loads((tmp_path / "b" / "landscape.json").read_text())["sample"] == 7
-    assert "not one of the run's 2 epochs" in amata("landscape", run, "--epochs", "3", "--out", tmp_path / "x").err
-    assert "not one of the 1000 test images" in amata("landscape", run, "--sample", "1000", "--out", tmp_path / "x").err
+    assert (
+        "not one of the run's 2 epochs"
+        in amata("landscape", run, "--epochs", "3", "--out", tmp_path / "x").err
+    )
+    assert (
+        "not one of the 1000 test images"
+        in amata("landscape", run, "--sample", "1000", "--out", tmp_path / "x").err
+    )

@@ -1,4 +1,5 @@
-"""Training methods: one conformance table, and each method against a straight-line oracle that shares no code with it."""
+"""Training methods: one conformance table, and each method against a straight-line oracle that
+shares no code with it."""
 
 import copy
 from collections.abc import Callable
@@ -11,9 +12,23 @@ from torch import Tensor, nn
 
 from amata.batch import Batch, Frame
 from amata.data.augment import crop_flip
-from amata.engine import PlainNet, WeightAverage
+from amata.engine import EMA, PlainNet
 from amata.losses import smooth_ce
-from amata.methods import ATTA, DAT, ERM, FAT, METHODS, NFGSM, PGD, TRADES, YOPO, Fast, Free, Memory, Method
+from amata.methods import (
+    ATTA,
+    DAT,
+    ERM,
+    FAT,
+    METHODS,
+    NFGSM,
+    PGD,
+    TRADES,
+    YOPO,
+    Fast,
+    Free,
+    Memory,
+    Method,
+)
 from amata.schedules import Constant, Control, Linear
 from amata.seeds import generator
 from amata.threat import L2, Linf, Region
@@ -26,7 +41,8 @@ N, TOTAL, BATCHES = 6, 12, 6
 
 
 class Scene:
-    """What an oracle works with: the model in plain torch, one batch, and what it kept from the batches before."""
+    """What an oracle works with: the model in plain torch, one batch, and what it kept from the
+    batches before."""
 
     def __init__(self, model: nn.Sequential) -> None:
         self.model = model
@@ -116,7 +132,9 @@ def oracle_trades(s: Scene, b: Batch, rng: torch.Generator) -> None:
     x_adv = clip(b.x + 0.001 * torch.randn(b.x.shape, generator=rng), b.x)
     for _ in range(U.steps):
         leaf = x_adv.clone().requires_grad_()
-        (g,) = torch.autograd.grad(F.kl_div(F.log_softmax(s.model(leaf), 1), p, reduction="sum"), leaf)
+        (g,) = torch.autograd.grad(
+            F.kl_div(F.log_softmax(s.model(leaf), 1), p, reduction="sum"), leaf
+        )
         x_adv = clip(x_adv + U.step_size * g.sign(), b.x)
         s.cost += N
     s.model.train()
@@ -155,7 +173,10 @@ def oracle_dat(s: Scene, b: Batch, rng: torch.Generator) -> None:
     for k in range(U.steps):
         g, _ = s.grad_x(x_adv[alive], b.y[alive])
         if k:
-            fosc = [EPS * float(g[r].abs().sum()) - float(((x_adv[i] - b.x[i]) * g[r]).sum()) for r, i in enumerate(alive)]
+            fosc = [
+                EPS * float(g[r].abs().sum()) - float(((x_adv[i] - b.x[i]) * g[r]).sum())
+                for r, i in enumerate(alive)
+            ]
             rows = [r for r in range(len(alive)) if fosc[r] > c]
             s.kept["stopped"] = s.kept.get("stopped", 0) + len(alive) - len(rows)
             g, alive = g[rows], [alive[r] for r in rows]
@@ -204,7 +225,13 @@ def oracle_atta(s: Scene, b: Batch, rng: torch.Generator) -> None:
         key = int(b.ids[i])
         delta = fresh[i]
         if key in store:
-            delta = torch.stack([torch.stack([store[key][:, r, c] for c in b.frame.columns[i]], 1) for r in b.frame.rows[i]], 1)
+            delta = torch.stack(
+                [
+                    torch.stack([store[key][:, r, c] for c in b.frame.columns[i]], 1)
+                    for r in b.frame.rows[i]
+                ],
+                1,
+            )
         x_adv[i] = clip(b.x[i] + delta, b.x[i])
     for _ in range(U.steps):
         x_adv = clip(x_adv + U.step_size * s.grad_x(x_adv, b.y)[0].sign(), b.x)
@@ -217,7 +244,8 @@ def oracle_atta(s: Scene, b: Batch, rng: torch.Generator) -> None:
         store[int(b.ids[i])] = canvas
 
 
-# name -> (method, oracle, gradient evaluations per image under U, or None where samples stop by themselves). A new method is one row.
+# name -> (method, oracle, gradient evaluations per image under U, or None where samples stop by
+# themselves). A new method is one row.
 Row = tuple[Method, Callable[..., None], int | None]
 K = U.steps
 TABLE: dict[str, Row] = {
@@ -234,7 +262,11 @@ TABLE: dict[str, Row] = {
 }
 VARIANTS: dict[str, Row] = {
     "pgd with the clean term": (PGD(ball=BALL, clean_term=True), oracle_pgd_clean, K + 2),
-    "yopo, layer one as in the paper": (YOPO(ball=BALL, inner=2, layer_one="paper"), oracle_yopo(reference=False), K),
+    "yopo, layer one as in the paper": (
+        YOPO(ball=BALL, inner=2, layer_one="paper"),
+        oracle_yopo(reference=False),
+        K,
+    ),
     "atta, store on the CPU": (ATTA(ball=BALL, reset=2, store="cpu"), oracle_atta, K + 1),
 }
 ALL = {**TABLE, **VARIANTS}
@@ -257,7 +289,9 @@ def batch_of(index: int) -> Batch:
     return Batch(x, labels(TOTAL)[ids], ids, TOTAL, index // 2, frame)
 
 
-def train(method: Method, model: nn.Module, u: Control = U, batches: int = BATCHES, **options: Any) -> tuple[PlainNet, Memory]:
+def train(
+    method: Method, model: nn.Module, u: Control = U, batches: int = BATCHES, **options: Any
+) -> tuple[PlainNet, Memory]:
     net = PlainNet(model, sgd(model), first_layer="0", **options)
     memory: Memory = {}
     for index in range(batches):
@@ -283,14 +317,19 @@ def test_a_method_equals_its_oracle_over_several_batches(name: str) -> None:
     for (key, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
         assert torch.allclose(a, b, atol=1e-6, rtol=1e-6), key
     assert net.grad_evals == scene.cost, "the meter counts what was really computed"
-    assert any(not torch.equal(a, b) for a, b in zip(ours.parameters(), small_net().parameters(), strict=True)), "nothing was learned"
+    assert any(
+        not torch.equal(a, b)
+        for a, b in zip(ours.parameters(), small_net().parameters(), strict=True)
+    ), "nothing was learned"
     if "noise" in scene.kept:
         torch.testing.assert_close(memory["noise"], scene.kept["noise"])
     if "store" in scene.kept:
         for key, canvas in scene.kept["store"].items():
             torch.testing.assert_close(memory["store"][key], canvas)
     if name == "dat":
-        assert 0 < scene.kept["stopped"] < BATCHES * N, "the criterion should stop some samples and not all"
+        assert 0 < scene.kept["stopped"] < BATCHES * N, (
+            "the criterion should stop some samples and not all"
+        )
 
 
 @rows
@@ -298,10 +337,13 @@ def test_the_cost_meter_follows_the_formula(name: str) -> None:
     method, _, cost = ALL[name]
     net, _ = train(method, small_net())
     if cost is None:
-        assert BATCHES * N < net.grad_evals < BATCHES * N * (K + 1), "stopped samples should have left the batch"
+        assert BATCHES * N < net.grad_evals < BATCHES * N * (K + 1), (
+            "stopped samples should have left the batch"
+        )
     else:
         assert net.grad_evals == BATCHES * N * cost
-    assert net.first_layer_evals == (BATCHES * N * K * 3 if "yopo" in name else 0)  # n steps and one weight gradient a pass
+    # n steps and one weight gradient a pass
+    assert net.first_layer_evals == (BATCHES * N * K * 3 if "yopo" in name else 0)
 
 
 @rows
@@ -341,7 +383,9 @@ def test_a_new_method_takes_one_file_one_name_and_one_row(monkeypatch: pytest.Mo
         ball: Ball
         share: float = 1.0
 
-        def step(self, net: Any, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
+        def step(
+            self, net: Any, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
+        ) -> None:
             net.backward(self.ball.scaled(self.share).around(batch.x).start(rng), batch.y)
             net.apply()
 
@@ -353,15 +397,26 @@ def test_a_new_method_takes_one_file_one_name_and_one_row(monkeypatch: pytest.Mo
     test_a_method_equals_its_oracle_over_several_batches("noise")
     test_the_cost_meter_follows_the_formula("noise")
     test_a_method_draws_only_from_its_generator_and_leaves_no_gradient("noise")
-    recipe = recipes.load("mnist5k-amata", ["method.name=noise", "method.share=1/2", "train.epochs=1", "train.device=cpu"])  # its recipe
+    # its recipe
+    recipe = recipes.load(
+        "mnist5k-amata",
+        ["method.name=noise", "method.share=1/2", "train.epochs=1", "train.device=cpu"],
+    )
     assert recipe.method == Noise(ball=Linf(0.2), share=0.5)
     assert fit(small_net(), (images(8), labels(8)), None, recipe).grad_evals == 8
 
 
-# --- what a method must reduce to ------------------------------------------------------------------------------------------------------
+# --- what a method must reduce to
+# ------------------------------------------------------------------------------------------
 
 
-def both(first: Method, second: Method, u: Control = U, v: Control | None = None, net: Callable[[], nn.Module] = small_net) -> bool:
+def both(
+    first: Method,
+    second: Method,
+    u: Control = U,
+    v: Control | None = None,
+    net: Callable[[], nn.Module] = small_net,
+) -> bool:
     a, b = still(net()), still(net())
     train(first, a, u)
     train(second, b, v or u)
@@ -392,11 +447,15 @@ def test_fast_is_one_step_pgd() -> None:
 
 def test_atta_that_resets_every_epoch_is_pgd_from_its_own_start() -> None:
     class FromNoise(PGD):
-        def step(self, net: Any, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
+        def step(
+            self, net: Any, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
+        ) -> None:
             region = self.ball.around(batch.x)
             x_adv = region.project(batch.x + 0.001 * torch.randn(batch.x.shape, generator=rng))
             for _ in range(u.steps):
-                x_adv = region.project(region.ascend(x_adv, net.input_grad(x_adv, batch.y), u.step_size))
+                x_adv = region.project(
+                    region.ascend(x_adv, net.input_grad(x_adv, batch.y), u.step_size)
+                )
             net.backward(x_adv, batch.y)
             net.apply()
 
@@ -421,7 +480,9 @@ def test_yopo_behind_an_identity_is_accumulated_pgd() -> None:
         return still(nn.Sequential(nn.Identity(), *small_net()))
 
     class Accumulated(PGD):
-        def step(self, net: Any, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
+        def step(
+            self, net: Any, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
+        ) -> None:
             region = self.ball.around(batch.x)
             x_adv = region.start(rng)
             for _ in range(u.steps):
@@ -447,7 +508,9 @@ def test_fasts_starts(init: Any) -> None:
     seen: list[Tensor] = []
 
     class Watch(PlainNet):
-        def ascent(self, region: Region, x: Tensor, y: Tensor, steps: int, step_size: float, **options: Any) -> Tensor:
+        def ascent(
+            self, region: Region, x: Tensor, y: Tensor, steps: int, step_size: float, **options: Any
+        ) -> Tensor:
             seen.append(x.clone())
             return super().ascent(region, x, y, steps, step_size, **options)
 
@@ -499,11 +562,15 @@ def test_a_frame_is_inverted_exactly() -> None:
 
 
 def test_a_first_layer_may_be_followed_by_work_in_place_and_may_have_no_weights() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(4 * 16, 4))
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(4 * 16, 4)
+    )
     bare = nn.Sequential(nn.Identity(), *copy.deepcopy(model))
     before = [p.clone() for p in model.parameters()]
     for net in (model, bare):
-        YOPO(ball=BALL, inner=2, layer_one="reference").step(PlainNet(net, sgd(net), first_layer="0"), batch_of(0), U, generator(0), {})
+        YOPO(ball=BALL, inner=2, layer_one="reference").step(
+            PlainNet(net, sgd(net), first_layer="0"), batch_of(0), U, generator(0), {}
+        )
         assert all(not torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
 
 
@@ -513,8 +580,17 @@ def test_methods_refuse_what_they_cannot_train_on() -> None:
     from amata.training import fit
 
     data = images(8), labels(8)
-    for method, train_on, message in (("atta", [data], "needs data in memory"), ("free", data, "does not train at all")):
-        overrides = [f"method.name={method}", "schedule.name=constant", "schedule.steps=0", "schedule.step_size=0", "train.device=cpu"]
+    for method, train_on, message in (
+        ("atta", [data], "needs data in memory"),
+        ("free", data, "does not train at all"),
+    ):
+        overrides = [
+            f"method.name={method}",
+            "schedule.name=constant",
+            "schedule.steps=0",
+            "schedule.step_size=0",
+            "train.device=cpu",
+        ]
         with pytest.raises(InputError, match=message):
             fit(small_net(), train_on, None, recipes.load("mnist5k-amata", overrides))
 
@@ -530,7 +606,10 @@ def test_a_first_layer_that_is_not_there_is_named() -> None:
 
 def test_fosc_is_zero_exactly_at_the_worst_case_of_a_linear_loss() -> None:
     x, g = images(low=0.4, high=0.6), torch.randn(6, 1, 6, 6, generator=generator(0))
-    for ball, worst in ((Linf(0.1), x + 0.1 * g.sign()), (L2(0.1), x + 0.1 * g / g.flatten(1).norm(dim=1).view(-1, 1, 1, 1))):
+    for ball, worst in (
+        (Linf(0.1), x + 0.1 * g.sign()),
+        (L2(0.1), x + 0.1 * g / g.flatten(1).norm(dim=1).view(-1, 1, 1, 1)),
+    ):
         torch.testing.assert_close(ball.fosc(worst, x, g), torch.zeros(6), atol=1e-5, rtol=0)
         assert (ball.fosc(x, x, g) > 0.1).all()
 
@@ -603,7 +682,7 @@ def test_backward_accumulates_and_returns_the_input_gradient_when_asked() -> Non
 
 def test_the_weight_average_follows_its_formula() -> None:
     model = nn.BatchNorm1d(2)
-    average = WeightAverage(model, decay=0.5)
+    average = EMA(model, decay=0.5)
     expected = model.weight.detach().clone()
     for step in range(20):
         with torch.no_grad():

@@ -36,16 +36,27 @@ def test_size_and_output(name: str) -> None:
 
 def test_the_other_variants_have_their_sizes() -> None:
     def size(name: str, channels: int, **args: object) -> int:
-        return sum(p.numel() for p in build(name, in_channels=channels, classes=10, args=dict(args)).parameters())
+        return sum(
+            p.numel()
+            for p in build(name, in_channels=channels, classes=10, args=dict(args)).parameters()
+        )
 
     assert size("preactresnet18", 3, final_bn=False) == 11_171_146  # YOPO's and FAT's
     assert size("lenet", 1, variant="2020") == 1_199_882
 
 
 def test_resnets_carry_torchvisions_names() -> None:
-    # torchvision's state dict of resnet18 and resnet50: 122 and 320 entries, of which these are typical.
-    for name, entries, deep in (("resnet18", 122, "layer4.1.bn2.running_var"), ("resnet50", 320, "layer4.2.bn3.running_var")):
-        keys = build(name, in_channels=3, classes=1000, mean=[0.5] * 3, std=[0.5] * 3).state_dict().keys()
+    # torchvision's state dict of resnet18 and resnet50: 122 and 320 entries, of which these are
+    # typical.
+    for name, entries, deep in (
+        ("resnet18", 122, "layer4.1.bn2.running_var"),
+        ("resnet50", 320, "layer4.2.bn3.running_var"),
+    ):
+        keys = (
+            build(name, in_channels=3, classes=1000, mean=[0.5] * 3, std=[0.5] * 3)
+            .state_dict()
+            .keys()
+        )
         assert len(keys) == entries
         assert {
             "conv1.weight",
@@ -93,7 +104,8 @@ def test_weights_come_from_the_seed_alone() -> None:
 def test_any_module_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_nets_for_test.py").write_text(
         "from torch import nn\ndef make(width): return nn.Linear(width, 3)\nnumber = 3\n"
-        "def fitting(in_channels=3, *, num_classes=1000): return nn.Linear(in_channels, num_classes)\n"
+        "def fitting(in_channels=3, *, num_classes=1000): return nn.Linear(in_channels, "
+        "num_classes)\n"
     )
     monkeypatch.chdir(tmp_path)
     model = build("my_nets_for_test:make", in_channels=1, classes=3, args={"width": 4})
@@ -135,7 +147,9 @@ def test_a_missing_timm_is_named() -> None:
         with pytest.raises(InputError, match="needs the package timm"):
             build("timm/resnet18", in_channels=3, classes=10)
     else:
-        assert build("timm/resnet18", in_channels=3, classes=10)(torch.rand(1, 3, 64, 64)).shape == (1, 10)
+        assert build("timm/resnet18", in_channels=3, classes=10)(
+            torch.rand(1, 3, 64, 64)
+        ).shape == (1, 10)
 
 
 def test_weights_load_from_both_formats_and_errors_name_the_file(tmp_path: Path) -> None:

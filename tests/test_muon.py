@@ -18,7 +18,8 @@ def test_a_matrix_is_brought_near_its_orthogonal_factor(shape: tuple[int, int]) 
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     u, s, v = torch.linalg.svd(matrix, full_matrices=False)
     found = orthogonal(matrix[None])[0]
-    # The same directions, each with a singular value of its own near 1: the polynomial's, applied five times.
+    # The same directions, each with a singular value of its own near 1: the polynomial's, applied
+    # five times.
     values = s / s.norm()
     for _ in range(5):
         values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
@@ -35,11 +36,20 @@ def test_a_stack_is_its_matrices_one_by_one_and_scale_does_not_matter() -> None:
 
 
 def test_an_update_by_hand() -> None:
-    """Two steps: momentum before orthogonality, decay apart from the gradient, filters as matrices, tall ones scaled up."""
+    """Two steps: momentum before orthogonality, decay apart from the gradient, filters as matrices,
+    tall ones scaled up."""
     generator = torch.Generator().manual_seed(2)
-    filters, tall = (torch.randn(shape, generator=generator).requires_grad_() for shape in [(4, 2, 3, 3), (12, 3)])
+    filters, tall = (
+        torch.randn(shape, generator=generator).requires_grad_()
+        for shape in [(4, 2, 3, 3), (12, 3)]
+    )
     expected = [filters.detach().clone(), tall.detach().clone()]
-    optimizer = Muon([{"params": [filters, tall], "orthogonal": True, "weight_decay": 0.5}], lr=0.1, momentum=0.9, nesterov=True)
+    optimizer = Muon(
+        [{"params": [filters, tall], "orthogonal": True, "weight_decay": 0.5}],
+        lr=0.1,
+        momentum=0.9,
+        nesterov=True,
+    )
     momenta = [torch.zeros_like(e) for e in expected]
     for _ in range(2):
         for p, e, m in zip((filters, tall), expected, momenta, strict=True):
@@ -78,12 +88,18 @@ def test_cuda_in_bf16_is_near_enough() -> None:
     assert found.dtype == torch.float32
     values = torch.linalg.svdvals(found.cpu())
     assert ((values > 0.6) & (values < 1.3)).all()
-    assert torch.nn.functional.cosine_similarity(found.cpu().flatten(), orthogonal(stack).flatten(), dim=0) > 0.99
+    assert (
+        torch.nn.functional.cosine_similarity(
+            found.cpu().flatten(), orthogonal(stack).flatten(), dim=0
+        )
+        > 0.99
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_step_that_an_engine_records_is_the_step(device: str) -> None:
-    """The rate changes from step to step, and half-way the optimiser's state is loaded anew, as when a run is rolled back."""
+    """The rate changes from step to step, and half-way the optimiser's state is loaded anew, as
+    when a run is rolled back."""
     moved = []
     for kind in (PlainNet, FastNet):
         model = small_net().to(device)

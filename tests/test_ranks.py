@@ -1,4 +1,5 @@
-"""Several processes train what one would: every method, through checkpoints, and when one of them dies."""
+"""Several processes train what one would: every method, through checkpoints, and when one of them
+dies."""
 
 import json
 import os
@@ -12,17 +13,33 @@ import torch
 
 from amata import recipes
 from amata.errors import InputError
+from amata.runs.files import load_tensors
 from amata.training.experiment import resume, train
-from amata.training.files import load_tensors
 from tests.together import CASES, trained
 
 ROOT = Path(__file__).parents[1]
 
 
 def torchrun(*arguments: str | Path, restarts: int = 0) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        str(restarts),
+    ]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([*command, *map(str, arguments)], env=env, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    return subprocess.run(
+        [*command, *map(str, arguments)],
+        env=env,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=300,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -38,26 +55,37 @@ def by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_processes_train_what_one_does(name: str, by_two: Path, tmp_path: Path) -> None:
     index = list(CASES).index(name)
     here, there = (load_tensors(by_two / f"{index}-{rank}.safetensors") for rank in (0, 1))
-    assert all(torch.equal(here[k], there[k]) for k in here), "the processes hold different networks"
+    assert all(torch.equal(here[k], there[k]) for k in here), (
+        "the processes hold different networks"
+    )
     rows = json.loads((by_two / f"{index}-0.json").read_text())
-    assert rows == json.loads((by_two / f"{index}-1.json").read_text()) or all("seconds" in k for k in _differing(rows, by_two, index))
+    assert rows == json.loads((by_two / f"{index}-1.json").read_text()) or all(
+        "seconds" in k for k in _differing(rows, by_two, index)
+    )
     if name == "BatchNorm of one's own":
         return  # each process normalises by its part of a batch, so it is another computation
     weights, alone = trained(name, tmp_path)
     for key, value in weights.items():
         assert torch.allclose(here[key].double(), value.double(), rtol=1e-5, atol=1e-8), key
-    found, expected = (load_tensors(folder / name / "checkpoints" / "00003-0000000.safetensors") for folder in (by_two, tmp_path))
+    found, expected = (
+        load_tensors(folder / name / "checkpoints" / "00003-0000000.safetensors")
+        for folder in (by_two, tmp_path)
+    )
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         if key != "loss_sum":
-            assert torch.allclose(found[key].double(), value.double(), rtol=1e-5, atol=1e-8), f"the checkpoint's {key}"
+            assert torch.allclose(found[key].double(), value.double(), rtol=1e-5, atol=1e-8), (
+                f"the checkpoint's {key}"
+            )
     for theirs, mine in zip(rows, alone, strict=True):
         assert theirs["grad_evals"] == mine["grad_evals"]
         assert theirs["grad_evals_per_image"] == mine["grad_evals_per_image"]
         assert theirs["steps"] == mine["steps"]
         assert theirs["valid"] == mine["valid"]
         assert theirs["valid_n"] == mine["valid_n"] == 40
-        for probed, expected_probe in zip(theirs.get("probed", []), mine.get("probed", []), strict=True):
+        for probed, expected_probe in zip(
+            theirs.get("probed", []), mine.get("probed", []), strict=True
+        ):
             assert probed == pytest.approx(expected_probe, rel=1e-6)
         assert theirs["loss"] == pytest.approx(mine["loss"], rel=0.05 if "sizes" in name else 1e-6)
 
@@ -68,11 +96,22 @@ def _differing(rows: list[dict[str, Any]], folder: Path, index: int) -> set[str]
 
 
 DIGITS = [
-    "model.name=tests.together:mortal", "train.device=cpu", "train.epochs=3", "data.batch_size=100", "data.valid=50", "schedule.k_max=2",
-    "optim.name=sgd", "optim.lr=0.02", "optim.nesterov=false", "optim.weight_decay=5e-4", "train.valid_attack=pgd-2", "eval.limit=300",
-    "eval.batch_size=50", "train.tensorboard=false",
+    "model.name=tests.together:mortal",
+    "train.device=cpu",
+    "train.epochs=3",
+    "data.batch_size=100",
+    "data.valid=50",
+    "schedule.k_max=2",
+    "optim.name=sgd",
+    "optim.lr=0.02",
+    "optim.nesterov=false",
+    "optim.weight_decay=5e-4",
+    "train.valid_attack=pgd-2",
+    "eval.limit=300",
+    "eval.batch_size=50",
+    "train.tensorboard=false",
     'eval.attacks=["clean", "pgd-2"]',
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +135,13 @@ def assert_same(run: Path, whole: Path) -> None:
         assert a["evaluation"][attack]["accuracy"] == pytest.approx(result["accuracy"], abs=0.01)
 
 
-def test_a_lost_process_is_started_anew_and_the_run_finishes(tmp_path: Path, undisturbed: Path) -> None:
+def test_a_lost_process_is_started_anew_and_the_run_finishes(
+    tmp_path: Path, undisturbed: Path
+) -> None:
     sets = [part for text in DIGITS for part in ("--set", text)]
-    done = torchrun("-m", "amata", "train", "mnist5k-amata", *sets, "--out", tmp_path / "run", restarts=1)
+    done = torchrun(
+        "-m", "amata", "train", "mnist5k-amata", *sets, "--out", tmp_path / "run", restarts=1
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "exitcode: -9" in done.stderr, "no process died"
     assert "resumed at epoch 2\n" in done.stderr

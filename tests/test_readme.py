@@ -1,4 +1,5 @@
-"""The README keeps its promises: its numbers come from files, its Python runs, its length is kept."""
+"""The README keeps its promises: its numbers come from files, its Python runs, its length is
+kept."""
 
 import importlib
 import json
@@ -13,30 +14,52 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("tool", ["readme", "methods", "control", "engine", "paper", "records", "recipes"])
+@pytest.mark.parametrize(
+    "tool", ["readme", "methods", "control", "engine", "paper", "records", "recipes"]
+)
 def test_a_pages_tables_are_what_the_results_say(tool: str) -> None:
-    checked = subprocess.run([sys.executable, f"tools/{tool}.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    checked = subprocess.run(
+        [sys.executable, f"evidence/{tool}.py", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
     assert checked.returncode == 0, checked.stderr
 
 
-def test_every_study_of_the_paper_can_be_planned_and_measures_runs_that_it_makes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_study_of_the_paper_can_be_planned_and_measures_runs_that_it_makes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from amata import recipes
     from amata.studies.plan import plan, run_name
 
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    monkeypatch.syspath_prepend(str(ROOT / "evidence"))
     for study in importlib.import_module("study").STUDIES.values():
         for title, (base, sets) in study.recipes.items():
-            (tmp_path / f"{title}.toml").write_text(recipes.load(base, [*sets, f"eval.attacks={list(study.attacks)}"]).to_toml())
+            (tmp_path / f"{title}.toml").write_text(
+                recipes.load(base, [*sets, f"eval.attacks={list(study.attacks)}"]).to_toml()
+            )
         notes: list[str] = []
-        planned = plan([str(tmp_path / f"{title}.toml") for title in study.recipes], [], study.seeds, notes.append)
+        planned = plan(
+            [str(tmp_path / f"{title}.toml") for title in study.recipes],
+            [],
+            study.seeds,
+            notes.append,
+        )
         assert notes == []  # nothing had to be made alike: the study says itself how all are tested
         assert all(recipe.eval.attacks == list(study.attacks) for recipe in planned)
-        wanted = {a.removeprefix("runs/") for _, command in study.after for a in command if a.startswith("runs/")}
+        wanted = {
+            a.removeprefix("runs/")
+            for _, command in study.after
+            for a in command
+            if a.startswith("runs/")
+        }
         assert wanted <= {run_name(recipe) for recipe in planned}
 
 
 def test_pictures_and_links_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "records" / "README.md", *(ROOT / "docs").rglob("*.md")]:
+    for page in [
+        ROOT / "README.md",
+        ROOT / "evidence" / "records" / "README.md",
+        *(ROOT / "docs").rglob("*.md"),
+    ]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
@@ -55,7 +78,9 @@ CONTROL = (ROOT / "docs" / "control.md").read_text()
 
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", TEXT + CONTROL, re.S))
 def test_its_python_runs(code: str) -> None:
-    ran = subprocess.run([sys.executable, "-c", f"import amata\n{code}"], cwd=ROOT, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", f"import amata\n{code}"], cwd=ROOT, capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stderr
 
 
@@ -63,26 +88,48 @@ def test_it_is_short() -> None:
     assert len(TEXT.splitlines()) < 150
 
 
-NUMBER = re.compile(r"^[~≈]?[-+]?(\d{2,}|\d*[.,]\d+)[\d.,]*([ ]?(%|s|µs|ms|×|h|min))?([ ]?[±·(].*)?$")
+NUMBER = re.compile(
+    r"^[~≈]?[-+]?(\d{2,}|\d*[.,]\d+)[\d.,]*([ ]?(%|s|µs|ms|×|h|min))?([ ]?[±·(].*)?$"
+)
 """A cell that holds a measurement; single digits count things."""
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "records/README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
+    "page",
+    [
+        "README.md",
+        "evidence/records/README.md",
+        *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")),
+    ],
 )
 def test_numbers_in_tables_were_written_by_a_tool(page: str) -> None:
-    """What lies between <!-- name --> and <!-- end --> comes from files under results/; nobody may type a number into a table beside it."""
-    text = re.sub(r"<!-- [a-z0-9-]+ -->\n.*?<!-- end -->", "", (ROOT / page).read_text(), flags=re.S)
-    typed = [cell.strip() for line in text.splitlines() if line.startswith("|") for cell in line.strip("| ").split("|")]
+    """What lies between <!-- name --> and <!-- end --> comes from files under results/; nobody may
+    type a number into a table beside it."""
+    text = re.sub(
+        r"<!-- [a-z0-9-]+ -->\n.*?<!-- end -->", "", (ROOT / page).read_text(), flags=re.S
+    )
+    typed = [
+        cell.strip()
+        for line in text.splitlines()
+        if line.startswith("|")
+        for cell in line.strip("| ").split("|")
+    ]
     assert [cell for cell in typed if NUMBER.match(cell)] == []
 
 
-def test_runs_whose_weights_are_still_needed_are_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+def test_runs_whose_weights_are_still_needed_are_made_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "evidence"))
     study = importlib.import_module("study")
-    monkeypatch.setattr(study, "amata", lambda *command, capture=False: "{}")  # nothing is trained here
+    # nothing is trained here
+    monkeypatch.setattr(study, "amata", lambda *command, capture=False: "{}")
     attacked = study.autoattack("pgd-seed0")
-    monkeypatch.setitem(study.STUDIES, "small", study.Study({"pgd": ("mnist5k-pgd", ())}, ("clean",), after=attacked))
+    monkeypatch.setitem(
+        study.STUDIES,
+        "small",
+        study.Study({"pgd": ("mnist5k-pgd", ())}, ("clean",), after=attacked),
+    )
     kept, run = tmp_path / "kept", "runs/pgd-seed0/summary.json"
     (kept / run).parent.mkdir(parents=True)
     (kept / run).write_text("{}")
@@ -93,16 +140,25 @@ def test_runs_whose_weights_are_still_needed_are_made_again(monkeypatch: pytest.
     assert (tmp_path / "second" / "small" / run).is_file()
 
 
-def test_a_threshold_that_one_of_two_never_reaches_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    paper, kept, study = (importlib.import_module(tool) for tool in ("paper", "kept", "study"))
+def test_a_threshold_that_one_of_two_never_reaches_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "evidence"))
+    paper, kept, study = (importlib.import_module(tool) for tool in ("paper", "results", "study"))
     monkeypatch.setattr(kept, "RESULTS", tmp_path)
-    monkeypatch.setitem(study.STUDIES, "small", study.Study({"slow": ("mnist5k-pgd", ()), "fast": ("mnist5k-amata", ())}, ("clean",)))
+    monkeypatch.setitem(
+        study.STUDIES,
+        "small",
+        study.Study({"slow": ("mnist5k-pgd", ()), "fast": ("mnist5k-amata", ())}, ("clean",)),
+    )
     for title, course in {"slow": [0.5, 0.8, 0.9], "fast": [0.8, 0.7, 0.6]}.items():
         run = tmp_path / "small" / "runs" / f"{title}-seed0"
         run.mkdir(parents=True)
         seconds = 2 if title == "slow" else 1
-        rows = [{"train_seconds": seconds * (i + 1), "valid": {"clean": 1.0, "pgd-20": robust}} for i, robust in enumerate(course)]
+        rows = [
+            {"train_seconds": seconds * (i + 1), "valid": {"clean": 1.0, "pgd-20": robust}}
+            for i, robust in enumerate(course)
+        ]
         (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (run / "summary.json").write_text(json.dumps({"train_seconds": 3 * seconds}))
     told = paper.race("small", ("slow", "fast"), ("slow", "fast"), (0.8, 0.9, 0.95))()

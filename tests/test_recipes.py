@@ -1,4 +1,5 @@
-"""Recipes: every built-in one is valid, what is written can be read back, and errors name their place."""
+"""Recipes: every built-in one is valid, what is written can be read back, and errors name their
+place."""
 
 from pathlib import Path
 
@@ -15,7 +16,16 @@ from amata.schedules import Constant, Linear
 from amata.threat import Linf
 
 ROOT = Path(__file__).parents[1]
-PAPER = {"mnist-pgd40", "mnist-amata", "cifar10-erm", "cifar10-pgd10", "cifar10-pgd2", "cifar10-amata", "mnist5k-amata", "mnist5k-pgd"}
+PAPER = {
+    "mnist-pgd40",
+    "mnist-amata",
+    "cifar10-erm",
+    "cifar10-pgd10",
+    "cifar10-pgd2",
+    "cifar10-amata",
+    "mnist5k-amata",
+    "mnist5k-pgd",
+}
 
 
 @pytest.mark.parametrize("name", built_in())
@@ -24,7 +34,11 @@ def test_built_in_recipes_are_valid_and_survive_being_written(name: str) -> None
     again = parse(read_toml(recipe.to_toml(), name), name)
     assert again.tables == recipe.tables
     assert again.fingerprint() == recipe.fingerprint()
-    assert (again.schedule, again.method, again.ball) == (recipe.schedule, recipe.method, recipe.ball)
+    assert (again.schedule, again.method, again.ball) == (
+        recipe.schedule,
+        recipe.method,
+        recipe.ball,
+    )
     assert built_in()[name].startswith("# ")
 
 
@@ -32,7 +46,13 @@ def test_the_papers_recipes_are_there_with_its_settings() -> None:
     assert set(built_in()) >= PAPER
     r = load("cifar10-amata")
     assert (r.ball, r.schedule) == (Linf(8 / 255), Linear(k_min=2, k_max=10, tau=20 / 255))
-    assert (r.optim.lr, r.optim.momentum, r.optim.weight_decay, r.optim.milestones, r.train.epochs) == (0.05, 0.9, 5e-4, [75, 90], 100)
+    assert (
+        r.optim.lr,
+        r.optim.momentum,
+        r.optim.weight_decay,
+        r.optim.milestones,
+        r.train.epochs,
+    ) == (0.05, 0.9, 5e-4, [75, 90], 100)
     assert load("cifar10-pgd10").schedule == Constant(steps=10, step_size=2 / 255)
     assert isinstance(load("cifar10-erm").method, ERM)
     assert load("mnist-amata").schedule == Linear(k_min=5, k_max=40, tau=0.4)
@@ -40,32 +60,73 @@ def test_the_papers_recipes_are_there_with_its_settings() -> None:
 
 def test_the_demo_recipe_is_the_promised_one() -> None:
     r = load("mnist5k-amata")
-    assert (r.ball, r.schedule, r.train.epochs) == (Linf(0.2), Linear(k_min=2, k_max=10, tau=0.5), 10)
+    assert (r.ball, r.schedule, r.train.epochs) == (
+        Linf(0.2),
+        Linear(k_min=2, k_max=10, tau=0.5),
+        10,
+    )
 
 
-@pytest.mark.parametrize(("name", "record"), [("cifar10-amata-quick", "pgd20"), ("cifar10-amata-minute", "autoattack")])
+@pytest.mark.parametrize(
+    ("name", "record"), [("cifar10-amata-quick", "pgd20"), ("cifar10-amata-minute", "autoattack")]
+)
 def test_recipes_that_hold_a_record_are_built_in(name: str, record: str) -> None:
-    own, entry = load(name).tables, load(str(ROOT / "records" / f"{record}.toml")).tables
-    differing = {(table, key) for table in entry for key in {**own[table], **entry[table]} if own[table].get(key) != entry[table].get(key)}
-    assert differing == {("optim", "peak"), ("train", "guard"), ("train", "tensorboard"), ("eval", "cw_c")}  # nothing that is used there
+    own, entry = load(name).tables, load(str(ROOT / "evidence" / "records" / f"{record}.toml")).tables
+    differing = {
+        (table, key)
+        for table in entry
+        for key in {**own[table], **entry[table]}
+        if own[table].get(key) != entry[table].get(key)
+    }
+    # nothing that is used there
+    assert differing == {
+        ("optim", "peak"),
+        ("train", "guard"),
+        ("train", "tensorboard"),
+        ("eval", "cw_c"),
+    }
 
 
 def test_overrides_take_numbers_fractions_words_and_lists() -> None:
-    r = load("mnist5k-amata", ["threat.eps=8/255", "optim.lr=1e-2", "train.device=cpu", 'eval.attacks=["clean"]', "model.args.width=8"])
-    assert (r.ball.eps, r.optim.lr, r.train.device, r.eval.attacks, r.model.args) == (8 / 255, 0.01, "cpu", ["clean"], {"width": 8})
+    r = load(
+        "mnist5k-amata",
+        [
+            "threat.eps=8/255",
+            "optim.lr=1e-2",
+            "train.device=cpu",
+            'eval.attacks=["clean"]',
+            "model.args.width=8",
+        ],
+    )
+    assert (r.ball.eps, r.optim.lr, r.train.device, r.eval.attacks, r.model.args) == (
+        8 / 255,
+        0.01,
+        "cpu",
+        ["clean"],
+        {"width": 8},
+    )
     assert 'eps = "8/255"' in r.to_toml()
 
 
 def test_naming_another_schedule_starts_its_table_afresh() -> None:
-    r = load("mnist5k-amata", ["schedule.steps=3", "schedule.step_size=0.1", "schedule.name=constant"])
+    r = load(
+        "mnist5k-amata", ["schedule.steps=3", "schedule.step_size=0.1", "schedule.name=constant"]
+    )
     assert r.schedule == Constant(steps=3, step_size=0.1)
 
 
 def test_the_fingerprint_sees_what_is_computed_and_nothing_else() -> None:
     base = load("mnist5k-amata").fingerprint()
-    assert load("mnist5k-amata", ["train.save_minutes=1", "train.device=cpu", "data.root=/x"]).fingerprint() == base
+    assert (
+        load(
+            "mnist5k-amata", ["train.save_minutes=1", "train.device=cpu", "data.root=/x"]
+        ).fingerprint()
+        == base
+    )
     assert load("mnist5k-amata", ["train.seed=1"]).fingerprint() != base
-    assert {f"{s}.{k}" for s, t in load("mnist5k-amata").tables.items() for k in t} >= recipes.OPERATIONAL
+    assert {
+        f"{s}.{k}" for s, t in load("mnist5k-amata").tables.items() for k in t
+    } >= recipes.OPERATIONAL
 
 
 @given(st.integers(-(10**6), 10**6), st.integers(1, 10**6))
@@ -82,7 +143,10 @@ def test_fractions_are_exact_quotients(top: int, bottom: int) -> None:
         ("optim.lr=fast", "optim.lr: value = 'fast' is not a number"),
         ("train.epochs=ten", "train.epochs: input should be a valid integer"),
         ("train.epochs=0", "train.epochs: input should be greater than or equal to 1, not 0"),
-        ("data.augment=crop", "data.augment: input should be 'none', 'flip' or 'crop-flip', not 'crop'"),
+        (
+            "data.augment=crop",
+            "data.augment: input should be 'none', 'flip' or 'crop-flip', not 'crop'",
+        ),
         ("schedule.k_min=20", "[schedule] k_min = 20 is above k_max = 10"),
         ("schedule.tau=0", "[schedule] tau = 0.0 must be above 0"),
         ("schedule.tau=-1/255", "[schedule] tau = -0.00392156862745098 must be above 0"),
@@ -107,13 +171,19 @@ def test_bad_recipes_are_refused_with_their_place(override: str, message: str) -
     ("method", "key", "message"),
     [
         ("fat", "tau=[[5, 1]]", "[method] tau = [[5, 1]] must begin at epoch 0"),
-        ("dat", "dynamic_epochs=0", "[method] dynamic_epochs = 0 must be a whole number of at least 1"),
+        (
+            "dat",
+            "dynamic_epochs=0",
+            "[method] dynamic_epochs = 0 must be a whole number of at least 1",
+        ),
         ("atta", "reset=0", "[method] reset = 0 must be a whole number of at least 1"),
         ("yopo", "inner=0", "[method] inner = 0 must be a whole number of at least 1"),
         ("nfgsm", "noise=0", "[method] noise = 0.0 must be above 0"),
     ],
 )
-def test_bad_settings_of_methods_are_refused_before_training(method: str, key: str, message: str) -> None:
+def test_bad_settings_of_methods_are_refused_before_training(
+    method: str, key: str, message: str
+) -> None:
     with pytest.raises(InputError) as error:
         load("mnist5k-amata", [f"method.name={method}", f"method.{key}"])
     assert message in str(error.value)
@@ -135,10 +205,17 @@ def test_unreadable_recipes_are_named(tmp_path) -> None:  # type: ignore[no-unty
 def test_a_fingerprint_does_not_hang_on_how_a_run_is_carried_out() -> None:
     tables = {s: dict(t) for s, t in recipes.load("mnist5k-amata").tables.items() if s != "train"}
     plain = recipes.parse(tables, "mine").fingerprint()
-    for override in ("train.device=cpu", "train.keep_epochs=true", "data.workers=1", "train.tensorboard=false"):
+    for override in (
+        "train.device=cpu",
+        "train.keep_epochs=true",
+        "data.workers=1",
+        "train.tensorboard=false",
+    ):
         assert recipes.parse(tables, "mine", [override]).fingerprint() == plain, override
     assert recipes.parse(tables, "mine", ["train.seed=1"]).fingerprint() != plain
-    assert recipes.parse(tables, "mine", ["train.seed=0"]).fingerprint() == plain, "a default that is spelt out is a default"
+    assert recipes.parse(tables, "mine", ["train.seed=0"]).fingerprint() == plain, (
+        "a default that is spelt out is a default"
+    )
 
 
 def test_every_key_is_explained_and_none_is_forgotten() -> None:
@@ -146,7 +223,11 @@ def test_every_key_is_explained_and_none_is_forgotten() -> None:
 
     every = sections()
     assert [f"{s.table}.{k.name}" for s in every for k in s.keys if not (k.text and k.values)] == []
-    known = {s.table: {k.name for other in every if other.table == s.table for k in other.keys} | {KEYED.get(s.table, "")} for s in every}
+    known = {
+        s.table: {k.name for other in every if other.table == s.table for k in other.keys}
+        | {KEYED.get(s.table, "")}
+        for s in every
+    }
     for name in built_in():
         for table, content in load(name).tables.items():
             assert set(content) <= known[table], (name, table)

@@ -22,18 +22,31 @@ ARROWS: dict[str, set[str]] = {
     "losses": set(),
     "attacks": {"errors", "losses", "seeds", "threat"},
     "methods": {"batch", "errors", "losses", "quantity", "schedules", "seeds", "threat"},
-    "engine": {"errors", "losses", "threat"},
+    "distributed": set(),
+    "reporter": set(),
+    "engine": {"distributed", "errors", "losses", "threat"},
     "models": {"errors", "seeds"},
     "data": {"batch", "errors", "seeds"},
     "evaluation": {"attacks", "engine", "errors", "losses", "seeds", "threat"},
     "recipes": {"errors", "methods", "quantity", "schedules", "threat"},
-    "control": {"batch", "engine", "errors", "losses", "methods", "quantity", "schedules", "seeds", "threat"},
+    "control": {
+        "batch",
+        "engine",
+        "errors",
+        "losses",
+        "methods",
+        "quantity",
+        "schedules",
+        "seeds",
+        "threat",
+    },
     "report": {"errors", "quantity"},
     "training": {
         "attacks",
         "batch",
         "control",
         "data",
+        "distributed",
         "engine",
         "errors",
         "evaluation",
@@ -41,6 +54,8 @@ ARROWS: dict[str, set[str]] = {
         "methods",
         "models",
         "recipes",
+        "reporter",
+        "runs",
         "schedules",
         "seeds",
     },
@@ -49,6 +64,7 @@ ARROWS: dict[str, set[str]] = {
         "batch",
         "control",
         "data",
+        "distributed",
         "engine",
         "errors",
         "evaluation",
@@ -57,14 +73,31 @@ ARROWS: dict[str, set[str]] = {
         "models",
         "quantity",
         "recipes",
+        "reporter",
+        "runs",
         "schedules",
         "seeds",
         "training",
         "threat",
     },
-    "export": {"data", "errors", "models", "recipes", "training"},
-    "console": {"training"},
-    "cli": {"console", "control", "data", "engine", "errors", "evaluation", "export", "recipes", "report", "studies", "training"},
+    "export": {"data", "errors", "models", "recipes", "runs", "training"},
+    "runs": {"data", "errors", "recipes"},
+    "console": {"reporter"},
+    "cli": {
+        "console",
+        "control",
+        "data",
+        "distributed",
+        "engine",
+        "errors",
+        "evaluation",
+        "export",
+        "recipes",
+        "report",
+        "runs",
+        "studies",
+        "training",
+    },
     "__main__": {"cli"},
 }
 
@@ -83,8 +116,16 @@ def imports() -> dict[str, set[str]]:
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{path}: relative import"
-                names = [f"amata.{alias.name}" for alias in node.names] if node.module == "amata" else [node.module or ""]
-            rooms = {room_of(name) for name in names if name.split(".")[0] == "amata"} - {room, "", "__version__"}
+                names = (
+                    [f"amata.{alias.name}" for alias in node.names]
+                    if node.module == "amata"
+                    else [node.module or ""]
+                )
+            rooms = {room_of(name) for name in names if name.split(".")[0] == "amata"} - {
+                room,
+                "",
+                "__version__",
+            }
             found.setdefault(room, set()).update(rooms)
     return found
 
@@ -93,7 +134,9 @@ def test_arrows_point_one_way() -> None:
     found = imports()
     del found["__init__"]  # the front door shows every room
     assert set(found) == set(ARROWS), "a room without a row, or a row without a room"
-    wrong = {room: sorted(known - ARROWS[room]) for room, known in found.items() if known - ARROWS[room]}
+    wrong = {
+        room: sorted(known - ARROWS[room]) for room, known in found.items() if known - ARROWS[room]
+    }
     assert not wrong
 
 
@@ -106,7 +149,9 @@ def test_the_arrows_have_no_cycle() -> None:
 
 
 def run_python(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
 
 
 def test_help_does_not_import_torch() -> None:
@@ -134,7 +179,18 @@ print(json.dumps(sorted({name.split(".")[0] for name in set(sys.modules) - befor
 """
     loaded = set(json.loads(run_python(code)))
     assert {"amata", "pydantic", "safetensors"} <= loaded
-    assert not loaded & {"matplotlib", "onnx", "onnxruntime", "optuna", "pandas", "pyautoattack", "rich", "scipy", "tensorboard", "typer"}
+    assert not loaded & {
+        "matplotlib",
+        "onnx",
+        "onnxruntime",
+        "optuna",
+        "pandas",
+        "pyautoattack",
+        "rich",
+        "scipy",
+        "tensorboard",
+        "typer",
+    }
 
 
 @pytest.mark.parametrize("name", ["fit", "evaluate", "Linear", "Linf", "attacks", "InputError"])

@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amata.errors import InputError
-from amata.schedules import SCHEDULES, Account, Adaptive, Constant, Control, Exponential, Linear, Piecewise, Response
+from amata.schedules import (
+    SCHEDULES,
+    Account,
+    Adaptive,
+    Constant,
+    Control,
+    Exponential,
+    Linear,
+    Piecewise,
+    Response,
+)
 
 epochs = st.integers(1, 200)
 bounds = st.tuples(st.integers(1, 50), st.integers(0, 50)).map(lambda b: (b[0], b[0] + b[1]))
@@ -16,8 +26,13 @@ taus = st.floats(1e-3, 10)
 
 
 @given(bounds, taus, epochs, st.floats(0.01, 5))
-def test_annealing_rises_within_its_bounds_and_keeps_tau(k: tuple[int, int], tau: float, total: int, eta: float) -> None:
-    for schedule in (Linear(k_min=k[0], k_max=k[1], tau=tau), Exponential(k_min=k[0], k_max=k[1], tau=tau, eta=eta)):
+def test_annealing_rises_within_its_bounds_and_keeps_tau(
+    k: tuple[int, int], tau: float, total: int, eta: float
+) -> None:
+    for schedule in (
+        Linear(k_min=k[0], k_max=k[1], tau=tau),
+        Exponential(k_min=k[0], k_max=k[1], tau=tau, eta=eta),
+    ):
         controls = [schedule(t, total) for t in range(total)]
         steps = [u.steps for u in controls]
         assert steps[0] == k[0]
@@ -55,7 +70,11 @@ def test_a_schedule_needs_only_two_lines_in_a_foreign_loop() -> None:
 
 
 def test_equal_bounds_are_a_constant() -> None:
-    assert Linear(k_min=7, k_max=7, tau=0.7)(3, 10) == Constant(steps=7, step_size=0.7 / 7)(3, 10) == Control(7, 0.7 / 7)
+    assert (
+        Linear(k_min=7, k_max=7, tau=0.7)(3, 10)
+        == Constant(steps=7, step_size=0.7 / 7)(3, 10)
+        == Control(7, 0.7 / 7)
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +95,8 @@ def test_bad_schedules_are_refused(build: object, message: str) -> None:
 
 
 def curve(schedule: Adaptive, gain: float, level: float = 2.0, base: float = 1.0) -> list[Response]:
-    """An inner maximisation that converges: f(K) = level - gain / K, at K + base gradient evaluations."""
+    """An inner maximisation that converges: f(K) = level - gain / K, at K + base gradient
+    evaluations."""
     return [Response(u, level - gain / u.steps, u.steps + base) for u in schedule.candidates()]
 
 
@@ -86,7 +106,8 @@ def test_adaptive_with_a_price_maximises_the_hamiltonian(gain: float, gamma: flo
     choice = schedule.choose([curve(schedule, gain)], Account(3, 10, 0.0, 0.0))
     h = {k: -gain / k - gamma * k for k in range(1, 21)}
     best = max(h, key=h.__getitem__)
-    assert abs(choice.control.steps - best) <= 1  # sqrt(b / gamma) is rounded, not the whole-numbered argmax itself
+    # sqrt(b / gamma) is rounded, not the whole-numbered argmax itself
+    assert abs(choice.control.steps - best) <= 1
     assert choice.control.step_size == 0.5 / choice.control.steps
 
 
@@ -106,7 +127,9 @@ def test_adaptive_lands_on_its_budget_whatever_the_gains(
     for epoch, gain in enumerate(gains):
         spent += probing
         curves.append(curve(schedule, gain, level=gain + 1, base=base))
-        spent += schedule.choose(curves, Account(epoch, epochs, spent, probing)).control.steps + base
+        spent += (
+            schedule.choose(curves, Account(epoch, epochs, spent, probing)).control.steps + base
+        )
     assert abs(spent - budget * epochs) <= 0.51  # half a step, in all
     assert budget * epochs < 10.3 or abs(spent / (budget * epochs) - 1) <= 0.05
 
@@ -125,13 +148,18 @@ def test_adaptive_spends_where_steps_gain() -> None:
 
 def test_adaptive_refuses_what_it_cannot_do() -> None:
     for arguments, message in (
-        ({}, "gamma or budget"), ({"gamma": 0.1, "budget": 3}, "gamma or budget"), ({"gamma": -1}, "must be above 0"),
-        ({"gamma": 0.1, "k_min": 4, "k_max": 4}, "nothing to choose"), ({"gamma": 0.1, "probed": 1}, "at least 2"),
-    ):  # fmt: skip
+        ({}, "gamma or budget"),
+        ({"gamma": 0.1, "budget": 3}, "gamma or budget"),
+        ({"gamma": -1}, "must be above 0"),
+        ({"gamma": 0.1, "k_min": 4, "k_max": 4}, "nothing to choose"),
+        ({"gamma": 0.1, "probed": 1}, "at least 2"),
+    ):
         with pytest.raises(InputError, match=message):
             Adaptive(tau=0.5, **arguments)
     schedule = Adaptive(tau=0.5, budget=30)
-    with pytest.raises(InputError, match=r"cannot be met: K = 1 .. 10 costs 2.50 .. 11.50, 0.50 of it for probing"):
+    with pytest.raises(
+        InputError, match=r"cannot be met: K = 1 .. 10 costs 2.50 .. 11.50, 0.50 of it for probing"
+    ):
         schedule.choose([curve(schedule, 1.0)], Account(0, 10, 0.5, 0.5))
     with pytest.raises(InputError, match="depends on the training"):
         schedule(0, 10)

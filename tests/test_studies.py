@@ -1,4 +1,5 @@
-"""Studies of many runs: the criterion's table and the search, both of which survive being stopped."""
+"""Studies of many runs: the criterion's table and the search, both of which survive being
+stopped."""
 
 import json
 import os
@@ -16,27 +17,40 @@ import pytest
 
 from amata import recipes
 from amata.errors import InputError
+from amata.reporter import Reporter
+from amata.runs.lock import hold
+from amata.studies.cost import MethodCost
 from amata.studies.criterion import robust_attack
-from amata.studies.front import winner, with_front
-from amata.studies.price import StepPrice
+from amata.studies.pareto import winner, with_front
 from amata.studies.search import Search, SearchSettings
 from amata.studies.space import Space, schedule_key
-from amata.training import Reporter
 from amata.training.experiment import load_data
-from amata.training.lock import hold
 from tests.conftest import Called
 from tests.test_training import QUICK
 
 Amata = Callable[..., Called]
 FAST = [f"--set={o}" for o in (*QUICK, "train.epochs=2", "optim.ema=0")]
-CONSTANT = [f"--set={o}" for o in (*[q for q in QUICK if not q.startswith("schedule")], "train.epochs=2", "optim.ema=0")]
+CONSTANT = [
+    f"--set={o}"
+    for o in (*[q for q in QUICK if not q.startswith("schedule")], "train.epochs=2", "optim.ema=0")
+]
 
 
 def test_toy_prints_the_promised_keys(amata: Amata, tmp_path: Path) -> None:
-    called = amata("toy", "--theta0", "0.7", "--tau", "2", "--parts", "30", "--out", tmp_path, "--json")
+    called = amata(
+        "toy", "--theta0", "0.7", "--tau", "2", "--parts", "30", "--out", tmp_path, "--json"
+    )
     assert called.code == 0
     result = json.loads(called.out)
-    assert {"t", "k_closed_form", "k_msa", "theta", "c_optimal", "c_constant", "c_linear"} <= result.keys()
+    assert {
+        "t",
+        "k_closed_form",
+        "k_msa",
+        "theta",
+        "c_optimal",
+        "c_constant",
+        "c_linear",
+    } <= result.keys()
     assert result["k_msa"] == pytest.approx(result["k_closed_form"], rel=0.01)
     assert result["c_optimal"] <= 1e-6 < result["c_linear"] < result["c_constant"]
     assert json.loads((tmp_path / "toy.json").read_text()) == result
@@ -68,13 +82,33 @@ def test_criterion_and_landscape_stay_in_the_ball_that_was_trained_in(
         monkeypatch.setattr(f"amata.studies.{name}", seen)
     far = ["--set=method.reach=1.5", "--set=train.epochs=1", "--out", tmp_path / "c"]
     assert "that is all" in amata("criterion", "mnist5k-pgd2", *CONSTANT, *far).err
-    assert "that is all" in amata("landscape", tmp_path / "c" / "runs" / "mnist5k-pgd2", "--out", tmp_path / "l").err
+    assert (
+        "that is all"
+        in amata("landscape", tmp_path / "c" / "runs" / "mnist5k-pgd2", "--out", tmp_path / "l").err
+    )
     assert radii == pytest.approx([0.3, 0.3])
 
 
 def test_criterion_trains_measures_and_goes_on(amata: Amata, tmp_path: Path) -> None:
-    options = [*CONSTANT, "--out", tmp_path / "c", "--batches", "2", "--alphas", "2", "--k-max", "2"]
-    called = amata("criterion", "mnist5k-pgd2", "mnist5k-adaptive", *options, "--set=data.batch_size=200", "--json")
+    options = [
+        *CONSTANT,
+        "--out",
+        tmp_path / "c",
+        "--batches",
+        "2",
+        "--alphas",
+        "2",
+        "--k-max",
+        "2",
+    ]
+    called = amata(
+        "criterion",
+        "mnist5k-pgd2",
+        "mnist5k-adaptive",
+        *options,
+        "--set=data.batch_size=200",
+        "--json",
+    )
     assert called.code == 0, called.err
     rows = json.loads(called.out)["strategies"]
     assert [r["strategy"] for r in rows] == ["mnist5k-pgd2", "mnist5k-adaptive"]
@@ -84,42 +118,119 @@ def test_criterion_trains_measures_and_goes_on(amata: Amata, tmp_path: Path) -> 
         assert len(row["epochs"]) == 2
     assert [e["steps"] for e in rows[0]["epochs"]] == [2, 2]
     assert (tmp_path / "c" / "criterion.svg").is_file()
-    # An interrupted study: half of one strategy's epochs are measured, the other strategy is not trained to its end
+    # An interrupted study: half of one strategy's epochs are measured, the other strategy is not
+    # trained to its end
     file = tmp_path / "c" / "mnist5k-pgd2.criterion.json"
     known = json.loads(file.read_text())
     file.write_text(json.dumps({**known, "epochs": known["epochs"][:1]}))
-    again = amata("criterion", "mnist5k-pgd2", "mnist5k-adaptive", *options, "--set=data.batch_size=200", "--json")
+    again = amata(
+        "criterion",
+        "mnist5k-pgd2",
+        "mnist5k-adaptive",
+        *options,
+        "--set=data.batch_size=200",
+        "--json",
+    )
     assert "epoch 1/2" not in again.err.replace("mnist5k-adaptive", "")
     assert json.loads(again.out)["strategies"] == rows
     # Other settings are measured anew; a run folder is a strategy too
     run = tmp_path / "c" / "runs" / "mnist5k-pgd2"
-    dear = amata("criterion", run, "--out", tmp_path / "d", "--gamma", "5", "--batches", "2", "--alphas", "2", "--z", "2,0.1", "--json")
+    dear = amata(
+        "criterion",
+        run,
+        "--out",
+        tmp_path / "d",
+        "--gamma",
+        "5",
+        "--batches",
+        "2",
+        "--alphas",
+        "2",
+        "--z",
+        "2,0.1",
+        "--json",
+    )
     (row,) = json.loads(dear.out)["strategies"]
     assert row["epochs"][0]["best_steps"] == 1  # at such a price nobody buys a second step
-    table = amata("criterion", run, "--out", tmp_path / "d", "--batches", "1", "--alphas", "1", "--search", "tpe", "--cost", "seconds")
+    table = amata(
+        "criterion",
+        run,
+        "--out",
+        tmp_path / "d",
+        "--batches",
+        "1",
+        "--alphas",
+        "1",
+        "--search",
+        "tpe",
+        "--cost",
+        "seconds",
+    )
     assert "mnist5k-pgd2" in table.out
 
 
 BAD: dict[str, tuple[list[str], str]] = {
-    "no epochs": (["criterion", "RUN", "--out", "NEW"], "kept no epochs; train it again with --set train.keep_epochs=true"),
-    "set on a run": (["criterion", "RUN", "--set=optim.lr=1", "--out", "NEW"], "is trained already"),
+    "no epochs": (
+        ["criterion", "RUN", "--out", "NEW"],
+        "kept no epochs; train it again with --set train.keep_epochs=true",
+    ),
+    "set on a run": (
+        ["criterion", "RUN", "--set=optim.lr=1", "--out", "NEW"],
+        "is trained already",
+    ),
     "cost": (
         ["criterion", "mnist5k-pgd", "--cost", "euros", "--out", "NEW"],
         "unknown cost 'euros'; choose from gradients, seconds, steps",
     ),
-    "search": (["criterion", "mnist5k-pgd", "--search", "random", "--out", "NEW"], "unknown search 'random'"),
+    "search": (
+        ["criterion", "mnist5k-pgd", "--search", "random", "--out", "NEW"],
+        "unknown search 'random'",
+    ),
     "z": (["criterion", "mnist5k-pgd", "--z", "20", "--out", "NEW"], "must read K,ALPHA"),
-    "gamma": (["criterion", "mnist5k-pgd", "--gamma", "-1", "--out", "NEW"], "must not be negative"),
-    "twice": (["criterion", "mnist5k-pgd", "mnist5k-pgd", "--out", "NEW"], "two strategies are both called 'mnist5k-pgd'"),
-    "no budget": (["search", "mnist5k-amata", "--out", "NEW"], "give --budget SHARE or --grad-evals N"),
-    "tiny budget": (["search", "mnist5k-amata", "--budget", "0.1", "--out", "NEW"], "is below K = 1, 2.00"),
-    "no valid": (["search", "mnist5k-amata", "--budget", "0.9", "--set=data.valid=0", "--out", "NEW"], "holds nothing out"),
-    "shape": (["search", "mnist5k-amata", "--budget", "0.9", "--shapes", "cubic", "--out", "NEW"], "unknown shape 'cubic'"),
-    "objective": (["search", "mnist5k-amata", "--budget", "0.9", "--objective", "luck", "--out", "NEW"], "unknown objective 'luck'"),
-    "negative share": (["search", "mnist5k-amata", "--budget=-1", "--out", "NEW"], "--budget -1 must be a share above 0"),
-    "gamma of a search": (["search", "mnist5k-amata", "--budget", "0.9", "--gamma=-3", "--out", "NEW"], "gamma = -3 must not be negative"),
-    "damaged study": (["search", "mnist5k-amata", "--budget", "0.9", "--out", "DAMAGED"], "is no study that can be read"),
-    "erm": (["search", "mnist5k-amata", "--budget", "0.9", "--set=method.name=erm", "--out", "NEW"], "no schedule to search for"),
+    "gamma": (
+        ["criterion", "mnist5k-pgd", "--gamma", "-1", "--out", "NEW"],
+        "must not be negative",
+    ),
+    "twice": (
+        ["criterion", "mnist5k-pgd", "mnist5k-pgd", "--out", "NEW"],
+        "two strategies are both called 'mnist5k-pgd'",
+    ),
+    "no budget": (
+        ["search", "mnist5k-amata", "--out", "NEW"],
+        "give --budget SHARE or --grad-evals N",
+    ),
+    "tiny budget": (
+        ["search", "mnist5k-amata", "--budget", "0.1", "--out", "NEW"],
+        "is below K = 1, 2.00",
+    ),
+    "no valid": (
+        ["search", "mnist5k-amata", "--budget", "0.9", "--set=data.valid=0", "--out", "NEW"],
+        "holds nothing out",
+    ),
+    "shape": (
+        ["search", "mnist5k-amata", "--budget", "0.9", "--shapes", "cubic", "--out", "NEW"],
+        "unknown shape 'cubic'",
+    ),
+    "objective": (
+        ["search", "mnist5k-amata", "--budget", "0.9", "--objective", "luck", "--out", "NEW"],
+        "unknown objective 'luck'",
+    ),
+    "negative share": (
+        ["search", "mnist5k-amata", "--budget=-1", "--out", "NEW"],
+        "--budget -1 must be a share above 0",
+    ),
+    "gamma of a search": (
+        ["search", "mnist5k-amata", "--budget", "0.9", "--gamma=-3", "--out", "NEW"],
+        "gamma = -3 must not be negative",
+    ),
+    "damaged study": (
+        ["search", "mnist5k-amata", "--budget", "0.9", "--out", "DAMAGED"],
+        "is no study that can be read",
+    ),
+    "erm": (
+        ["search", "mnist5k-amata", "--budget", "0.9", "--set=method.name=erm", "--out", "NEW"],
+        "no schedule to search for",
+    ),
 }
 
 
@@ -127,7 +238,12 @@ BAD: dict[str, tuple[list[str], str]] = {
 def test_bad_input_is_one_line(amata: Amata, tmp_path: Path, name: str) -> None:
     arguments, message = BAD[name]
     if "RUN" in arguments:
-        assert amata("train", "mnist5k-amata", *FAST, "--set=train.epochs=1", "--out", tmp_path / "run").code == 0
+        assert (
+            amata(
+                "train", "mnist5k-amata", *FAST, "--set=train.epochs=1", "--out", tmp_path / "run"
+            ).code
+            == 0
+        )
     places = {"RUN": tmp_path / "run", "NEW": tmp_path / "new", "DAMAGED": tmp_path / "damaged"}
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "study.db").write_text("garbage, " * 1000)
@@ -139,7 +255,17 @@ def test_bad_input_is_one_line(amata: Amata, tmp_path: Path, name: str) -> None:
 
 # The search
 
-SEARCH = ["search", "mnist5k-amata", *FAST, "--budget", "0.9", "--reference-steps", "3", "--shapes", "linear,piecewise"]
+SEARCH = [
+    "search",
+    "mnist5k-amata",
+    *FAST,
+    "--budget",
+    "0.9",
+    "--reference-steps",
+    "3",
+    "--shapes",
+    "linear,piecewise",
+]
 
 
 def trials(folder: Path) -> list[Any]:
@@ -155,7 +281,12 @@ def finished(folder: Path) -> list[Any]:
 
 def start(*arguments: str | Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "amata", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
 
 
 def test_a_killed_search_goes_on_with_its_study(amata: Amata, tmp_path: Path) -> None:
@@ -165,7 +296,11 @@ def test_a_killed_search_goes_on_with_its_study(amata: Amata, tmp_path: Path) ->
 
     def under_way() -> bool:
         """Whether a trial is done and another has saved its first epoch."""
-        saved = [f for f in out.glob("trials/*/run/checkpoints/00001-*.json") if not (f.parents[2] / "result.json").is_file()]
+        saved = [
+            f
+            for f in out.glob("trials/*/run/checkpoints/00001-*.json")
+            if not (f.parents[2] / "result.json").is_file()
+        ]
         return bool(saved and list(out.glob("trials/*/result.json")))
 
     while time.monotonic() < deadline:
@@ -177,7 +312,9 @@ def test_a_killed_search_goes_on_with_its_study(amata: Amata, tmp_path: Path) ->
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    (killed,) = [f.parent for f in out.glob("trials/*/run") if not (f.parent / "result.json").is_file()]
+    (killed,) = [
+        f.parent for f in out.glob("trials/*/run") if not (f.parent / "result.json").is_file()
+    ]
     before = [t.number for t in finished(out)]
     called = amata(*SEARCH, "--trials", "4", "--out", out, "--json")
     assert called.code == 0, called.err
@@ -189,9 +326,14 @@ def test_a_killed_search_goes_on_with_its_study(amata: Amata, tmp_path: Path) ->
     assert killed.name in {t.user_attrs["key"] for t in done}
     assert set(before) <= {t.number for t in done}
     assert not [t for t in trials(out) if t.state.name == "RUNNING"]
-    assert result["best"]["value"] == max(t["value"] for t in result["trials"] if t["state"] == "complete")
+    assert result["best"]["value"] == max(
+        t["value"] for t in result["trials"] if t["state"] == "complete"
+    )
     best = recipes.load(str(out / "best.toml"))
-    assert best.tables["schedule"] == recipes.parse(recipes.read_toml(result["toml"], "x"), "x").tables["schedule"]
+    assert (
+        best.tables["schedule"]
+        == recipes.parse(recipes.read_toml(result["toml"], "x"), "x").tables["schedule"]
+    )
     assert all(t["cost"] <= 0.9 * 4 + 1e-9 for t in result["trials"])
     assert (out / "pareto.svg").is_file()
     other = amata(*SEARCH[:-1], "linear", "--trials", "4", "--out", out)
@@ -211,13 +353,20 @@ def test_two_processes_share_a_study_and_repeat_nothing(tmp_path: Path) -> None:
 
 
 def test_a_result_that_the_study_was_not_told_of_is_told(amata: Amata, tmp_path: Path) -> None:
-    """Killed between writing the result and telling the study: the schedule is proposed again, and nothing is trained twice."""
+    """Killed between writing the result and telling the study: the schedule is proposed again, and
+    nothing is trained twice."""
     out = tmp_path / "study"
     amata(*SEARCH, "--trials", "1", "--out", out)
     (done,) = finished(out)
     with sqlite3.connect(out / "study.db") as db:
-        db.execute("update trials set state = 'RUNNING', datetime_complete = null where number = ?", (done.number,))
-        db.execute("update trial_user_attributes set value_json = ? where key = 'process'", (json.dumps(f"{os.uname().nodename}:999999"),))
+        db.execute(
+            "update trials set state = 'RUNNING', datetime_complete = null where number = ?",
+            (done.number,),
+        )
+        db.execute(
+            "update trial_user_attributes set value_json = ? where key = 'process'",
+            (json.dumps(f"{os.uname().nodename}:999999"),),
+        )
     called = amata(*SEARCH, "--trials", "1", "--out", out)
     assert called.code == 0, called.err
     (told,) = finished(out)
@@ -232,19 +381,29 @@ def test_a_result_that_the_study_was_not_told_of_is_told(amata: Amata, tmp_path:
     assert len({t.user_attrs["key"] for t in finished(out)}) == len(finished(out)) == 2
 
 
-def test_schedules_that_break_off_end_themselves_and_many_in_a_row_the_search(amata: Amata, tmp_path: Path) -> None:
+def test_schedules_that_break_off_end_themselves_and_many_in_a_row_the_search(
+    amata: Amata, tmp_path: Path
+) -> None:
     called = amata(*SEARCH, "--trials", "2", "--out", tmp_path, "--set=optim.lr=1e30")
     assert called.code == 1
-    assert called.err.splitlines()[-1].startswith("error: 5 schedules in a row broke off, the last one so: the loss is not finite")
+    assert called.err.splitlines()[-1].startswith(
+        "error: 5 schedules in a row broke off, the last one so: the loss is not finite"
+    )
     states = [t.state.name for t in trials(tmp_path)]
     assert set(states) == {"FAIL"}
     assert len(list(tmp_path.glob("trials/*/result.json"))) == 5
 
 
 def test_the_recipes_own_schedule_is_left_out_where_it_is_too_dear(tmp_path: Path) -> None:
-    for options, proposed in ((["schedule.k_min=5"], False), (["schedule.tau=0.1"], False), ([], True)):
+    for options, proposed in (
+        (["schedule.k_min=5"], False),
+        (["schedule.tau=0.1"], False),
+        ([], True),
+    ):
         recipe = recipes.load("mnist5k-amata", ["train.device=cpu", *options])
-        search = Search(recipe, SearchSettings(budget=3.3), tmp_path / str(proposed) / str(options), Reporter())
+        search = Search(
+            recipe, SearchSettings(budget=3.3), tmp_path / str(proposed) / str(options), Reporter()
+        )
         assert bool(search.study.get_trials()) == proposed
 
 
@@ -269,7 +428,9 @@ def test_what_another_process_trains_is_left_to_it(amata: Amata, tmp_path: Path)
 
 
 def test_the_search_can_minimise_c(amata: Amata, tmp_path: Path) -> None:
-    called = amata(*SEARCH, "--trials", "2", "--objective", "criterion", "--out", tmp_path, "--json")
+    called = amata(
+        *SEARCH, "--trials", "2", "--objective", "criterion", "--out", tmp_path, "--json"
+    )
     assert called.code == 0, called.err
     result = json.loads(called.out)
     values = [t["value"] for t in result["trials"]]
@@ -284,26 +445,40 @@ def test_the_search_can_minimise_c(amata: Amata, tmp_path: Path) -> None:
 def test_prices_are_those_of_the_methods() -> None:
     for method, base, per_step in (("pgd", 1, 1), ("free", 0, 1), ("trades", 2, 1), ("yopo", 0, 1)):
         recipe = recipes.load("mnist5k-amata", [f"method.name={method}", "train.device=cpu"])
-        assert StepPrice.of(recipe, load_data(recipe)) == StepPrice(base, per_step), method
+        assert MethodCost.of(recipe, load_data(recipe)) == MethodCost(base, per_step), method
     recipe = recipes.load("mnist5k-amata", ["train.device=cpu"])
-    assert StepPrice(1, 1)(recipe.schedule, 10) == pytest.approx(6.6)
+    assert MethodCost(1, 1)(recipe.schedule, 10) == pytest.approx(6.6)
 
 
 def test_a_trial_never_costs_more_than_the_budget() -> None:
     import optuna
 
-    space = Space(recipes.load("mnist5k-amata"), StepPrice(1, 1), budget=5.0, k_cap=10)
+    space = Space(recipes.load("mnist5k-amata"), MethodCost(1, 1), budget=5.0, k_cap=10)
     for shape in ("linear", "exponential", "piecewise"):
         for k_min, rise in ((1, 9), (3, 6), (4, 9)):
-            fixed = {"shape": shape, "k_min": k_min, "rise": rise, "tau": 2.0, "eta": 1.0, "switch": 0.5}
+            fixed = {
+                "shape": shape,
+                "k_min": k_min,
+                "rise": rise,
+                "tau": 2.0,
+                "eta": 1.0,
+                "switch": 0.5,
+            }
             table = space.suggest(optuna.trial.FixedTrial(fixed))
             assert 4.4 < space.cost(space.recipe_with(table)) <= 5.0
     with pytest.raises(UserWarning, match="range"):  # five steps all the time would cost six
-        space.suggest(optuna.trial.FixedTrial({"shape": "linear", "k_min": 5, "rise": 0, "tau": 2.0}))
+        space.suggest(
+            optuna.trial.FixedTrial({"shape": "linear", "k_min": 5, "rise": 0, "tau": 2.0})
+        )
 
 
 def test_robustness_is_told_by_the_longest_pgd() -> None:
-    results = {"clean": {"accuracy": 1.0}, "pgd-20": {"accuracy": 0.6}, "pgd-100": {"accuracy": 0.5}, "cw-pgd-40": {"accuracy": 0.4}}
+    results = {
+        "clean": {"accuracy": 1.0},
+        "pgd-20": {"accuracy": 0.6},
+        "pgd-100": {"accuracy": 0.5},
+        "cw-pgd-40": {"accuracy": 0.4},
+    }
     assert robust_attack(results) == "pgd-100"
     assert robust_attack({"clean": {"accuracy": 1.0}, "fgsm": {"accuracy": 0.5}}) == "fgsm"
     assert robust_attack({"clean": {"accuracy": 1.0}}) is None
@@ -312,11 +487,12 @@ def test_robustness_is_told_by_the_longest_pgd() -> None:
 
 
 def test_an_epoch_told_of_twice_is_reported_once() -> None:
-    """A kill between an epoch's row and its checkpoint lets the epoch be trained, and told of, again."""
-    from amata.studies.watcher import Watcher
+    """A kill between an epoch's row and its checkpoint lets the epoch be trained, and told of,
+    again."""
+    from amata.studies.pruning import PruningReporter
 
     study = optuna.create_study()
-    watcher = Watcher(study.ask(), "pgd-2", Reporter())
+    watcher = PruningReporter(study.ask(), "pgd-2", Reporter())
     row = {"epoch": 0, "valid": {"pgd-2": 0.25}}
     watcher.report(row)
     watcher.report(row)
@@ -334,7 +510,10 @@ def test_the_front_is_what_nothing_beats_and_the_winner_is_complete() -> None:
         (6, 0.8, "complete"),
         (2, 0.9, "pruned"),
     ]
-    rows = [{"cost": cost, "accuracy": a, "value": a if state == "complete" else None, "state": state} for cost, a, state in cells]
+    rows = [
+        {"cost": cost, "accuracy": a, "value": a if state == "complete" else None, "state": state}
+        for cost, a, state in cells
+    ]
     assert [row["front"] for row in with_front(rows)] == [True, False, True, True, False, False]
     assert winner(rows, highest=True) == rows[2]
     assert winner(rows, highest=False) == rows[1]

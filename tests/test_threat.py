@@ -19,7 +19,11 @@ def test_starts_and_projections_stay_in_the_ball_and_the_box(ball: Linf | L2, se
     x = images(seed=seed)
     region = ball.around(x)
     far = x + 10 * torch.randn(x.shape, generator=generator(seed))
-    for point in (region.start(generator(seed)), region.project(far), region.project(region.ascend(x, far, 2.0))):
+    for point in (
+        region.start(generator(seed)),
+        region.project(far),
+        region.project(region.ascend(x, far, 2.0)),
+    ):
         assert float(ball.distance(point, x).max()) <= ball.eps * (1 + 1e-5) + 1e-6
         assert float(point.min()) >= 0
         assert float(point.max()) <= 1
@@ -35,7 +39,9 @@ def test_a_projection_leaves_feasible_points_alone(ball: Linf | L2, seed: int) -
 def test_linf_projection_is_the_nearest_point() -> None:
     x = torch.full((1, 1, 1, 3), 0.5)
     moved = torch.tensor([0.2, 0.55, 2.0]).view(1, 1, 1, 3)
-    torch.testing.assert_close(Linf(0.1).around(x).project(moved).flatten(), torch.tensor([0.4, 0.55, 0.6]))
+    torch.testing.assert_close(
+        Linf(0.1).around(x).project(moved).flatten(), torch.tensor([0.4, 0.55, 0.6])
+    )
 
 
 def test_l2_projection_shrinks_the_difference_only_when_too_long() -> None:
@@ -48,13 +54,17 @@ def test_l2_projection_shrinks_the_difference_only_when_too_long() -> None:
 def test_an_ascent_step_has_the_length_it_says() -> None:
     x, g = images(), torch.randn(6, 1, 6, 6, generator=generator(1))
     for ball in (Linf(1), L2(1)):
-        torch.testing.assert_close(ball.distance(ball.around(x).ascend(x, g, 0.25), x), torch.full((6,), 0.25))
+        torch.testing.assert_close(
+            ball.distance(ball.around(x).ascend(x, g, 0.25), x), torch.full((6,), 0.25)
+        )
 
 
 def test_a_tiny_gradient_makes_a_whole_step() -> None:
     x, g = images(), 1e-30 * torch.randn(6, 1, 6, 6, generator=generator(1))
     for ball in (Linf(1), L2(1)):
-        torch.testing.assert_close(ball.distance(ball.around(x).ascend(x, g, 0.25), x), torch.full((6,), 0.25))
+        torch.testing.assert_close(
+            ball.distance(ball.around(x).ascend(x, g, 0.25), x), torch.full((6,), 0.25)
+        )
 
 
 def test_a_zero_gradient_moves_nothing() -> None:
@@ -69,7 +79,8 @@ def test_starts_fill_the_ball() -> None:
     assert float(linf.abs().max()) == pytest.approx(0.2, abs=1e-3)
     assert float(linf.std()) == pytest.approx(0.2 / 3**0.5, rel=0.05)
     l2 = L2(0.2).distance(L2(0.2).around(x).start(generator(0)), x)
-    assert float((l2 / 0.2).square().mean()) == pytest.approx(0.5, rel=0.05)  # r^2 is uniform in two dimensions
+    # r^2 is uniform in two dimensions
+    assert float((l2 / 0.2).square().mean()) == pytest.approx(0.5, rel=0.05)
 
 
 def test_draws_depend_on_every_key_and_on_nothing_else() -> None:

@@ -23,21 +23,36 @@ from amata import recipes
 from amata.errors import AmataError, InputError
 from amata.recipes import Recipe
 from amata.recipes.schema import Optim
+from amata.reporter import Moment, Reporter
+from amata.runs import RunFolder
+from amata.runs.checkpoint import load_checkpoint, save_checkpoint
+from amata.runs.files import NAMES, describe_weights, load_tensors, save_tensors
 from amata.seeds import generator
-from amata.training import Interrupted, Moment, Reporter, RunFolder, fit, resolve_device
-from amata.training.checkpoint import load_checkpoint, save_checkpoint
+from amata.training import Interrupted, fit, resolve_device
 from amata.training.experiment import load_trained, resume, train
-from amata.training.files import NAMES, describe_weights, load_tensors, save_tensors
-from amata.training.guard import Look
+from amata.training.guard import GuardStats
 from amata.training.optim import learning_rate, make_optimizer
 from tests.conftest import small_net
 
-# A run of a few seconds that exercises everything that could break a resume: momentum, average, BatchNorm, dropout, augmentation.
+# A run of a few seconds that exercises everything that could break a resume: momentum, average,
+# BatchNorm, dropout, augmentation.
 QUICK = [
-    "train.device=cpu", "optim.name=sgd", "optim.lr=0.05", "train.epochs=3", "model.name=tests.conftest:dropout_net",
-    "data.valid=40", "data.batch_size=100", "data.augment=crop-flip", "data.pad=2", "schedule.k_max=3", "optim.ema=0.9",
-    "train.valid_attack=pgd-2", 'eval.attacks=["clean"]', "eval.limit=50", "train.tensorboard=false",
-]  # fmt: skip
+    "train.device=cpu",
+    "optim.name=sgd",
+    "optim.lr=0.05",
+    "train.epochs=3",
+    "model.name=tests.conftest:dropout_net",
+    "data.valid=40",
+    "data.batch_size=100",
+    "data.augment=crop-flip",
+    "data.pad=2",
+    "schedule.k_max=3",
+    "optim.ema=0.9",
+    "train.valid_attack=pgd-2",
+    'eval.attacks=["clean"]',
+    "eval.limit=50",
+    "train.tensorboard=false",
+]
 
 
 def toy_data(n: int = 96) -> tuple[Tensor, Tensor]:
@@ -67,7 +82,11 @@ def test_fit_trains_any_module_on_tensors_and_on_batches() -> None:
     assert [row["steps"] for row in fitted.rows] == [2, 2, 3, 3]
     assert fitted.grad_evals == 96 * (3 + 3 + 4 + 4)
     assert fitted.rows[-1]["grad_evals_per_image"] == 3.5
-    assert fitted.rows[fitted.best_epoch or 0]["valid"]["pgd-20"] == max(row["valid"]["pgd-20"] for row in fitted.rows) > 0.9
+    assert (
+        fitted.rows[fitted.best_epoch or 0]["valid"]["pgd-20"]
+        == max(row["valid"]["pgd-20"] for row in fitted.rows)
+        > 0.9
+    )
     assert fitted.rows[-1]["loss"] < fitted.rows[0]["loss"]
     batches = [(data[0][i : i + 16], data[1][i : i + 16]) for i in range(0, 96, 16)]
     assert fit(small_net(), batches, [held], toy_recipe()).rows[-1]["valid"]["clean"] > 0.9
@@ -80,7 +99,9 @@ def test_fit_leaves_the_global_generator_alone_and_does_not_depend_on_it() -> No
         before = torch.get_rng_state()
         finals.append(fit(small_net(), toy_data(), None, toy_recipe()).model.state_dict())
         assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(a, b) for a, b in zip(finals[0].values(), finals[1].values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(finals[0].values(), finals[1].values(), strict=True)
+    )
 
 
 def test_a_resume_on_other_data_is_refused(tmp_path: Path) -> None:
@@ -105,30 +126,60 @@ def test_a_resume_on_other_data_is_refused(tmp_path: Path) -> None:
 
 
 def test_images_that_came_later_are_no_test_images(tmp_path: Path) -> None:
-    """The test share of a folder is another one when a file has come: images that were trained on would be in it."""
+    """The test share of a folder is another one when a file has come: images that were trained on
+    would be in it."""
     from tests.test_data import write_folder
 
     write_folder(tmp_path / "data", parts=("",), per_class=10)
-    sizes = ["data.resize=16", "data.crop=12", "data.workers=0", "data.batch_size=8", 'eval.attacks=["clean"]', "train.tensorboard=false"]
-    small = ["model.name=tests.conftest:flat_net", "model.args={}", "train.epochs=1", "train.device=cpu", "data.valid=2"]
-    train(recipes.load("caltech256-pgd20", [*sizes, *small, "schedule.steps=1", f"data.root={tmp_path / 'data'}"]), tmp_path / "run")
+    sizes = [
+        "data.resize=16",
+        "data.crop=12",
+        "data.workers=0",
+        "data.batch_size=8",
+        'eval.attacks=["clean"]',
+        "train.tensorboard=false",
+    ]
+    small = [
+        "model.name=tests.conftest:flat_net",
+        "model.args={}",
+        "train.epochs=1",
+        "train.device=cpu",
+        "data.valid=2",
+    ]
+    train(
+        recipes.load(
+            "caltech256-pgd20",
+            [*sizes, *small, "schedule.steps=1", f"data.root={tmp_path / 'data'}"],
+        ),
+        tmp_path / "run",
+    )
     load_trained(tmp_path / "run", to_test=True)
     bad = load_trained(tmp_path / "run")[2].test.files[0]  # type: ignore[attr-defined]
     good = bad.read_bytes()
     bad.write_bytes(b"no image")
     (tmp_path / "run" / "summary.json").unlink()
-    with pytest.raises(InputError, match=rf"{bad.name}.*; training is done and saved, `amata train --resume .*` evaluates again"):
+    with pytest.raises(
+        InputError,
+        match=rf"{bad.name}.*; training is done and saved, `amata train --resume .*` evaluates "
+        rf"again",
+    ):
         resume(tmp_path / "run")
     bad.write_bytes(good)
     split = json.loads((tmp_path / "run" / "split.json").read_text())
-    (tmp_path / "run" / "split.json").write_text(json.dumps({k: v for k, v in split.items() if "hash" not in k}))
+    (tmp_path / "run" / "split.json").write_text(
+        json.dumps({k: v for k, v in split.items() if "hash" not in k})
+    )
     resume(tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "split.json").read_text()) == split  # what an earlier version left out is written down
+    # what an earlier version left out is written down
+    assert json.loads((tmp_path / "run" / "split.json").read_text()) == split
     first = next((tmp_path / "data").glob("*/*.png"))
     shutil.copy(first, first.with_name("00-new.png"))
-    with pytest.raises(InputError, match=r"images came or went since; put them back, or say --set data\.root"):
+    with pytest.raises(
+        InputError, match=r"images came or went since; put them back, or say --set data\.root"
+    ):
         load_trained(tmp_path / "run", ("data.workers=1",), to_test=True)
-    with pytest.raises(InputError, match="images came or went"):  # nor do its images in memory forget where they were
+    # nor do its images in memory forget where they were
+    with pytest.raises(InputError, match="images came or went"):
         load_trained(tmp_path / "run", ("data.in_memory=true",), to_test=True)
     load_trained(tmp_path / "run", (f"data.root={tmp_path / 'data'}",), to_test=True)
     load_trained(tmp_path / "run")  # to export it, say
@@ -145,8 +196,19 @@ def test_the_best_model_is_chosen_by_held_out_robust_accuracy(tmp_path: Path) ->
                         p.zero_()
 
     net = small_net()
-    with pytest.raises(AmataError, match=r"fell back to guessing in epoch 3.*stopped, with the last good checkpoint kept: lower optim.lr"):
-        fit(net, toy_data(), toy_data(40), toy_recipe("train.tensorboard=false"), run=tmp_path / "stopped", reporter=Ruin())
+    with pytest.raises(
+        AmataError,
+        match=r"fell back to guessing in epoch 3.*stopped, with the last good checkpoint kept: "
+        r"lower optim.lr",
+    ):
+        fit(
+            net,
+            toy_data(),
+            toy_data(40),
+            toy_recipe("train.tensorboard=false"),
+            run=tmp_path / "stopped",
+            reporter=Ruin(),
+        )
     assert [row.get("lr_scale") for row in RunFolder(tmp_path / "stopped").read_rows()] == [
         None,
         None,
@@ -171,11 +233,17 @@ def test_the_best_model_is_chosen_by_held_out_robust_accuracy(tmp_path: Path) ->
 
 def test_learning_rates() -> None:
     step = Optim(lr=1.0, rate="piecewise", milestones=[2, 4], factor=0.1)
-    assert [learning_rate(step, t, 6) for t in (0, 1.99, 2, 3.9, 4, 5)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+    assert [learning_rate(step, t, 6) for t in (0, 1.99, 2, 3.9, 4, 5)] == pytest.approx(
+        [1, 1, 0.1, 0.1, 0.01, 0.01]
+    )
     cycle = Optim(lr=1.0, rate="one-cycle", peak=0.25)
-    assert [learning_rate(cycle, t, 8) for t in (0, 1, 2, 5, 8)] == pytest.approx([0, 0.5, 1, 0.5, 0])
+    assert [learning_rate(cycle, t, 8) for t in (0, 1, 2, 5, 8)] == pytest.approx(
+        [0, 0.5, 1, 0.5, 0]
+    )
     cosine = Optim(lr=1.0, rate="cosine", warmup=2)
-    assert [learning_rate(cosine, t, 10) for t in (0, 1, 2, 6, 10)] == pytest.approx([0, 0.5, 1, 0.5, 0], abs=1e-9)
+    assert [learning_rate(cosine, t, 10) for t in (0, 1, 2, 6, 10)] == pytest.approx(
+        [0, 0.5, 1, 0.5, 0], abs=1e-9
+    )
     assert learning_rate(Optim(lr=0.3), 5, 10) == 0.3
 
 
@@ -183,7 +251,9 @@ def test_learning_rates() -> None:
 @pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
 def test_weight_decay_can_spare_biases_and_norms(name: Any, decay_all: bool) -> None:
     model = small_net()
-    groups = make_optimizer(model, Optim(name=name, weight_decay=0.1, decay_all=decay_all)).param_groups
+    groups = make_optimizer(
+        model, Optim(name=name, weight_decay=0.1, decay_all=decay_all)
+    ).param_groups
     decayed = {id(p) for g in groups if g["weight_decay"] == 0.1 for p in g["params"]}
     expected = {id(p) for p in model.parameters() if decay_all or p.dim() > 1}
     assert decayed == expected
@@ -191,7 +261,13 @@ def test_weight_decay_can_spare_biases_and_norms(name: Any, decay_all: bool) -> 
 
 
 @pytest.mark.parametrize(
-    "options", [("optim.name=adamw", "optim.lr=0.003"), ("optim.name=muon",), ("optim.ema=0.9",), ("optim.label_smoothing=0.1",)]
+    "options",
+    [
+        ("optim.name=adamw", "optim.lr=0.003"),
+        ("optim.name=muon",),
+        ("optim.ema=0.9",),
+        ("optim.label_smoothing=0.1",),
+    ],
 )
 def test_options_train(options: tuple[str, ...]) -> None:
     fitted = fit(small_net(), toy_data(), toy_data(40), toy_recipe("train.epochs=8", *options))
@@ -202,13 +278,21 @@ def test_the_average_is_what_is_kept() -> None:
     net = small_net()
     fitted = fit(net, toy_data(), None, toy_recipe("optim.ema=0.99"))
     assert fitted.model is not net
-    assert any(not torch.equal(a, b) for a, b in zip(fitted.model.parameters(), net.parameters(), strict=True))
+    assert any(
+        not torch.equal(a, b)
+        for a, b in zip(fitted.model.parameters(), net.parameters(), strict=True)
+    )
 
 
 def test_files_of_tensors_are_what_the_safetensors_library_reads_and_writes(tmp_path: Path) -> None:
     wide = torch.randn(3, 4, 5)
     tensors = {f"x {dtype}": (100 * wide.abs()).to(dtype) for dtype in NAMES}
-    tensors |= {"one": torch.tensor(2.5), "none": torch.zeros(0, 3), "turned": wide.permute(2, 0, 1), "ünï": wide[1:, ::2]}
+    tensors |= {
+        "one": torch.tensor(2.5),
+        "none": torch.zeros(0, 3),
+        "turned": wide.permute(2, 0, 1),
+        "ünï": wide[1:, ::2],
+    }
     content = save_tensors(tmp_path / "ours.safetensors", tensors, {"epoch": 3})
     assert (tmp_path / "ours.safetensors").read_bytes() == b"".join(content)
     assert describe_weights(tmp_path / "ours.safetensors") == {"epoch": 3}
@@ -222,7 +306,9 @@ def test_files_of_tensors_are_what_the_safetensors_library_reads_and_writes(tmp_
         assert read[name].dtype == tensor.dtype == tensors[name].dtype
         for other in (read[name], tensors[name]):
             assert other.shape == tensor.shape
-            assert torch.equal(*(t.contiguous().flatten().view(torch.uint8) for t in (other, tensor)))
+            assert torch.equal(
+                *(t.contiguous().flatten().view(torch.uint8) for t in (other, tensor))
+            )
 
 
 def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
@@ -233,7 +319,9 @@ def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_
                     next(net.parameters()).fill_(torch.nan)
 
     net, recipe = small_net(), toy_recipe("train.tensorboard=false")
-    with pytest.raises(AmataError, match=r"loss is not finite at or before epoch 2, batch 3 .*optim\.lr"):
+    with pytest.raises(
+        AmataError, match=r"loss is not finite at or before epoch 2, batch 3 .*optim\.lr"
+    ):
         fit(net, toy_data(), None, recipe, run=tmp_path / "run", reporter=Poison())
     loaded = load_checkpoint(tmp_path / "run" / "checkpoints", recipe.fingerprint(), print)
     assert loaded is not None
@@ -242,7 +330,9 @@ def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_
     assert all(t.isfinite().all() for t in tensors.values())
 
 
-def test_a_long_epoch_is_saved_every_few_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_epoch_is_saved_every_few_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[str] = []
 
     class Watch(Reporter):
@@ -250,7 +340,8 @@ def test_a_long_epoch_is_saved_every_few_minutes(tmp_path: Path, monkeypatch: py
             seen.append(newest(tmp_path / "run"))
 
     class AtOnce(ThreadPoolExecutor):
-        """Done when it is handed over, so that what is on the disk does not hang on how fast that is."""
+        """Done when it is handed over, so that what is on the disk does not hang on how fast that
+        is."""
 
         def submit(self, call: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
             future = super().submit(call, *args, **kwargs)
@@ -269,13 +360,17 @@ def test_a_long_epoch_is_saved_every_few_minutes(tmp_path: Path, monkeypatch: py
     assert seen[:6] == ["", *(f"00000-000000{batch}.json" for batch in range(1, 6))]
 
 
-def test_training_time_counts_what_the_reporter_waits_for_and_not_the_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_time_counts_what_the_reporter_waits_for_and_not_the_saving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Slow(Reporter):
         def batch(self, moment: Moment) -> None:
             time.sleep(0.02)  # such as reading the loss off a busy device
 
     recipe = toy_recipe("train.epochs=1", "train.save_minutes=1e-9", "train.tensorboard=false")
-    monkeypatch.setattr(sys.modules["amata.training.saver"], "save_checkpoint", lambda *_: time.sleep(0.3))
+    monkeypatch.setattr(
+        sys.modules["amata.training.saver"], "save_checkpoint", lambda *_: time.sleep(0.3)
+    )
     fitted = fit(small_net(), toy_data(), None, recipe, run=tmp_path / "run", reporter=Slow())
     assert 6 * 0.02 <= fitted.train_seconds < 6 * 0.02 + 5 * 0.3
 
@@ -283,18 +378,31 @@ def test_training_time_counts_what_the_reporter_waits_for_and_not_the_saving(tmp
 def test_a_disk_slower_than_epochs_gets_fewer_checkpoints_and_each_is_of_its_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from amata.training import checkpoint, saver
+    from amata.runs import checkpoint
+    from amata.training import saver
 
     recipe, written = toy_recipe("train.tensorboard=false", "train.epochs=12", "data.valid=16"), {}
     data, valid = toy_data(), toy_data(16)
     kept = fit(small_net(), data, valid, recipe, run=tmp_path / "quick")
 
-    def slowly(folder: Path, epoch: int, batch: int, tensors: dict[str, torch.Tensor], record: dict[str, Any]) -> None:
+    def slowly(
+        folder: Path,
+        epoch: int,
+        batch: int,
+        tensors: dict[str, torch.Tensor],
+        record: dict[str, Any],
+    ) -> None:
         time.sleep(0.5)
         checkpoint.save_checkpoint(folder, epoch, batch, tensors, record)
         written[epoch] = {k: v.clone() for k, v in tensors.items()}
 
-    def note(folder: Path, epoch: int, batch: int, tensors: dict[str, torch.Tensor], record: dict[str, Any]) -> None:
+    def note(
+        folder: Path,
+        epoch: int,
+        batch: int,
+        tensors: dict[str, torch.Tensor],
+        record: dict[str, Any],
+    ) -> None:
         at_once[epoch] = {k: v.clone() for k, v in tensors.items()}
 
     monkeypatch.setattr(saver, "PATIENCE", 0.0)
@@ -314,18 +422,34 @@ def test_a_disk_slower_than_epochs_gets_fewer_checkpoints_and_each_is_of_its_mom
         assert (tmp_path / "slow" / name).read_bytes() == (tmp_path / "quick" / name).read_bytes()
 
 
-def test_a_best_epoch_whose_checkpoint_was_left_out_is_saved_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed at any moment, the run can be taken up: the best weights that a checkpoint names are there before it is."""
-    from amata.training import checkpoint, saver
+def test_a_best_epoch_whose_checkpoint_was_left_out_is_saved_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at any moment, the run can be taken up: the best weights that a checkpoint names are
+    there before it is."""
+    from amata.runs import checkpoint
+    from amata.training import saver
 
-    def slowly(folder: Path, epoch: int, batch: int, tensors: dict[str, torch.Tensor], record: dict[str, Any]) -> None:
+    def slowly(
+        folder: Path,
+        epoch: int,
+        batch: int,
+        tensors: dict[str, torch.Tensor],
+        record: dict[str, Any],
+    ) -> None:
         assert (folder / f"best-{record['best_epoch']:05d}.safetensors").is_file()
         time.sleep(0.2)
         checkpoint.save_checkpoint(folder, epoch, batch, tensors, record)
 
     monkeypatch.setattr(saver, "PATIENCE", 0.0)
     monkeypatch.setattr(saver, "save_checkpoint", slowly)
-    fitted = fit(small_net(), toy_data(), toy_data(16), toy_recipe("train.tensorboard=false", "train.epochs=20"), run=tmp_path / "run")
+    fitted = fit(
+        small_net(),
+        toy_data(),
+        toy_data(16),
+        toy_recipe("train.tensorboard=false", "train.epochs=20"),
+        run=tmp_path / "run",
+    )
     assert fitted.best_epoch is not None
 
 
@@ -343,14 +467,17 @@ def test_fit_refuses_what_it_cannot_train_on() -> None:
 def test_nonfinite_weights_are_never_saved(tmp_path: Path) -> None:
     class Poison(Reporter):
         def batch(self, moment: Moment) -> None:
-            if (moment.epoch, moment.batch) == (1, moment.batches):  # after the last loss of the epoch was seen
+            # after the last loss of the epoch was seen
+            if (moment.epoch, moment.batch) == (1, moment.batches):
                 with torch.no_grad():
                     next(net.parameters()).fill_(torch.nan)
 
     net, recipe = small_net(), toy_recipe("train.tensorboard=false")
     with pytest.raises(AmataError, match="weights are not finite"):
         fit(net, toy_data(), None, recipe, run=tmp_path / "run", reporter=Poison())
-    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").glob("*.json")) == ["00001-0000000.json"]
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").glob("*.json")) == [
+        "00001-0000000.json"
+    ]
 
 
 class StopAt(Reporter):
@@ -364,7 +491,9 @@ class StopAt(Reporter):
             os.kill(os.getpid(), self.number)
 
 
-def test_an_interrupt_that_cannot_save_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_that_cannot_save_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from amata.training import saver
 
     def full(*_: Any) -> None:
@@ -385,7 +514,14 @@ def test_an_interrupt_saves_and_a_resume_ends_with_the_same_bytes(
     recipe = toy_recipe("train.tensorboard=false", "optim.ema=0.9", f"optim.name={optimizer}")
     whole = fit(small_net(), toy_data(), toy_data(40), recipe, run=tmp_path / "whole")
     with pytest.raises(Interrupted, match="amata train --resume") as stopped:
-        fit(small_net(), toy_data(), toy_data(40), recipe, run=tmp_path / "cut", reporter=StopAt(1, batch, number))
+        fit(
+            small_net(),
+            toy_data(),
+            toy_data(40),
+            recipe,
+            run=tmp_path / "cut",
+            reporter=StopAt(1, batch, number),
+        )
     assert stopped.value.exit_code == code
     run, again = RunFolder.open(tmp_path / "cut")
     assert again.fingerprint() == recipe.fingerprint()
@@ -400,7 +536,13 @@ def test_an_interrupt_saves_and_a_resume_ends_with_the_same_bytes(
 
 STATEFUL = {
     "free": ("method.name=free", "schedule.k_min=2"),
-    "fast": ("method.name=fast", "method.init=previous", "schedule.name=constant", "schedule.steps=1", "schedule.step_size=0.06"),
+    "fast": (
+        "method.name=fast",
+        "method.init=previous",
+        "schedule.name=constant",
+        "schedule.steps=1",
+        "schedule.step_size=0.06",
+    ),
     "atta": ("method.name=atta", "method.reset=2", "schedule.k_max=2"),
     "atta on the CPU": ("method.name=atta", "method.store=cpu"),
     "dat": ("method.name=dat", "method.dynamic_epochs=3"),
@@ -413,7 +555,14 @@ def stateful_recipe(name: str) -> Recipe:
     base = {"data.augment": "crop-flip", "data.pad": "1", "train.tensorboard": "false"}
     if "schedule.name=constant" not in options:
         return toy_recipe(*[f"{k}={v}" for k, v in base.items()], *options)
-    common = ["train.device=cpu", "threat.eps=0.05", "train.epochs=4", "data.batch_size=4", "optim.name=adamw", "optim.lr=0.003"]
+    common = [
+        "train.device=cpu",
+        "threat.eps=0.05",
+        "train.epochs=4",
+        "data.batch_size=4",
+        "optim.name=adamw",
+        "optim.lr=0.003",
+    ]
     return recipes.load("mnist5k-pgd", [*common, *[f"{k}={v}" for k, v in base.items()], *options])
 
 
@@ -422,14 +571,24 @@ def test_what_a_method_remembers_survives_an_interrupt(tmp_path: Path, name: str
     recipe = stateful_recipe(name)
     fit(small_net(), toy_data(90), toy_data(40), recipe, run=tmp_path / "whole")
     with pytest.raises(Interrupted):
-        fit(small_net(), toy_data(90), toy_data(40), recipe, run=tmp_path / "cut", reporter=StopAt(2, 3))
+        fit(
+            small_net(),
+            toy_data(90),
+            toy_data(40),
+            recipe,
+            run=tmp_path / "cut",
+            reporter=StopAt(2, 3),
+        )
     run, again = RunFolder.open(tmp_path / "cut")
     fit(small_net(seed=9), toy_data(90), toy_data(40), again, run=run)
-    assert (tmp_path / "cut" / "last.safetensors").read_bytes() == (tmp_path / "whole" / "last.safetensors").read_bytes()
+    assert (tmp_path / "cut" / "last.safetensors").read_bytes() == (
+        tmp_path / "whole" / "last.safetensors"
+    ).read_bytes()
 
 
 class Collapsing(Reporter):
-    """Ruins the weights once, at the end of an epoch: sure of wrong answers, as catastrophic overfitting is under an attack."""
+    """Ruins the weights once, at the end of an epoch: sure of wrong answers, as catastrophic
+    overfitting is under an attack."""
 
     def __init__(self, net: torch.nn.Module, epoch: int) -> None:
         self.net, self.at, self.notes = net, epoch, [""]
@@ -461,9 +620,16 @@ class Falling(Collapsing):
 def test_a_resumed_run_can_be_rolled_back_also_where_the_disk_was_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, kind: type[Collapsing]
 ) -> None:
-    from amata.training import checkpoint, saver
+    from amata.runs import checkpoint
+    from amata.training import saver
 
-    def slowly(folder: Path, epoch: int, batch: int, tensors: dict[str, torch.Tensor], record: dict[str, Any]) -> None:
+    def slowly(
+        folder: Path,
+        epoch: int,
+        batch: int,
+        tensors: dict[str, torch.Tensor],
+        record: dict[str, Any],
+    ) -> None:
         time.sleep(0.5 if (epoch, batch) == (1, 0) else 0)
         checkpoint.save_checkpoint(folder, epoch, batch, tensors, record)
 
@@ -471,9 +637,23 @@ def test_a_resumed_run_can_be_rolled_back_also_where_the_disk_was_slow(
     monkeypatch.setattr(saver, "save_checkpoint", slowly)
     recipe = stateful_recipe(method)
     with pytest.raises(Interrupted):
-        fit(small_net(), toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=StopAt(2, 3))
+        fit(
+            small_net(),
+            toy_data(),
+            toy_data(40),
+            recipe,
+            run=tmp_path / "run",
+            reporter=StopAt(2, 3),
+        )
     net = small_net()
-    fitted = fit(net, toy_data(), toy_data(40), recipe, run=RunFolder.open(tmp_path / "run")[0], reporter=kind(net, epoch=2))
+    fitted = fit(
+        net,
+        toy_data(),
+        toy_data(40),
+        recipe,
+        run=RunFolder.open(tmp_path / "run")[0],
+        reporter=kind(net, epoch=2),
+    )
     event = "fall" if kind is Falling else "collapse"
     assert [row.get("event", row["epoch"]) for row in fitted.rows] == [0, 1, event, 2, 3]
 
@@ -483,15 +663,21 @@ def test_states_of_epochs_that_a_kill_undid_are_not_kept(tmp_path: Path) -> None
     fit(small_net(), toy_data(), None, recipe, run=tmp_path / "whole")
     with pytest.raises(Interrupted):
         fit(small_net(), toy_data(), None, recipe, run=tmp_path / "cut", reporter=StopAt(1, 3))
-    (tmp_path / "cut" / "epochs" / "00003.safetensors").write_bytes(b"of another trajectory, killed before a checkpoint was there")
+    (tmp_path / "cut" / "epochs" / "00003.safetensors").write_bytes(
+        b"of another trajectory, killed before a checkpoint was there"
+    )
     fit(small_net(), toy_data(), None, recipe, run=RunFolder.open(tmp_path / "cut")[0])
     names = sorted(path.name for path in (tmp_path / "whole" / "epochs").iterdir())
     assert sorted(path.name for path in (tmp_path / "cut" / "epochs").iterdir()) == names
     for name in names:
-        assert (tmp_path / "cut" / "epochs" / name).read_bytes() == (tmp_path / "whole" / "epochs" / name).read_bytes()
+        assert (tmp_path / "cut" / "epochs" / name).read_bytes() == (
+            tmp_path / "whole" / "epochs" / name
+        ).read_bytes()
 
 
-def test_a_failed_write_is_told_before_the_next_batch_but_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_is_told_before_the_next_batch_but_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from amata.training import saver
 
     seen: list[tuple[int, int]] = []
@@ -506,7 +692,14 @@ def test_a_failed_write_is_told_before_the_next_batch_but_one(tmp_path: Path, mo
 
     monkeypatch.setattr(saver, "save_checkpoint", full)
     with pytest.raises(InputError, match="No space left"):
-        fit(small_net(), toy_data(), None, toy_recipe("train.tensorboard=false"), run=tmp_path / "run", reporter=Watch())
+        fit(
+            small_net(),
+            toy_data(),
+            None,
+            toy_recipe("train.tensorboard=false"),
+            run=tmp_path / "run",
+            reporter=Watch(),
+        )
     assert seen[-1] <= (1, 2)
 
 
@@ -519,14 +712,21 @@ def test_a_collapse_is_rolled_back_and_training_goes_on_with_one_more_step(tmp_p
     assert (event["epoch"], event["action"], event["extra_steps"]) == (2, "rollback", 1)
     assert event["after"] < event["before"] - 0.2
     assert [row["steps"] for row in fitted.rows if "event" not in row] == [1, 1, 2, 2]
-    assert fitted.grad_evals == 96 * (2 + 2 + 2 + 3 + 3), "what the lost epoch cost is not forgotten"
-    assert any("catastrophic overfitting in epoch 3" in n and "now with 2 inner steps" in n for n in reporter.notes)
+    assert fitted.grad_evals == 96 * (2 + 2 + 2 + 3 + 3), (
+        "what the lost epoch cost is not forgotten"
+    )
+    assert any(
+        "catastrophic overfitting in epoch 3" in n and "now with 2 inner steps" in n
+        for n in reporter.notes
+    )
     assert fitted.rows[-1]["valid"]["pgd-20"] > 0.9
     assert RunFolder(tmp_path / "run").read_rows() == fitted.rows
 
 
 @pytest.mark.parametrize("trouble", [Collapsing, Falling])
-def test_a_rolled_back_run_resumes_with_its_remedy(tmp_path: Path, trouble: type[Collapsing]) -> None:
+def test_a_rolled_back_run_resumes_with_its_remedy(
+    tmp_path: Path, trouble: type[Collapsing]
+) -> None:
     averaged = toy_recipe("train.tensorboard=false", "train.epochs=4", "optim.ema=0.9")
     recipe = stateful_recipe("fast") if trouble is Collapsing else averaged
 
@@ -543,13 +743,18 @@ def test_a_rolled_back_run_resumes_with_its_remedy(tmp_path: Path, trouble: type
         fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "cut", reporter=Both(net, 2))
     run, _ = RunFolder.open(tmp_path / "cut")
     fit(small_net(), toy_data(), toy_data(40), recipe, run=run)
-    assert (tmp_path / "cut" / "last.safetensors").read_bytes() == (tmp_path / "whole" / "last.safetensors").read_bytes()
-    assert [without_times(r) for r in run.read_rows()] == [without_times(r) for r in RunFolder(tmp_path / "whole").read_rows()]
+    assert (tmp_path / "cut" / "last.safetensors").read_bytes() == (
+        tmp_path / "whole" / "last.safetensors"
+    ).read_bytes()
+    assert [without_times(r) for r in run.read_rows()] == [
+        without_times(r) for r in RunFolder(tmp_path / "whole").read_rows()
+    ]
     assert any("event" in row for row in run.read_rows())
 
 
 def test_what_a_collapsed_epoch_saved_is_never_resumed(tmp_path: Path) -> None:
-    """Interrupted in the epoch that will collapse, rolled back after the resume, and interrupted again before anything newer was saved."""
+    """Interrupted in the epoch that will collapse, rolled back after the resume, and interrupted
+    again before anything newer was saved."""
     recipe = stateful_recipe("fast")
     net = small_net()
     fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "whole", reporter=Collapsing(net, 2))
@@ -562,13 +767,17 @@ def test_what_a_collapsed_epoch_saved_is_never_resumed(tmp_path: Path) -> None:
 
     for stop in ((2, 20, 1), (2, 3, 2)):  # noqa: B007 (the reporter reads it)
         net = small_net()
-        run: Any = RunFolder.open(tmp_path / "cut")[0] if (tmp_path / "cut").exists() else tmp_path / "cut"
+        run: Any = (
+            RunFolder.open(tmp_path / "cut")[0] if (tmp_path / "cut").exists() else tmp_path / "cut"
+        )
         with pytest.raises(Interrupted):
             fit(net, toy_data(), toy_data(40), recipe, run=run, reporter=Both(net, 2))
     run, _ = RunFolder.open(tmp_path / "cut")
     resumed = fit(small_net(), toy_data(), toy_data(40), recipe, run=run)
     assert [row["steps"] for row in resumed.rows if "event" not in row] == [1, 1, 2, 2]
-    assert (tmp_path / "cut" / "last.safetensors").read_bytes() == (tmp_path / "whole" / "last.safetensors").read_bytes()
+    assert (tmp_path / "cut" / "last.safetensors").read_bytes() == (
+        tmp_path / "whole" / "last.safetensors"
+    ).read_bytes()
 
 
 def test_a_second_collapse_goes_back_to_an_unspoilt_state() -> None:
@@ -589,9 +798,17 @@ def test_a_second_collapse_goes_back_to_an_unspoilt_state() -> None:
     assert fitted.rows[-1]["valid"]["pgd-20"] > 0.9
 
 
-@pytest.mark.parametrize("steps", [1, 3])  # of a single step the probe fails too, but that is not what went wrong
-def test_a_network_that_falls_back_to_guessing_goes_on_from_before_with_half_the_rate(tmp_path: Path, steps: int) -> None:
-    recipe = toy_recipe("train.tensorboard=false", "train.epochs=4", f"schedule.k_min={steps}", f"schedule.k_max={steps}")
+# of a single step the probe fails too, but that is not what went wrong
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_network_that_falls_back_to_guessing_goes_on_from_before_with_half_the_rate(
+    tmp_path: Path, steps: int
+) -> None:
+    recipe = toy_recipe(
+        "train.tensorboard=false",
+        "train.epochs=4",
+        f"schedule.k_min={steps}",
+        f"schedule.k_max={steps}",
+    )
     net = small_net()
     reporter = Falling(net, epoch=2)
     fitted = fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=reporter)
@@ -601,7 +818,9 @@ def test_a_network_that_falls_back_to_guessing_goes_on_from_before_with_half_the
     assert event["after"] == 0.5 < event["before"]  # two classes, and one answer
     rows = [row for row in fitted.rows if "event" not in row]
     untroubled = fit(small_net(), toy_data(), toy_data(40), recipe)
-    assert [row["lr"] for row in rows] == pytest.approx([row["lr"] * s for row, s in zip(untroubled.rows, (1, 1, 0.5, 0.5), strict=True)])
+    assert [row["lr"] for row in rows] == pytest.approx(
+        [row["lr"] * s for row, s in zip(untroubled.rows, (1, 1, 0.5, 0.5), strict=True)]
+    )
     assert {row["steps"] for row in rows} == {steps}
     note = "back to the end of epoch 2, now with 0.5 of the learning rate"
     assert any("fell back to guessing in epoch 3" in n and note in n for n in reporter.notes)
@@ -615,7 +834,11 @@ def test_one_trouble_does_not_undo_the_remedy_of_another() -> None:
     class Both(Falling):
         def batch(self, moment: Moment) -> None:
             super().batch(moment)
-            if (moment.epoch, moment.batch, moment.steps) == (2, moment.batches, 1) and self.at == -2:
+            if (moment.epoch, moment.batch, moment.steps) == (
+                2,
+                moment.batches,
+                1,
+            ) and self.at == -2:
                 self.at = -3
                 Collapsing.ruin(self)
 
@@ -626,7 +849,14 @@ def test_one_trouble_does_not_undo_the_remedy_of_another() -> None:
 
     net = small_net()
     whole = fit(net, toy_data(), toy_data(40), recipe, reporter=Both(net, 2))
-    assert [row.get("event", row["epoch"]) for row in whole.rows] == [0, 1, "fall", "collapse", 2, 3]
+    assert [row.get("event", row["epoch"]) for row in whole.rows] == [
+        0,
+        1,
+        "fall",
+        "collapse",
+        2,
+        3,
+    ]
     last = whole.rows[-1]
     untroubled = fit(small_net(), toy_data(), toy_data(40), recipe)
     assert (last["steps"], last["lr"]) == (2, pytest.approx(untroubled.rows[-1]["lr"] / 2))
@@ -649,12 +879,19 @@ def test_a_bad_held_out_stream_is_named(case: str) -> None:
 
 
 def test_the_guard_looks_at_held_out_images_of_all_classes() -> None:
-    """They come class by class, as those of a folder do: the first ones would show one class alone."""
+    """They come class by class, as those of a folder do: the first ones would show one class
+    alone."""
     x, y = toy_data(600)
     order = y.argsort(stable=True)
     net, seen = small_net(), []
-    net.register_forward_hook(lambda module, inputs, _: None if module.training else seen.append(inputs[0].mean((1, 2, 3)) > 0.5))
-    recipe = toy_recipe("train.tensorboard=false", "train.epochs=1", "method.name=erm", "eval.batch_size=50")
+    net.register_forward_hook(
+        lambda module, inputs, _: (
+            None if module.training else seen.append(inputs[0].mean((1, 2, 3)) > 0.5)
+        )
+    )
+    recipe = toy_recipe(
+        "train.tensorboard=false", "train.epochs=1", "method.name=erm", "eval.batch_size=50"
+    )
     fit(net, toy_data(), (x[order], y[order]), recipe)
     bright = torch.cat(seen[1:7])  # after the check of the first batch, before the validation
     assert len(bright) == 256
@@ -662,20 +899,28 @@ def test_the_guard_looks_at_held_out_images_of_all_classes() -> None:
 
 
 def test_what_is_no_fall_is_not_taken_for_one() -> None:
-    guess = Look(images=256, accuracy=0.12, same=1.0, loss=2.301, informed=2.30, equal=2.303)
+    guess = GuardStats(images=256, accuracy=0.12, same=1.0, loss=2.301, informed=2.30, equal=2.303)
     assert guess.fallen(0.97)
     assert guess._replace(same=0.6, accuracy=0.19).fallen(0.97)  # two answers
     assert guess._replace(informed=1.9, loss=1.9).fallen(0.97)  # rare classes known to be rare
     assert not guess.fallen(0.15)  # nothing had been learnt
     assert not guess._replace(same=0.3).fallen(0.97)  # bad, but no guess
-    assert not guess._replace(loss=4.0).fallen(0.97)  # BatchNorm's statistics lag behind: sure, and wrong
-    assert not guess._replace(accuracy=0.9, same=0.96, informed=0.2, loss=0.3).fallen(0.97)  # one class is nearly all there is
+    # BatchNorm's statistics lag behind: sure, and wrong
+    assert not guess._replace(loss=4.0).fallen(0.97)
+    # one class is nearly all there is
+    assert not guess._replace(accuracy=0.9, same=0.96, informed=0.2, loss=0.3).fallen(0.97)
     assert not guess._replace(images=5).fallen(0.97)  # which says little
 
 
 def test_training_on_clean_images_keeps_the_weights_that_are_best_on_them() -> None:
     """Under an attack they are all bad, and the least bad of them have hardly been trained."""
-    recipe = toy_recipe("train.tensorboard=false", "method.name=erm", "threat.eps=0.5", "train.epochs=4", "optim.lr=0.3")
+    recipe = toy_recipe(
+        "train.tensorboard=false",
+        "method.name=erm",
+        "threat.eps=0.5",
+        "train.epochs=4",
+        "optim.lr=0.3",
+    )
     rows = (fitted := fit(small_net(), toy_data(), toy_data(40), recipe)).rows
     clean, robust = ([row["valid"][attack] for row in rows] for attack in ("clean", "pgd-20"))
     assert robust.index(max(robust)) != clean.index(max(clean)) == fitted.best_epoch
@@ -685,17 +930,25 @@ def test_training_on_clean_images_keeps_the_weights_that_are_best_on_them() -> N
 def test_the_guard_can_stop_or_look_away(tmp_path: Path, guard: str) -> None:
     net = small_net()
     recipe = recipes.parse(
-        {**stateful_recipe("fast").tables, "train": {**stateful_recipe("fast").tables["train"], "guard": guard}}, "guarded"
+        {
+            **stateful_recipe("fast").tables,
+            "train": {**stateful_recipe("fast").tables["train"], "guard": guard},
+        },
+        "guarded",
     )
     reporter = Collapsing(net, epoch=2)
     if guard == "stop":
-        with pytest.raises(AmataError, match=r"catastrophic overfitting in epoch 3.*last good checkpoint kept"):
+        with pytest.raises(
+            AmataError, match=r"catastrophic overfitting in epoch 3.*last good checkpoint kept"
+        ):
             fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=reporter)
         assert RunFolder(tmp_path / "run").read_rows()[-1]["action"] == "stop"
         loaded = load_checkpoint(tmp_path / "run" / "checkpoints", recipe.fingerprint(), print)
         assert loaded is not None
         assert loaded[1]["epoch"] == 2
-        assert all(torch.equal(v, loaded[0][f"model/{k}"]) for k, v in net.state_dict().items()), "the model should be the last good one"
+        assert all(torch.equal(v, loaded[0][f"model/{k}"]) for k, v in net.state_dict().items()), (
+            "the model should be the last good one"
+        )
     else:
         fitted = fit(net, toy_data(), toy_data(40), recipe, reporter=reporter)
         assert [row["epoch"] for row in fitted.rows] == [0, 1, 2, 3]
@@ -715,7 +968,14 @@ def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path: Path) -> N
     recipe = toy_recipe("train.tensorboard=false")
     fit(small_net(), toy_data(), toy_data(40), recipe, run=tmp_path / "whole")
     with pytest.raises(Interrupted):
-        fit(small_net(), toy_data(), toy_data(40), recipe, run=tmp_path / "cut", reporter=StopAt(2, 3))
+        fit(
+            small_net(),
+            toy_data(),
+            toy_data(40),
+            recipe,
+            run=tmp_path / "cut",
+            reporter=StopAt(2, 3),
+        )
     newest = tmp_path / "cut" / "checkpoints" / "00002-0000003.safetensors"
     content = bytearray(newest.read_bytes())
     content[-5] ^= 1  # one flipped bit, which the format itself would not notice
@@ -730,13 +990,17 @@ def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path: Path) -> N
     fit(small_net(), toy_data(), toy_data(40), recipe, run=run, reporter=Listen())
     assert any("00002-0000003 is damaged" in n and "falling back" in n for n in notes)
     assert any("resumed at epoch 3" in n for n in notes)
-    assert (tmp_path / "cut" / "last.safetensors").read_bytes() == (tmp_path / "whole" / "last.safetensors").read_bytes()
+    assert (tmp_path / "cut" / "last.safetensors").read_bytes() == (
+        tmp_path / "whole" / "last.safetensors"
+    ).read_bytes()
 
 
 def test_two_checkpoints_are_kept_and_all_damaged_is_an_error(tmp_path: Path) -> None:
     for batch in range(1, 5):
         save_checkpoint(tmp_path, 0, batch, {"t": torch.ones(3) * batch}, {"fingerprint": "f"})
-    assert sorted(p.name for p in tmp_path.iterdir()) == [f"00000-000000{b}.{s}" for b in (3, 4) for s in ("json", "safetensors")]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        f"00000-000000{b}.{s}" for b in (3, 4) for s in ("json", "safetensors")
+    ]
     for path in tmp_path.glob("*.json"):
         path.write_text("{")
     with pytest.raises(AmataError, match=r"no checkpoint in .* can be read"):
@@ -751,13 +1015,18 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path) -> None:
 
 def test_a_full_disk_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 0, 1, {"t": torch.ones(3)}, {"fingerprint": "f"})
-    (tmp_path / ".00000-0000002.safetensors.part").symlink_to("/dev/full")  # the next save writes into a device that is always full
-    with pytest.raises(AmataError, match=r"cannot write .*00000-0000002\.safetensors \(No space left on device\).*resume"):
+    # the next save writes into a device that is always full
+    (tmp_path / ".00000-0000002.safetensors.part").symlink_to("/dev/full")
+    with pytest.raises(
+        AmataError,
+        match=r"cannot write .*00000-0000002\.safetensors \(No space left on device\).*resume",
+    ):
         save_checkpoint(tmp_path, 0, 2, {"t": torch.ones(3)}, {"fingerprint": "f"})
     loaded = load_checkpoint(tmp_path, "f", print)
     assert loaded is not None
     assert loaded[0]["t"].tolist() == [1, 1, 1]
-    save_checkpoint(tmp_path, 0, 2, {"t": torch.ones(3) * 2}, {"fingerprint": "f"})  # and the next try works
+    # and the next try works
+    save_checkpoint(tmp_path, 0, 2, {"t": torch.ones(3) * 2}, {"fingerprint": "f"})
 
 
 @pytest.mark.parametrize("name", ["nonsense", "cuda:99"])
@@ -768,14 +1037,21 @@ def test_devices_that_are_not_there_are_named(name: str) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_no_gpu_where_one_was_asked_for() -> None:
-    with pytest.raises(InputError, match=r"train\.device = 'cuda', but 0 GPUs are visible; use --set train\.device=cpu"):
+    with pytest.raises(
+        InputError,
+        match=r"train\.device = 'cuda', but 0 GPUs are visible; use --set train\.device=cpu",
+    ):
         resolve_device("cuda")
 
 
 def test_equal_bounds_end_with_the_same_bytes_as_a_constant(tmp_path: Path) -> None:
     common = ["train.epochs=3", "data.batch_size=16", "optim.lr=0.02", "train.tensorboard=false"]
-    linear = recipes.load("mnist5k-amata", [*common, "schedule.k_min=3", "schedule.k_max=3", "schedule.tau=0.15"])
-    constant = recipes.load("mnist5k-pgd", [*common, "schedule.steps=3", f"schedule.step_size={0.15 / 3!r}"])
+    linear = recipes.load(
+        "mnist5k-amata", [*common, "schedule.k_min=3", "schedule.k_max=3", "schedule.tau=0.15"]
+    )
+    constant = recipes.load(
+        "mnist5k-pgd", [*common, "schedule.steps=3", f"schedule.step_size={0.15 / 3!r}"]
+    )
     for recipe, name in ((linear, "linear"), (constant, "constant")):
         fit(small_net(), toy_data(), None, recipe, run=tmp_path / name)
     a, b = (load_tensors(tmp_path / name / "last.safetensors") for name in ("linear", "constant"))
@@ -787,15 +1063,33 @@ def test_a_whole_run_leaves_what_it_promises(tmp_path: Path) -> None:
     run = train(recipe, tmp_path / "run")
     files = {p.name for p in run.path.iterdir()}
     assert files == {
-        "recipe.toml", "env.json", "split.json", "metrics.jsonl", "model.safetensors", "last.safetensors", "checkpoints", "summary.json",
+        "recipe.toml",
+        "env.json",
+        "split.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "last.safetensors",
+        "checkpoints",
+        "summary.json",
         "tensorboard",
-    }  # fmt: skip
+    }
     rows = run.read_rows()
     assert [r["epoch"] for r in rows] == [0, 1]
-    assert {"steps", "step_size", "loss", "train_seconds", "grad_evals", "lr", "valid", "valid_n"} <= rows[0].keys()
+    assert {
+        "steps",
+        "step_size",
+        "loss",
+        "train_seconds",
+        "grad_evals",
+        "lr",
+        "valid",
+        "valid_n",
+    } <= rows[0].keys()
     summary = json.loads((run.path / "summary.json").read_text())
     assert {"train_seconds", "grad_evals", "best_epoch", "evaluation"} <= summary.keys()
-    assert {"accuracy", "n", "low", "high", "grad_evals", "params"} <= summary["evaluation"]["clean"].keys()
+    assert {"accuracy", "n", "low", "high", "grad_evals", "params"} <= summary["evaluation"][
+        "clean"
+    ].keys()
     assert summary["grad_evals"] == rows[-1]["grad_evals"] == 3960 * (3 + 4)
     split = json.loads((run.path / "split.json").read_text())
     assert len(set(split["valid_ids"])) == split["valid"] == 40
@@ -804,25 +1098,40 @@ def test_a_whole_run_leaves_what_it_promises(tmp_path: Path) -> None:
     assert list((run.path / "tensorboard").glob("events.*"))
     before = {p: p.stat().st_mtime_ns for p in run.path.rglob("*")}
     resume(run.path)
-    assert {p: p.stat().st_mtime_ns for p in run.path.rglob("*")} == before, "a finished run was touched"
+    assert {p: p.stat().st_mtime_ns for p in run.path.rglob("*")} == before, (
+        "a finished run was touched"
+    )
     with pytest.raises(InputError, match="exists already"):
         train(recipe, run.path)
 
 
 def kill_and_resume(tmp_path: Path, options: list[str], anywhere: int, after_a_save: int) -> int:
-    """Run a recipe whole, and once more with SIGKILLs that leave no chance to tidy up; both must end with the same bytes."""
+    """Run a recipe whole, and once more with SIGKILLs that leave no chance to tidy up; both must
+    end with the same bytes."""
     arguments = [f"--set={o}" for o in [*QUICK, "train.save_minutes=0.003", *options]]
     base = [sys.executable, "-m", "amata", "train"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    # One thread everywhere: a sum's order, and so its last bit, may depend on the number of threads.
+    # One thread everywhere: a sum's order, and so its last bit, may depend on the number of
+    # threads.
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-    subprocess.run([*base, "mnist5k-amata", *arguments, "--out", str(whole)], check=True, env=env, capture_output=True)
+    subprocess.run(
+        [*base, "mnist5k-amata", *arguments, "--out", str(whole)],
+        check=True,
+        env=env,
+        capture_output=True,
+    )
     chance = random.Random(0)
     kills = 0
     for _ in range(40):
         saved = newest(cut)
-        start = ["--resume", str(cut)] if (cut / "recipe.toml").is_file() else ["mnist5k-amata", *arguments, "--out", str(cut)]
-        process = subprocess.Popen([*base, *start], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        start = (
+            ["--resume", str(cut)]
+            if (cut / "recipe.toml").is_file()
+            else ["mnist5k-amata", *arguments, "--out", str(cut)]
+        )
+        process = subprocess.Popen(
+            [*base, *start], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
         if kills < anywhere:  # from the first import on
             time.sleep(chance.uniform(0.5, 4))
         elif kills < anywhere + after_a_save:  # in the thick of it
@@ -854,7 +1163,12 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["free", "atta", "dat"])
 def test_methods_that_remember_survive_being_killed(tmp_path: Path, method: str) -> None:
-    assert kill_and_resume(tmp_path, ["train.epochs=5", f"method.name={method}"], anywhere=0, after_a_save=2) == 2
+    assert (
+        kill_and_resume(
+            tmp_path, ["train.epochs=5", f"method.name={method}"], anywhere=0, after_a_save=2
+        )
+        == 2
+    )
 
 
 def newest(run: Path) -> str:
@@ -881,12 +1195,17 @@ ADAPTIVE = ["schedule.name=adaptive", "schedule.tau=0.1", "schedule.k_max=6"]
 
 @pytest.mark.parametrize(
     ("method", "budget"), [("pgd", 5.5), ("free", 4.5), ("yopo", 4.5), ("trades", 6.5)]
-)  # fmt: skip
+)
 def test_a_closed_loop_meets_its_budget_and_counts_its_probing(method: str, budget: float) -> None:
     net = small_net()
     net.first_layer = "0"  # type: ignore[assignment]
     recipe = toy_recipe(
-        *ADAPTIVE, f"schedule.budget={budget}", f"method.name={method}", "train.epochs=8", "optim.lr=0.005", "train.guard=ignore"
+        *ADAPTIVE,
+        f"schedule.budget={budget}",
+        f"method.name={method}",
+        "train.epochs=8",
+        "optim.lr=0.005",
+        "train.guard=ignore",
     )
     fitted = fit(net, toy_data(192), None, recipe)
     assert fitted.rows[-1]["grad_evals_per_image"] == pytest.approx(budget, rel=0.05)
@@ -899,14 +1218,22 @@ def test_a_closed_loop_meets_its_budget_and_counts_its_probing(method: str, budg
 
 
 def test_a_closed_loop_trains_like_its_own_choices_laid_down_beforehand() -> None:
-    """Probing leaves no trace in the training: replayed as a piecewise schedule, the same controls give the same weights."""
+    """Probing leaves no trace in the training: replayed as a piecewise schedule, the same controls
+    give the same weights."""
     recipe = toy_recipe(*ADAPTIVE, "schedule.budget=6.5", "train.guard=ignore")
     fitted = fit(small_net(), toy_data(), None, recipe)
     stages = [[row["epoch"], row["steps"]] for row in fitted.rows]
     assert len({k for _, k in stages}) > 1
-    replay = recipes.parse({**recipe.tables, "schedule": {"name": "piecewise", "tau": 0.1, "stages": stages}}, "replay")
+    replay = recipes.parse(
+        {**recipe.tables, "schedule": {"name": "piecewise", "tau": 0.1, "stages": stages}}, "replay"
+    )
     again = fit(small_net(), toy_data(), None, replay)
-    assert all(torch.equal(a, b) for a, b in zip(fitted.model.state_dict().values(), again.model.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(
+            fitted.model.state_dict().values(), again.model.state_dict().values(), strict=True
+        )
+    )
 
 
 def test_a_closed_loop_that_is_interrupted_ends_with_the_same_bytes(tmp_path: Path) -> None:
@@ -915,20 +1242,48 @@ def test_a_closed_loop_that_is_interrupted_ends_with_the_same_bytes(tmp_path: Pa
             if moment.epoch == 2 and moment.batch == 3:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    recipe = toy_recipe(*ADAPTIVE, "schedule.budget=5.5", "train.epochs=5", "train.tensorboard=false", "train.keep_epochs=true")
+    recipe = toy_recipe(
+        *ADAPTIVE,
+        "schedule.budget=5.5",
+        "train.epochs=5",
+        "train.tensorboard=false",
+        "train.keep_epochs=true",
+    )
     fit(small_net(), toy_data(192), toy_data(40), recipe, run=tmp_path / "whole")
     with pytest.raises(Interrupted):
-        fit(small_net(), toy_data(192), toy_data(40), recipe, run=tmp_path / "broken", reporter=Stop())
+        fit(
+            small_net(),
+            toy_data(192),
+            toy_data(40),
+            recipe,
+            run=tmp_path / "broken",
+            reporter=Stop(),
+        )
     run, recipe = RunFolder.open(tmp_path / "broken")
     fit(small_net(), toy_data(192), toy_data(40), recipe, run=run)
-    for name in ("last.safetensors", "model.safetensors", *(f"epochs/{e:05d}.safetensors" for e in range(6))):
-        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "broken" / name).read_bytes(), name
-    rows = [[without_times(r) for r in RunFolder(tmp_path / name).read_rows()] for name in ("whole", "broken")]
+    for name in (
+        "last.safetensors",
+        "model.safetensors",
+        *(f"epochs/{e:05d}.safetensors" for e in range(6)),
+    ):
+        assert (tmp_path / "whole" / name).read_bytes() == (
+            tmp_path / "broken" / name
+        ).read_bytes(), name
+    rows = [
+        [without_times(r) for r in RunFolder(tmp_path / name).read_rows()]
+        for name in ("whole", "broken")
+    ]
     assert rows[0] == rows[1]
 
 
 def test_kept_epochs_are_the_states_that_epochs_begin_with(tmp_path: Path) -> None:
-    recipe = toy_recipe("method.name=free", "train.keep_epochs=true", "train.tensorboard=false", "train.epochs=2", "schedule.k_min=1")
+    recipe = toy_recipe(
+        "method.name=free",
+        "train.keep_epochs=true",
+        "train.tensorboard=false",
+        "train.epochs=2",
+        "schedule.k_min=1",
+    )
     net = small_net()
     start = {k: v.clone() for k, v in net.state_dict().items()}
     fit(net, toy_data(), None, recipe, run=tmp_path / "run")

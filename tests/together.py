@@ -1,4 +1,5 @@
-"""What each of two processes runs for tests/test_ranks.py: python -m torch.distributed.run --nproc-per-node 2 tests/together.py FOLDER."""
+"""What each of two processes runs for tests/test_ranks.py: python -m torch.distributed.run
+--nproc-per-node 2 tests/together.py FOLDER."""
 
 import json
 import os
@@ -10,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amata.engine import current, together
+from amata.distributed import current, init_distributed
+from amata.runs.files import save_tensors
 from amata.training import fit
-from amata.training.files import save_tensors
 from tests.conftest import small_net
 from tests.test_training import toy_data, toy_recipe
 
@@ -29,12 +30,21 @@ CASES: dict[str, tuple[list[str], int]] = {
     "fat": (["method.name=fat", "method.omega=0.0"], 96),
     "dat": (["method.name=dat"], 96),
     "yopo": (["method.name=yopo", "method.inner=2", "model.first_layer=net.0"], 96),
-    "adaptive": (["schedule.name=adaptive", "schedule.tau=0.1", "schedule.k_max=4", "schedule.gamma=0.01"], 96),
+    "adaptive": (
+        ["schedule.name=adaptive", "schedule.tau=0.1", "schedule.k_max=4", "schedule.gamma=0.01"],
+        96,
+    ),
     "batch in parts": (["train.accumulate=3"], 96),
     "shared BatchNorm": (["train.sync_bn=true"], 96),
     "shared BatchNorm, parts of different sizes": (["train.sync_bn=true"], 91),
     "shared BatchNorm, adaptive": (
-        ["train.sync_bn=true", "schedule.name=adaptive", "schedule.tau=0.1", "schedule.k_max=4", "schedule.gamma=0.01"],
+        [
+            "train.sync_bn=true",
+            "schedule.name=adaptive",
+            "schedule.tau=0.1",
+            "schedule.k_max=4",
+            "schedule.gamma=0.01",
+        ],
         96,
     ),
     "BatchNorm of one's own": ([], 96),
@@ -56,7 +66,8 @@ class Exact(nn.Module):
 
 
 def trained(name: str, folder: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """The weights and rows of a case, by however many processes are at it; the run is left in `folder`."""
+    """The weights and rows of a case, by however many processes are at it; the run is left in
+    `folder`."""
     more, n = CASES[name]
     recipe = toy_recipe("train.epochs=3", "eval.batch_size=8", "train.tensorboard=false", *more)
     fitted = fit(Exact("BatchNorm" in name), toy_data(n), toy_data(40), recipe, run=folder / name)
@@ -64,16 +75,23 @@ def trained(name: str, folder: Path) -> tuple[dict[str, Tensor], list[dict[str, 
 
 
 class Mortal(nn.Module):
-    """A network for digits whose second process dies in the middle of the second epoch, unless torchrun has started it anew."""
+    """A network for digits whose second process dies in the middle of the second epoch, unless
+    torchrun has started it anew."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Conv2d(1, 6, 5, stride=4), nn.Softplus(), nn.Flatten(), nn.Linear(6 * 36, 10))
+        self.net = nn.Sequential(
+            nn.Conv2d(1, 6, 5, stride=4), nn.Softplus(), nn.Flatten(), nn.Linear(6 * 36, 10)
+        )
         self.passes = 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.passes += self.training
-        if self.passes == 60 and os.environ.get("RANK") == "1" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+        if (
+            self.passes == 60
+            and os.environ.get("RANK") == "1"
+            and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+        ):
             os.kill(os.getpid(), signal.SIGKILL)
         return self.net(x)
 
@@ -85,7 +103,7 @@ def mortal() -> nn.Module:
 
 
 def main(folder: Path) -> None:
-    with together(torch.device("cpu")):
+    with init_distributed(torch.device("cpu")):
         for index, name in enumerate(CASES):
             weights, rows = trained(name, folder)
             save_tensors(folder / f"{index}-{current().rank}.safetensors", weights)

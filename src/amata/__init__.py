@@ -57,7 +57,21 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from amata import attacks, control, data, engine, evaluation, losses, methods, models, recipes, schedules, seeds, threat, training
+    from amata import (
+        attacks,
+        control,
+        data,
+        engine,
+        evaluation,
+        losses,
+        methods,
+        models,
+        recipes,
+        schedules,
+        seeds,
+        threat,
+        training,
+    )
     from amata.control import criterion
     from amata.errors import AmataError, InputError
     from amata.evaluation import evaluate

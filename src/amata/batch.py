@@ -9,7 +9,8 @@ from amata.seeds import Rows
 
 
 class Frame(NamedTuple):
-    """Where augmentation cut each image out of its padded original: the rows and columns taken, mirrored ones running backwards."""
+    """Where augmentation cut each image out of its padded original: the rows and columns taken,
+    mirrored ones running backwards."""
 
     rows: Tensor
     columns: Tensor
@@ -25,7 +26,8 @@ class Frame(NamedTuple):
         return padded[self._index()].permute(0, 3, 1, 2).contiguous()
 
     def paste(self, padded: Tensor, x: Tensor) -> Tensor:
-        """The padded images with x written back into the windows it was cut from: the exact inverse of `cut`."""
+        """The padded images with x written back into the windows it was cut from: the exact inverse
+        of `cut`."""
         out = padded.clone()
         out[self._index()] = x.permute(0, 2, 3, 1)
         return out
@@ -38,7 +40,8 @@ class Batch(NamedTuple):
     y: Tensor
     ids: Tensor
     total: int = 0
-    """One more than the largest id, or 0 where ids do not stand for the same pixels at every visit."""
+    """One more than the largest id, or 0 where ids do not stand for the same pixels at every
+    visit."""
     epoch: int = 0
     frame: Frame | None = None
     """How augmentation cut the images out, where it did."""
@@ -51,7 +54,17 @@ class Batch(NamedTuple):
         found = []
         for positions in torch.arange(len(self.x)).tensor_split(min(count, len(self.x))):
             first, last = int(positions[0]), int(positions[-1]) + 1
-            frame = self.frame and self.frame._replace(rows=self.frame.rows[first:last], columns=self.frame.columns[first:last])
+            frame = self.frame and self.frame._replace(
+                rows=self.frame.rows[first:last], columns=self.frame.columns[first:last]
+            )
             rows = Rows(whole.first + first, whole.first + last, whole.total)
-            found.append(self._replace(x=self.x[first:last], y=self.y[first:last], ids=self.ids[first:last], frame=frame, rows=rows))
+            found.append(
+                self._replace(
+                    x=self.x[first:last],
+                    y=self.y[first:last],
+                    ids=self.ids[first:last],
+                    frame=frame,
+                    rows=rows,
+                )
+            )
         return found

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from amata.training.reporter import Moment, Reporter
+from amata.reporter import Moment, Reporter
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -28,7 +28,8 @@ WAITING = 0.05
 
 
 class ConsoleReporter(Reporter):
-    """Progress on stderr, so that stdout stays free for results. On a terminal a bar follows training and evaluation."""
+    """Progress on stderr, so that stdout stays free for results. On a terminal a bar follows
+    training and evaluation."""
 
     def __init__(self) -> None:
         self.progress = Progress(
@@ -54,24 +55,39 @@ class ConsoleReporter(Reporter):
 
     def batch(self, m: Moment) -> None:
         now = time.monotonic()
-        if err.is_terminal and now - self.drawn > 0.2:  # reading the loss waits for the device, so not after every batch
+        # reading the loss waits for the device, so not after every batch
+        if err.is_terminal and now - self.drawn > 0.2:
             loss = f"{m.loss.item():.3f}" if m.loss is not None else "-"
-            text = f"epoch {m.epoch + 1}/{m.epochs}  batch {m.batch}/{m.batches}  K {m.steps}  alpha {m.step_size:.4g}  loss {loss}"
+            text = (
+                f"epoch {m.epoch + 1}/{m.epochs}  batch {m.batch}/{m.batches}  K {m.steps}  "
+                f"alpha {m.step_size:.4g}  loss {loss}"
+            )
             left = f"{duration(m.seconds_left)} left" if m.seconds_left is not None else ""
-            self.progress.update(self.task, description=text, completed=m.share, total=1.0, left=left)
+            self.progress.update(
+                self.task, description=text, completed=m.share, total=1.0, left=left
+            )
             self.drawn = now
-        elif not err.is_terminal and now - self.logged > 60:  # a long epoch in a log: a sign of life a minute
+        # a long epoch in a log: a sign of life a minute
+        elif not err.is_terminal and now - self.logged > 60:
             left = f", {duration(m.seconds_left)} left" if m.seconds_left is not None else ""
-            err.print(f"epoch {m.epoch + 1}/{m.epochs}, batch {m.batch}/{m.batches}, {m.share:.0%} done{left}", soft_wrap=True)
+            err.print(
+                f"epoch {m.epoch + 1}/{m.epochs}, batch {m.batch}/{m.batches}, {m.share:.0%} "
+                f"done{left}",
+                soft_wrap=True,
+            )
             self.logged = now
 
     def epoch(self, row: dict[str, Any]) -> None:
-        valid = "  ".join(f"{name} {accuracy:6.1%}" for name, accuracy in row.get("valid", {}).items())
+        valid = "  ".join(
+            f"{name} {accuracy:6.1%}" for name, accuracy in row.get("valid", {}).items()
+        )
         waiting = row["data_seconds"] / row["train_seconds"] if row["train_seconds"] else 0.0
         starved = f"  {waiting:.0%} waiting for data" if waiting > WAITING else ""
         err.print(
-            f"epoch {row['epoch'] + 1:3d}  K {row['steps']:2d}  alpha {row['step_size']:<8.4g} loss {row['loss']:7.4f}  "
-            f"{row['train_seconds']:8.1f} s  {row['grad_evals']:>12,} grads  {valid and 'held-out ' + valid}{starved}".rstrip(),
+            f"epoch {row['epoch'] + 1:3d}  K {row['steps']:2d}  alpha {row['step_size']:<8.4g} "
+            f"loss {row['loss']:7.4f}  "
+            f"{row['train_seconds']:8.1f} s  {row['grad_evals']:>12,} grads  "
+            f"{valid and 'held-out ' + valid}{starved}".rstrip(),
             soft_wrap=True,
         )
         self.logged = time.monotonic()
@@ -79,7 +95,13 @@ class ConsoleReporter(Reporter):
     def evaluating(self, attack: str, done: int, total: int) -> None:
         if err.is_terminal:
             share = done / total if total else 0.0
-            self.progress.update(self.task, description=f"evaluating {attack}  {done}/{total} images", completed=share, total=1.0, left="")
+            self.progress.update(
+                self.task,
+                description=f"evaluating {attack}  {done}/{total} images",
+                completed=share,
+                total=1.0,
+                left="",
+            )
 
     def note(self, text: str) -> None:
         err.print(f"note: {text}", soft_wrap=True)
@@ -88,13 +110,21 @@ class ConsoleReporter(Reporter):
 def results_table(results: dict[str, dict[str, Any]]) -> Table:
     """Accuracies with n, interval, cost and parameters."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column, justify in (("attack", "left"), ("accuracy", "right"), ("95% interval", "right"), ("n", "right"), ("gradients", "right")):
+    for column, justify in (
+        ("attack", "left"),
+        ("accuracy", "right"),
+        ("95% interval", "right"),
+        ("n", "right"),
+        ("gradients", "right"),
+    ):
         table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     table.add_column("parameters", overflow="fold")
     for name, r in results.items():
         params = _describe(r["params"])
         interval = f"{100 * r['low']:.1f} .. {100 * r['high']:.1f}%"
-        table.add_row(name, f"{r['accuracy']:.1%}", interval, f"{r['n']:,}", f"{r['grad_evals']:,}", params)
+        table.add_row(
+            name, f"{r['accuracy']:.1%}", interval, f"{r['n']:,}", f"{r['grad_evals']:,}", params
+        )
     return table
 
 
@@ -113,14 +143,19 @@ def _describe(params: dict[str, Any]) -> str:
 
 
 def criterion_table(rows: list[dict[str, Any]]) -> Table:
-    """The paper's Table 1, with errors, cost and FOSC; the JSON also has the criterion of the means."""
+    """The paper's Table 1, with errors, cost and FOSC; the JSON also has the criterion of the
+    means."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("strategy", no_wrap=True)
     for column in ("C", "FOSC", "robust", "seconds", "gradients"):
         table.add_column(column, justify="right", no_wrap=True)
     for r in rows:
         error = f" ± {r['c_stderr']:.3f}" if r["c_stderr"] is not None else ""
-        robust = f"{r['robust_accuracy']:.1%} ({r['robust_attack']})" if r["robust_accuracy"] is not None else "-"
+        robust = (
+            f"{r['robust_accuracy']:.1%} ({r['robust_attack']})"
+            if r["robust_accuracy"] is not None
+            else "-"
+        )
         numbers = (f"{r['c']:.3f}{error}", f"{r['fosc']:.3f}", robust)
         table.add_row(r["strategy"], *numbers, f"{r['train_seconds']:.1f}", f"{r['grad_evals']:,}")
     return table
@@ -129,19 +164,44 @@ def criterion_table(rows: list[dict[str, Any]]) -> Table:
 def search_table(result: dict[str, Any]) -> Table:
     """The Pareto front of a search, cheapest first, the winner marked."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column, justify in (("", "left"), ("schedule", "left"), ("cost", "right"), (f"held-out {result['attack']}", "right")):
+    for column, justify in (
+        ("", "left"),
+        ("schedule", "left"),
+        ("cost", "right"),
+        (f"held-out {result['attack']}", "right"),
+    ):
         table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for t in sorted((t for t in result["trials"] if t["front"]), key=lambda t: t["cost"]):
-        schedule = ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in t["schedule"].items() if k != "name")
+        schedule = ", ".join(
+            f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
+            for k, v in t["schedule"].items()
+            if k != "name"
+        )
         mark = "*" if t["number"] == result["best"]["number"] else ""
-        table.add_row(mark, f"{t['schedule']['name']} {schedule}", f"{t['cost']:.2f}", f"{t['accuracy']:.1%}")
+        table.add_row(
+            mark, f"{t['schedule']['name']} {schedule}", f"{t['cost']:.2f}", f"{t['accuracy']:.1%}"
+        )
     return table
 
 
 def bench_table(result: dict[str, Any]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("recipe", "batch", "K", "variant", "s/epoch", "images/s", "TFLOP/s", "ceiling", "ratio", "compile s", "peak MiB"):
-        table.add_column(column, justify="left" if column in ("recipe", "variant") else "right", no_wrap=True)
+    for column in (
+        "recipe",
+        "batch",
+        "K",
+        "variant",
+        "s/epoch",
+        "images/s",
+        "TFLOP/s",
+        "ceiling",
+        "ratio",
+        "compile s",
+        "peak MiB",
+    ):
+        table.add_column(
+            column, justify="left" if column in ("recipe", "variant") else "right", no_wrap=True
+        )
     for r in result["rows"]:
         ratio = f"{r['ratio_to_reference']:.2f}" if r["ratio_to_reference"] else "-"
         speed = (
@@ -151,7 +211,8 @@ def bench_table(result: dict[str, Any]) -> Table:
             f"{r['ceiling_share']:.1%}",
             ratio,
         )
-        memory = f"{r['peak_memory_bytes'] / 2**20:,.0f}" if r["peak_memory_bytes"] else "-"  # a GPU's alone is known
+        # a GPU's alone is known
+        memory = f"{r['peak_memory_bytes'] / 2**20:,.0f}" if r["peak_memory_bytes"] else "-"
         rest = (f"{r['compile_seconds']:.1f}", memory)
         table.add_row(r["recipe"], str(r["batch"]), str(r["steps"]), r["variant"], *speed, *rest)
     return table
@@ -171,14 +232,26 @@ def comparison_table(result: dict[str, Any]) -> Table:
             cells.append(_with_interval(a) if a else "-")
         reached = f"{row['time_to_target']:.1f}" if row["time_to_target"] else "-"
         faster = f"{row['speedup']:.2f}x" if row["speedup"] else "-"
-        table.add_row(escape(row["recipe"]), *cells, f"{row['train_seconds']:.1f}", f"{row['grad_evals']:,.0f}", reached, faster)
+        table.add_row(
+            escape(row["recipe"]),
+            *cells,
+            f"{row['train_seconds']:.1f}",
+            f"{row['grad_evals']:,.0f}",
+            reached,
+            faster,
+        )
     images = " or ".join(f"{n:,}" for n in result["images"])
     table.caption = f"accuracy in %, half a 95% interval beside it, {images} test images"
     return table
 
 
 def _with_interval(a: dict[str, Any]) -> str:
-    """An accuracy with half its interval; with both ends where it is cut off at none or all, so that half of it would say little."""
+    """An accuracy with half its interval; with both ends where it is cut off at none or all, so
+    that half of it would say little."""
     cut = (a["low"] == 0 or a["high"] == 1) and a["high"] - a["low"] > 0.1
-    beside = f"({100 * a['low']:.0f} to {100 * a['high']:.0f})" if cut else f"±{50 * (a['high'] - a['low']):.1f}"
+    beside = (
+        f"({100 * a['low']:.0f} to {100 * a['high']:.0f})"
+        if cut
+        else f"±{50 * (a['high'] - a['low']):.1f}"
+    )
     return f"{100 * a['accuracy']:.1f} {beside}"

@@ -30,4 +30,7 @@ def unknown(kind: str, name: str, options: Iterable[str]) -> InputError:
 
 def missing(package: str, purpose: str, extra: str) -> InputError:
     """The error for an optional package that is needed and not installed."""
-    return InputError(f"{purpose} needs the package {package}, which is not installed; pip install 'amata[{extra}]'")
+    return InputError(
+        f"{purpose} needs the package {package}, which is not installed; pip install "
+        f"'amata[{extra}]'"
+    )

@@ -18,7 +18,8 @@ def ce(z: Tensor, y: Tensor) -> Tensor:
 
 
 def smooth_ce(smoothing: float) -> Loss:
-    """Cross-entropy against labels that give `smoothing` of their mass to all classes evenly; `ce` itself at 0."""
+    """Cross-entropy against labels that give `smoothing` of their mass to all classes evenly; `ce`
+    itself at 0."""
     if smoothing == 0:
         return ce
 
@@ -29,11 +30,14 @@ def smooth_ce(smoothing: float) -> Loss:
 
 
 def margin(z: Tensor, y: Tensor) -> Tensor:
-    """Carlini and Wagner's margin, ascending: max_{i != y} z_i - z_y, above 0 exactly where the prediction is wrong."""
+    """Carlini and Wagner's margin, ascending: max_{i != y} z_i - z_y, above 0 exactly where the
+    prediction is wrong."""
     others = z.masked_fill(F.one_hot(y, z.shape[1]).bool(), -torch.inf)
     return others.amax(1) - z.gather(1, y[:, None]).squeeze(1)
 
 
 def kl(z_adv: Tensor, z: Tensor) -> Tensor:
     """KL(softmax(z) || softmax(z_adv)), the divergence that TRADES ascends and descends."""
-    return F.kl_div(F.log_softmax(z_adv, 1), F.log_softmax(z, 1), reduction="none", log_target=True).sum(1)
+    return F.kl_div(
+        F.log_softmax(z_adv, 1), F.log_softmax(z, 1), reduction="none", log_target=True
+    ).sum(1)

@@ -44,7 +44,8 @@ def whole(value: Any, name: str, least: int) -> int:
 
 
 def spelled(value: Any) -> Any:
-    """Floats that are whole 255ths, also within lists and tables, as people write them; `number` gives back the same float.
+    """Floats that are whole 255ths, also within lists and tables, as people write them; `number`
+    gives back the same float.
 
     >>> spelled(8 / 255)
     '8/255'

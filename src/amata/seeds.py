@@ -15,7 +15,8 @@ def derive(*keys: int | str) -> int:
 
 
 class Rows(NamedTuple):
-    """Which rows of a whole batch somebody works on: `first` up to, not including, `last` of `total`."""
+    """Which rows of a whole batch somebody works on: `first` up to, not including, `last` of
+    `total`."""
 
     first: int
     last: int
@@ -28,8 +29,11 @@ class PartGenerator(torch.Generator):
     rows: Rows
 
 
-def generator(*keys: int | str, device: torch.device | str = "cpu", rows: Rows | None = None) -> torch.Generator:
-    """A fresh generator on `device`, seeded by the keys alone; with `rows`, one whose `draw` gives those rows of a whole batch's draw."""
+def generator(
+    *keys: int | str, device: torch.device | str = "cpu", rows: Rows | None = None
+) -> torch.Generator:
+    """A fresh generator on `device`, seeded by the keys alone; with `rows`, one whose `draw` gives
+    those rows of a whole batch's draw."""
     if rows is None:
         return torch.Generator(device=device).manual_seed(derive(*keys))
     made = PartGenerator(device=device)
@@ -38,12 +42,21 @@ def generator(*keys: int | str, device: torch.device | str = "cpu", rows: Rows |
     return made
 
 
-def draw(kind: Callable[..., Tensor], rng: torch.Generator, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+def draw(
+    kind: Callable[..., Tensor],
+    rng: torch.Generator,
+    shape: tuple[int, ...],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Tensor:
     """`kind`, torch.rand or torch.randn, of a shape whose first entry counts samples.
 
-    However a batch is divided among processes or passes, each sample gets the same numbers: those of the whole batch are drawn.
+    However a batch is divided among processes or passes, each sample gets the same numbers: those
+    of the whole batch are drawn.
     """
     rows = getattr(rng, "rows", None)
     if rows is None or shape[0] != rows.last - rows.first:
         return kind(shape, generator=rng, device=device, dtype=dtype)
-    return kind((rows.total, *shape[1:]), generator=rng, device=device, dtype=dtype)[rows.first : rows.last]
+    return kind((rows.total, *shape[1:]), generator=rng, device=device, dtype=dtype)[
+        rows.first : rows.last
+    ]

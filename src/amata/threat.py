@@ -1,8 +1,8 @@
 """Threat models: the sets of images an adversary may choose from.
 
-A ball is made once, `Linf(8 / 255)`, and laid around a batch with `around(x)`. What comes back knows the feasible set of that batch
-(its box is computed once) and has the three moves every inner maximisation is made of: `start`, `ascend`, `project`.
-Images are NCHW in [0, 1].
+A ball is made once, `Linf(8 / 255)`, and laid around a batch with `around(x)`. What comes back
+knows the feasible set of that batch (its box is computed once) and has the three moves every inner
+maximisation is made of: `start`, `ascend`, `project`. Images are NCHW in [0, 1].
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ class Region(Protocol):
         ...
 
     def ascend(self, x_adv: Tensor, g: Tensor, alpha: float | Tensor) -> Tensor:
-        """The point one step of length alpha (in the ball's norm) up the gradient g; it may be infeasible."""
+        """The point one step of length alpha (in the ball's norm) up the gradient g; it may be
+        infeasible."""
         ...
 
     def project(self, x_adv: Tensor) -> Tensor:
@@ -61,14 +62,17 @@ class Ball(Protocol):
         ...
 
     def fosc(self, x_adv: Tensor, x: Tensor, g: Tensor) -> Tensor:
-        """Each sample's first-order stationary condition eps |g|_dual - <x_adv - x, g>: 0 where no move in the ball gains."""
+        """Each sample's first-order stationary condition eps |g|_dual - <x_adv - x, g>: 0 where no
+        move in the ball gains."""
         ...
 
 
 def check_ball(ball: object) -> None:
     """Refuse a bare number, which does not say in which norm."""
     if not hasattr(ball, "around"):
-        raise InputError(f"ball = {ball!r} is no threat model; write amata.Linf(8 / 255) or amata.L2(0.5)")
+        raise InputError(
+            f"ball = {ball!r} is no threat model; write amata.Linf(8 / 255) or amata.L2(0.5)"
+        )
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,10 @@ class Linf:
     def __post_init__(self) -> None:
         object.__setattr__(self, "eps", positive(self.eps, "eps"))
         if self.eps > 1:
-            raise InputError(f'eps = {self.eps:g} is more than all of [0, 1], where pixels lie; "8/255" may be meant')
+            raise InputError(
+                f'eps = {self.eps:g} is more than all of [0, 1], where pixels lie; "8/255" may '
+                "be meant"
+            )
 
     def scaled(self, factor: float) -> "Linf":
         return Linf(factor * self.eps)
@@ -118,7 +125,8 @@ class LinfRegion:
         return x_adv + alpha * self.ball.direction(g)
 
     def project(self, x_adv: Tensor) -> Tensor:
-        # The ball and [0, 1] are both boxes, so their intersection is one box and the projection one clamp.
+        # The ball and [0, 1] are both boxes, so their intersection is one box and the projection
+        # one clamp.
         return torch.clamp(x_adv, self.low, self.high)
 
 
@@ -148,8 +156,11 @@ class L2:
         return (x_adv - x).flatten(1).norm(dim=1)
 
     def direction(self, g: Tensor) -> Tensor:
-        # Scaled by its largest entry first, a gradient however small keeps its direction; only zero stays zero.
-        g = g / g.flatten(1).abs().amax(1).clamp_min(torch.finfo(g.dtype).tiny).view(-1, *[1] * (g.dim() - 1))
+        # Scaled by its largest entry first, a gradient however small keeps its direction; only zero
+        # stays zero.
+        g = g / g.flatten(1).abs().amax(1).clamp_min(torch.finfo(g.dtype).tiny).view(
+            -1, *[1] * (g.dim() - 1)
+        )
         return g / _per_sample_norm(g)
 
     def limit(self, delta: Tensor) -> Tensor:
@@ -169,13 +180,17 @@ class L2Region:
         direction = draw(torch.randn, rng, self.x.shape, self.x.device, self.x.dtype)
         u = draw(torch.rand, rng, self.x.shape[:1], self.x.device, self.x.dtype)
         radius = self.ball.eps * u ** (1 / self.x[0].numel())
-        return self.project(self.x + radius.view(-1, *[1] * (self.x.dim() - 1)) * direction / _per_sample_norm(direction))
+        return self.project(
+            self.x
+            + radius.view(-1, *[1] * (self.x.dim() - 1)) * direction / _per_sample_norm(direction)
+        )
 
     def ascend(self, x_adv: Tensor, g: Tensor, alpha: float | Tensor) -> Tensor:
         return x_adv + alpha * self.ball.direction(g)
 
     def project(self, x_adv: Tensor) -> Tensor:
-        # Clamping to [0, 1] afterwards keeps the point in the ball: x itself lies in the box, so no distance to it grows.
+        # Clamping to [0, 1] afterwards keeps the point in the ball: x itself lies in the box, so no
+        # distance to it grows.
         return (self.x + self.ball.limit(x_adv - self.x)).clamp(0, 1)
 
 

@@ -1,6 +1,8 @@
-"""Attacks as plain functions (model, x, y) -> x_adv, for evaluation and for anybody's training loop.
+"""Attacks as plain functions (model, x, y) -> x_adv, for evaluation and for anybody's training
+loop.
 
-They take any `nn.Module` that maps images in [0, 1] to logits, and leave it exactly as they found it.
+They take any `nn.Module` that maps images in [0, 1] to logits, and leave it exactly as they found
+it.
 """
 
 from amata.attacks.autoattack import autoattack

@@ -1,6 +1,8 @@
-"""AutoAttack (Croce & Hein 2020, arXiv 2003.01690) through the package pyautoattack, which carries the authors' code.
+"""AutoAttack (Croce & Hein 2020, arXiv 2003.01690) through the package pyautoattack, which carries
+the authors' code.
 
-`standard`: APGD-CE, targeted APGD-DLR, targeted FAB (100 iterations each) and Square (5,000 queries), each on what survived the last.
+`standard`: APGD-CE, targeted APGD-DLR, targeted FAB (100 iterations each) and Square (5,000
+queries), each on what survived the last.
 """
 
 from typing import Any, Literal
@@ -17,7 +19,14 @@ Version = Literal["standard", "plus", "rand"]
 
 
 def autoattack(
-    model: nn.Module, x: Tensor, y: Tensor, *, ball: Ball, version: Version = "standard", batch_size: int = 250, seed: int = 0
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    ball: Ball,
+    version: Version = "standard",
+    batch_size: int = 250,
+    seed: int = 0,
 ) -> Tensor:
     """The adversarial images AutoAttack found; samples it could not break come back unchanged."""
     try:
@@ -29,10 +38,21 @@ def autoattack(
     with untouched(model):
         classes = check_model(model, x, y)
         if classes < 4:
-            raise InputError(f"AutoAttack needs at least 4 classes (its targeted loss compares four logits), the model has {classes}")
+            raise InputError(
+                "AutoAttack needs at least 4 classes (its targeted loss compares four "
+                f"logits), the model has {classes}"
+            )
         with _private_rng(x.device):
-            attack: Any = AutoAttack(model, eps=ball.eps, norm=_NORMS[ball.norm], device=x.device, seed=seed, version=version)
-            if version == "standard" and classes < 10:  # it aims at nine other classes; there are fewer
+            attack: Any = AutoAttack(
+                model,
+                eps=ball.eps,
+                norm=_NORMS[ball.norm],
+                device=x.device,
+                seed=seed,
+                version=version,
+            )
+            # it aims at nine other classes; there are fewer
+            if version == "standard" and classes < 10:
                 attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = classes - 1
             x_adv, _ = attack.run_standard_evaluation(x, y, batch_size=batch_size)
     return x_adv.detach()

@@ -1,7 +1,8 @@
-"""Projected gradient descent (Madry et al. 2018, arXiv 1706.06083) and its one-step case FGSM (Goodfellow et al. 2015, arXiv 1412.6572).
+"""Projected gradient descent (Madry et al. 2018, arXiv 1706.06083) and its one-step case FGSM
+(Goodfellow et al. 2015, arXiv 1412.6572).
 
-x^0 = a random point of the ball;  x^k = P( x^(k-1) + alpha * direction(grad_x loss(x^(k-1))) ),  k = 1 .. K
-with the sign of the gradient as direction in L-inf, and the normalised gradient in L2.
+x^0 = a random point of the ball;  x^k = P( x^(k-1) + alpha * direction(grad_x loss(x^(k-1))) ),  k
+= 1 .. K with the sign of the gradient as direction in L-inf, and the normalised gradient in L2.
 """
 
 from typing import NamedTuple
@@ -17,13 +18,32 @@ from amata.threat import Ball, check_ball
 
 
 def default_step_size(ball: Ball, steps: int) -> float:
-    """2.5 eps / K: Madry's rule, so that K steps can cross the ball and still come back; eps itself for one step."""
+    """2.5 eps / K: Madry's rule, so that K steps can cross the ball and still come back; eps itself
+    for one step."""
     return ball.eps if steps == 1 else 2.5 * ball.eps / max(steps, 1)
 
 
-def fgsm(model: nn.Module, x: Tensor, y: Tensor, *, ball: Ball, loss: Loss = ce, targets: Tensor | None = None) -> Tensor:
+def fgsm(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    ball: Ball,
+    loss: Loss = ce,
+    targets: Tensor | None = None,
+) -> Tensor:
     """One step of length eps from the image itself."""
-    return pgd(model, x, y, ball=ball, steps=1, step_size=ball.eps, loss=loss, random_start=False, targets=targets)
+    return pgd(
+        model,
+        x,
+        y,
+        ball=ball,
+        steps=1,
+        step_size=ball.eps,
+        loss=loss,
+        random_start=False,
+        targets=targets,
+    )
 
 
 def pgd(
@@ -43,13 +63,16 @@ def pgd(
 ) -> Tensor:
     """K projected steps up the loss; with several restarts each sample keeps its own worst case.
 
-    `start` begins at a given point (the first restart only). `targets` turns the attack into a targeted one: it descends the loss
-    towards those labels. `step_size` is 2.5 eps / K unless given.
+    `start` begins at a given point (the first restart only). `targets` turns the attack into a
+    targeted one: it descends the loss towards those labels. `step_size` is 2.5 eps / K unless
+    given.
     """
     check_ball(ball)
     check_images(x, y if targets is None else targets)
     if steps < 0 or restarts < 1:
-        raise InputError(f"steps = {steps} must not be negative and restarts = {restarts} must be at least 1")
+        raise InputError(
+            f"steps = {steps} must not be negative and restarts = {restarts} must be at least 1"
+        )
     alpha = default_step_size(ball, steps) if step_size is None else step_size
     goal = y if targets is None else targets
     climb: Loss = loss if targets is None else lambda z, t: -loss(z, t)
@@ -86,14 +109,36 @@ class _Candidates(NamedTuple):
     loss: Tensor
 
     def or_worse(self, other: "_Candidates") -> "_Candidates":
-        """Per sample the worse of the two: one that fools the model before one that does not, then the higher loss."""
+        """Per sample the worse of the two: one that fools the model before one that does not, then
+        the higher loss."""
         take = (other.hit & ~self.hit) | ((other.hit == self.hit) & (other.loss > self.loss))
         x = torch.where(take.view(-1, *[1] * (self.x.dim() - 1)), other.x, self.x)
-        return _Candidates(x, torch.where(take, other.hit, self.hit), torch.where(take, other.loss, self.loss))
+        return _Candidates(
+            x, torch.where(take, other.hit, self.hit), torch.where(take, other.loss, self.loss)
+        )
 
 
 def cw_pgd(
-    model: nn.Module, x: Tensor, y: Tensor, *, ball: Ball, steps: int = 20, step_size: float | None = None, restarts: int = 1, seed: int = 0
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    ball: Ball,
+    steps: int = 20,
+    step_size: float | None = None,
+    restarts: int = 1,
+    seed: int = 0,
 ) -> Tensor:
-    """PGD on Carlini and Wagner's margin max_{i != y} z_i - z_y inside the ball: what many papers call the CW attack."""
-    return pgd(model, x, y, ball=ball, steps=steps, step_size=step_size, loss=margin, restarts=restarts, seed=seed)
+    """PGD on Carlini and Wagner's margin max_{i != y} z_i - z_y inside the ball: what many papers
+    call the CW attack."""
+    return pgd(
+        model,
+        x,
+        y,
+        ball=ball,
+        steps=steps,
+        step_size=step_size,
+        loss=margin,
+        restarts=restarts,
+        seed=seed,
+    )

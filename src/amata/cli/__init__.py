@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from amata.cli import bench, catalogue, compare, control, export, landscape, runs
-from amata.cli.app import app, remove_empty
+from amata.cli.root import app, remove_empty
 from amata.errors import AmataError
 
 __all__ = ["app", "bench", "catalogue", "compare", "control", "export", "landscape", "main", "runs"]
@@ -26,7 +26,10 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"error: {error}", file=sys.stderr)
         code = error.exit_code
     except _UsageError as error:
-        print(f"error: {' '.join(error.format_message().split())} See `amata --help`.", file=sys.stderr)
+        print(
+            f"error: {' '.join(error.format_message().split())} See `amata --help`.",
+            file=sys.stderr,
+        )
         code = 2
     except (KeyboardInterrupt, typer.Abort):
         print("error: interrupted", file=sys.stderr)

@@ -6,37 +6,55 @@ from typing import Annotated, Any
 
 import typer
 
-from amata.cli.app import Json, Set, app, make_folder, whole_numbers
+from amata.cli.root import Json, Set, app, make_folder, whole_numbers
 
 
-@app.command(epilog="Example: amata bench cifar10-pgd10 --batch 128,512 --steps 10 --out runs/bench")
+@app.command(
+    epilog="Example: amata bench cifar10-pgd10 --batch 128,512 --steps 10 --out runs/bench"
+)
 def bench(
-    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="Whose method, model and shapes are timed.")],
+    recipes: Annotated[
+        list[str],
+        typer.Argument(metavar="RECIPE...", help="Whose method, model and shapes are timed."),
+    ],
     set_: Set = [],  # noqa: B006
-    batch: Annotated[str, typer.Option(help="Batch sizes, comma-separated; the recipe's by default.")] = "",
-    steps: Annotated[str, typer.Option(help="Values of K, comma-separated; those of the recipe's schedule by default.")] = "",
+    batch: Annotated[
+        str, typer.Option(help="Batch sizes, comma-separated; the recipe's by default.")
+    ] = "",
+    steps: Annotated[
+        str,
+        typer.Option(
+            help="Values of K, comma-separated; those of the recipe's schedule by default."
+        ),
+    ] = "",
     variants: Annotated[
         str,
-        typer.Option(help="Of reference, amp, plain, fast, reference-train-bn, plain-bf16; the first four by default, amp on GPUs alone."),
+        typer.Option(
+            help="Of reference, amp, plain, fast, reference-train-bn, plain-bf16; the first "
+            "four by default, amp on GPUs alone."
+        ),
     ] = "",
     seconds: Annotated[float, typer.Option(min=0.01, help="How long each is timed.")] = 2.0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="A folder for bench.json and bench.svg.")] = None,
     json_: Json = False,
 ) -> None:
-    """Time whole training steps on random images: the usual way to write them, the plain engine and the fast one."""
+    """Time whole training steps on random images: the usual way to write them, the plain engine and
+    the fast one."""
     from amata import recipes as recipe_room
     from amata.console import bench_table, err
     from amata.console import out as console
     from amata.report.figures import bench_figure
+    from amata.runs.files import write_json
     from amata.studies.bench import bench as run_bench
     from amata.studies.bench import cases
     from amata.training.device import resolve_device
-    from amata.training.files import write_json
 
     where = resolve_device(device, "--device", "--device cpu")
     sizes, controls = whole_numbers(batch, "--batch"), whole_numbers(steps, "--steps")
-    timed = [case for name in recipes for case in cases(recipe_room.load(name, set_), sizes, controls)]
+    timed = [
+        case for name in recipes for case in cases(recipe_room.load(name, set_), sizes, controls)
+    ]
     note = lambda text: err.print(f"note: {text}", soft_wrap=True)  # noqa: E731
 
     def save(result: dict[str, Any]) -> None:

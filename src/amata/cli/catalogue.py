@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from amata.cli.app import app
+from amata.cli.root import app
 from amata.errors import unknown
 
 recipes_app = typer.Typer(help="The built-in recipes.", invoke_without_command=True)
@@ -38,7 +38,11 @@ def show_recipe(name: Annotated[str, typer.Argument(help="A built-in recipe.")])
 
 
 @recipes_app.command("keys", epilog="Example: amata recipes keys schedule")
-def list_keys(table: Annotated[str | None, typer.Argument(help="A table, such as optim; all by default.")] = None) -> None:
+def list_keys(
+    table: Annotated[
+        str | None, typer.Argument(help="A table, such as optim; all by default.")
+    ] = None,
+) -> None:
     """What a recipe may say: every key with its default, its values and its meaning."""
     from rich.table import Table
 
@@ -55,12 +59,20 @@ def list_keys(table: Annotated[str | None, typer.Argument(help="A table, such as
                 out.print(section.text, style="dim", markup=False)
             grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
             for key in section.keys:
-                grid.add_row(key.name, "required" if key.required else key.default or "-", key.values, key.text)
+                grid.add_row(
+                    key.name,
+                    "required" if key.required else key.default or "-",
+                    key.values,
+                    key.text,
+                )
             out.print(grid, markup=False)
             out.print()
 
 
-Root = Annotated[Path | None, typer.Option(help="Where data sets live; $AMATA_DATA or ~/.cache/amata by default.")]
+Root = Annotated[
+    Path | None,
+    typer.Option(help="Where data sets live; $AMATA_DATA or ~/.cache/amata by default."),
+]
 
 
 @data_app.callback(epilog="Example: amata data fetch cifar10")
@@ -77,9 +89,18 @@ def list_data(ctx: typer.Context) -> None:
 
 
 @data_app.command("fetch", epilog="Example: amata data fetch mnist --root ~/data")
-def fetch_data(name: Annotated[str, typer.Argument(help="A data set with a public source.")], root: Root = None) -> None:
+def fetch_data(
+    name: Annotated[str, typer.Argument(help="A data set with a public source.")], root: Root = None
+) -> None:
     """Download a data set: resumed where it stopped, verified, unpacked safely."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     from amata.console import err
     from amata.data import data_root
@@ -88,11 +109,20 @@ def fetch_data(name: Annotated[str, typer.Argument(help="A data set with a publi
     if name not in SOURCES:
         raise unknown("data set to fetch:", name, SOURCES)
     folder = (root.expanduser() if root else data_root()) / name
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=err, disable=not err.is_terminal) as progress:
         for remote in SOURCES[name]:
             task = progress.add_task(remote.name, total=None)
-            path = fetch(remote, folder, lambda _, done, total, task=task: progress.update(task, completed=done, total=total))  # type: ignore[misc]
+
+            def update(_: str, done: int, total: int | None, task: TaskID = task) -> None:
+                progress.update(task, completed=done, total=total)
+
+            path = fetch(remote, folder, update)
             print(f"{path} verified")
 
 
@@ -110,5 +140,6 @@ def check_data(name: Annotated[str, typer.Argument(help="A data set.")], root: R
             shape = tuple(batch.x.shape[1:])
             counts += torch.bincount(batch.y, minlength=images.classes)
         print(
-            f"{name} {part}: {len(images):,} images of {shape}, {images.classes} classes, {int(counts.min())} to {int(counts.max())} each"
+            f"{name} {part}: {len(images):,} images of {shape}, {images.classes} classes, "
+            f"{int(counts.min())} to {int(counts.max())} each"
         )

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from amata.cli.app import app
+from amata.cli.root import app
 
 
 @app.command(epilog="Example: amata export runs/mine --to onnx --out exported")
@@ -13,7 +13,9 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
     to: Annotated[str, typer.Option(help="robustbench, hf or onnx.")],
     out: Annotated[Path, typer.Option(help="A new folder.")],
-    name: Annotated[str | None, typer.Option(help="What the model is called; the recipe's name by default.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What the model is called; the recipe's name by default.")
+    ] = None,
 ) -> None:
     """Export the best model of a run for RobustBench, for a model hub, or as ONNX."""
     from amata.console import out as console

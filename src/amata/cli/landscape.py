@@ -6,30 +6,49 @@ from typing import Annotated
 
 import typer
 
-from amata.cli.app import Json, app, make_folder, whole_numbers
+from amata.cli.root import Json, app, make_folder, whole_numbers
 
 
 @app.command(epilog="Example: amata landscape runs/mine --epochs 1,4,8,10 --out runs/landscape")
 def landscape(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     out: Annotated[Path, typer.Option(help="A folder for landscape.json and the figures.")],
-    epochs: Annotated[str, typer.Option(help="Comma-separated, from 1; needs train.keep_epochs. The best model by default.")] = "",
-    sample: Annotated[int | None, typer.Option(min=0, help="Which test image; by default the steepest of the first hundred.")] = None,
-    steps: Annotated[str, typer.Option(help="K of the attacks drawn beside the run's own; the first spans the X axis.")] = "40,2",
-    alpha: Annotated[float | None, typer.Option(help="The step of all attacks; by default tau / K, and the run's own.")] = None,
+    epochs: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated, from 1; needs train.keep_epochs. The best model by default."
+        ),
+    ] = "",
+    sample: Annotated[
+        int | None,
+        typer.Option(min=0, help="Which test image; by default the steepest of the first hundred."),
+    ] = None,
+    steps: Annotated[
+        str,
+        typer.Option(
+            help="K of the attacks drawn beside the run's own; the first spans the X axis."
+        ),
+    ] = "40,2",
+    alpha: Annotated[
+        float | None,
+        typer.Option(help="The step of all attacks; by default tau / K, and the run's own."),
+    ] = None,
     grid: Annotated[int, typer.Option(min=2, help="Points along each side.")] = 100,
     seed: Annotated[int, typer.Option(min=0, help="Of the Rademacher direction.")] = 0,
     json_: Json = False,
 ) -> None:
-    """Draw the loss around an image on a plane, and how attacks climb on it: the paper's landscape figure."""
+    """Draw the loss around an image on a plane, and how attacks climb on it: the paper's landscape
+    figure."""
     from amata.console import out as console
     from amata.report.figures import landscape_figure, surface_figure
+    from amata.runs.files import write_json
     from amata.studies.landscape import landscapes_of
-    from amata.training.files import write_json
 
     make_folder(out)
     chosen, ladder = whole_numbers(epochs, "--epochs"), whole_numbers(steps, "--steps")
-    result = landscapes_of(run, chosen, sample=sample, steps=ladder, alpha=alpha, size=grid, seed=seed)
+    result = landscapes_of(
+        run, chosen, sample=sample, steps=ladder, alpha=alpha, size=grid, seed=seed
+    )
     write_json(out / "landscape.json", result)
     landscape_figure(result, out / "landscape")
     surface_figure(result, out / "landscape-3d")
@@ -40,5 +59,10 @@ def landscape(
     for picture in result["landscapes"]:
         title = f"epoch {picture['epoch']}" if picture["epoch"] else "best model"
         climbed = ", ".join(f"{c['name']} {c['loss'][-1]:.3g}" for c in picture["courses"])
-        console.print(f"{title}: clean loss {picture['clean_loss']:.3g}; reached {climbed}", soft_wrap=True)
-    console.print(f"written {out / 'landscape.svg'}, {out / 'landscape-3d.svg'}, {out / 'landscape.json'}", soft_wrap=True)
+        console.print(
+            f"{title}: clean loss {picture['clean_loss']:.3g}; reached {climbed}", soft_wrap=True
+        )
+    console.print(
+        f"written {out / 'landscape.svg'}, {out / 'landscape-3d.svg'}, {out / 'landscape.json'}",
+        soft_wrap=True,
+    )

@@ -7,23 +7,38 @@ from typing import Annotated
 
 import typer
 
-from amata.cli.app import Json, Set, app
+from amata.cli.root import Json, Set, app
 from amata.errors import InputError
 
 
 @app.command(epilog="Example: amata train mnist5k-amata --set train.epochs=5 --out runs/first")
 def train(
-    recipe: Annotated[str | None, typer.Argument(help="A built-in recipe's name, or a TOML file.")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(help="A built-in recipe's name, or a TOML file.")
+    ] = None,
     set_: Set = [],  # noqa: B006
-    out: Annotated[Path | None, typer.Option(help="A new folder for the run; runs/RECIPE by default.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
-    engine: Annotated[str | None, typer.Option(help="plain, fast or auto: short for --set train.engine=...")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or auto: short for --set train.precision=...")] = None,
-    deterministic: Annotated[bool, typer.Option("--deterministic", help="Only kernels that give the same bits every time.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="A new folder for the run; runs/RECIPE by default.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="plain, fast or auto: short for --set train.engine=...")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, bf16 or auto: short for --set train.precision=...")
+    ] = None,
+    deterministic: Annotated[
+        bool,
+        typer.Option("--deterministic", help="Only kernels that give the same bits every time."),
+    ] = False,
 ) -> None:
     """Train a model by a recipe, evaluate it, and leave a run folder."""
     if (recipe is None) == (resume is None):
-        raise InputError("give a recipe or --resume RUN, one of the two; `amata recipes` lists the recipes")
+        raise InputError(
+            "give a recipe or --resume RUN, one of the two; `amata recipes` lists the recipes"
+        )
     if resume is not None and out is not None:
         raise InputError("--resume goes on in its own folder; leave --out away")
     set_ = [
@@ -35,24 +50,31 @@ def train(
     from amata import recipes as recipe_room
     from amata.console import ConsoleReporter, results_table
     from amata.console import out as console
-    from amata.engine import launched, started_first
+    from amata.distributed import is_main, launched
     from amata.training.experiment import resume as resume_run
     from amata.training.experiment import train as train_recipe
 
     if launched() and out is None and resume is None:
-        raise InputError("under torchrun --out is needed, so that all processes, and a restart, find the same run folder")
-    with ConsoleReporter() if started_first() else nullcontext() as reporter:
+        raise InputError(
+            "under torchrun --out is needed, so that all processes, and a restart, find the "
+            "same run folder"
+        )
+    with ConsoleReporter() if is_main() else nullcontext() as reporter:
         if resume is not None:
             run = resume_run(resume, tuple(set_), reporter)
         else:
             assert recipe is not None
             loaded = recipe_room.load(recipe, set_)
             run = train_recipe(loaded, out or _free_folder(Path("runs") / loaded.name), reporter)
-    if not started_first():
+    if not is_main():
         return
     summary = json.loads((run.path / "summary.json").read_text())
     console.print(results_table(summary["evaluation"]))
-    best = "last epoch kept" if summary["best_epoch"] is None else f"best epoch {summary['best_epoch'] + 1} of {summary['epochs']}"
+    best = (
+        "last epoch kept"
+        if summary["best_epoch"] is None
+        else f"best epoch {summary['best_epoch'] + 1} of {summary['epochs']}"
+    )
     console.print(
         f"trained {summary['train_seconds']:.1f} s, {summary['grad_evals']:,} gradient evaluations "
         f"({summary['grad_evals_per_image']:.2f} per image and epoch), {best}",
@@ -66,12 +88,22 @@ def _free_folder(base: Path) -> Path:
     return next(path for path in candidates if not path.exists())
 
 
-@app.command("eval", epilog="Example: amata eval runs/mnist5k-amata --attacks clean,pgd-20,cw-pgd-20,autoattack --limit 100")
+@app.command(
+    "eval",
+    epilog="Example: amata eval runs/mnist5k-amata --attacks clean,pgd-20,cw-pgd-20,autoattack "
+    "--limit 100",
+)
 def evaluate(
-    model: Annotated[Path, typer.Argument(metavar="RUN|WEIGHTS", help="A run folder, or a weights file.")],
-    attacks: Annotated[str | None, typer.Option(help="Comma-separated; the recipe's by default.")] = None,
+    model: Annotated[
+        Path, typer.Argument(metavar="RUN|WEIGHTS", help="A run folder, or a weights file.")
+    ],
+    attacks: Annotated[
+        str | None, typer.Option(help="Comma-separated; the recipe's by default.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N test images.")] = None,
-    recipe: Annotated[str | None, typer.Option(help="The recipe of a weights file that does not name its own.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="The recipe of a weights file that does not name its own.")
+    ] = None,
     set_: Set = [],  # noqa: B006
     json_: Json = False,
 ) -> None:

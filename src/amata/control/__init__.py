@@ -1,7 +1,26 @@
-"""Adversarial training as optimal control: the Hamiltonian, the criterion C, Pontryagin's equations, and the problems solved with them."""
+"""Adversarial training as optimal control: the Hamiltonian, the criterion C, Pontryagin's
+equations, and the problems solved with them."""
 
-from amata.control.criterion import ControlSpace, Criterion, Search, StrategyCriterion, criterion, maximise, may_share, strategy
-from amata.control.hamiltonian import COSTS, GradientCost, Measured, Probe, RunningCost, SecondCost, StepCost, hamiltonian
+from amata.control.greedy import (
+    ControlSpace,
+    Criterion,
+    Search,
+    StrategyCriterion,
+    criterion,
+    maximise,
+    may_share,
+    strategy,
+)
+from amata.control.hamiltonian import (
+    COSTS,
+    GradientCost,
+    Measured,
+    Probe,
+    RunningCost,
+    SecondCost,
+    StepCost,
+    hamiltonian,
+)
 
 __all__ = [
     "COSTS",

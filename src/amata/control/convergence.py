@@ -1,16 +1,20 @@
-"""Theorem 1 on a problem whose constants are known: the measured gradient against the bound, over T and over delta.
+"""Theorem 1 on a problem whose constants are known: the measured gradient against the bound, over T
+and over delta.
 
-    l_i(theta, x) = sum_j a/2 theta_j^2 + c cos(theta_j) - b_ij theta_j + s theta_j x_j - mu/2 (x_j - x_ij)^2,    |x - x_i|_inf <= eps
+    l_i(theta, x) = sum_j a/2 theta_j^2 + c cos(theta_j) - b_ij theta_j
+                          + s theta_j x_j - mu/2 (x_j - x_ij)^2,    |x - x_i|_inf <= eps
 
-is mu-strongly concave in x and, for c > a, not convex in theta. L_theta_theta = a + c, L_theta_x = L_x_theta = s. The inner maximum is
-x*_ij = x_ij + clip(s theta_j / mu, eps), whatever i, so the noise of a sampled gradient, -b_i + s x_i, does not depend on theta: sigma is
-known too. Delta comes from the minimum of L, which is a sum over coordinates.
+is mu-strongly concave in x and, for c > a, not convex in theta. L_theta_theta = a + c, L_theta_x =
+L_x_theta = s. The inner maximum is x*_ij = x_ij + clip(s theta_j / mu, eps), whatever i, so the
+noise of a sampled gradient, -b_i + s x_i, does not depend on theta: sigma is known too. Delta comes
+from the minimum of L, which is a sum over coordinates.
 
-The theorem as printed, (1/T) sum E|grad L|^2 <= 4 sigma sqrt(beta Delta / T) + 5 L_theta_x^2 delta^2, leaves two things out. Its step
-is min(1/beta, sqrt(Delta / (T beta sigma^2))), and only where the second is the smaller, T >= beta Delta / sigma^2, does the proof give a
-term of the order 1 / sqrt(T); without noise the printed bound would claim a gradient of zero after one step. And the proof's own chain ends
-with (4 sigma sqrt(beta Delta / T) + (1 + 1.5 beta eta) L_theta_x^2 delta^2) / (1 - beta eta / 2), which may be twice the printed first
-term: `derived` is that.
+The theorem as printed, (1/T) sum E|grad L|^2 <= 4 sigma sqrt(beta Delta / T) + 5 L_theta_x^2
+delta^2, leaves two things out. Its step is min(1/beta, sqrt(Delta / (T beta sigma^2))), and only
+where the second is the smaller, T >= beta Delta / sigma^2, does the proof give a term of the order
+1 / sqrt(T); without noise the printed bound would claim a gradient of zero after one step. And the
+proof's own chain ends with (4 sigma sqrt(beta Delta / T) + (1 + 1.5 beta eta) L_theta_x^2 delta^2)
+/ (1 - beta eta / 2), which may be twice the printed first term: `derived` is that.
 """
 
 import math
@@ -47,13 +51,18 @@ class Bounds(NamedTuple):
         return min(1 / self.beta, math.sqrt(self.gap / (steps * self.beta * self.sigma**2)))
 
     def printed(self, steps: int, delta: float) -> float:
-        return 4 * self.sigma * math.sqrt(self.beta * self.gap / steps) + 5 * (self.coupling * delta) ** 2
+        return (
+            4 * self.sigma * math.sqrt(self.beta * self.gap / steps)
+            + 5 * (self.coupling * delta) ** 2
+        )
 
     def derived(self, steps: int, delta: float) -> float:
         """What the proof's last inequality before the telescope gives."""
         eta = self.rate(steps)
         noise = 2 * self.gap / (eta * steps) + 2 * self.beta * eta * self.sigma**2
-        return (noise + (1 + 1.5 * self.beta * eta) * (self.coupling * delta) ** 2) / (1 - self.beta * eta / 2)
+        return (noise + (1 + 1.5 * self.beta * eta) * (self.coupling * delta) ** 2) / (
+            1 - self.beta * eta / 2
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +101,12 @@ class Synthetic:
     def gradient(self, theta: Tensor) -> Tensor:
         """grad L, by Danskin's theorem."""
         b, x = self.data()
-        return self.a * theta - self.c * torch.sin(theta) - b.mean(0) + self.s * (x.mean(0) + self.worst(theta))
+        return (
+            self.a * theta
+            - self.c * torch.sin(theta)
+            - b.mean(0)
+            + self.s * (x.mean(0) + self.worst(theta))
+        )
 
     def start(self) -> Tensor:
         return torch.full((self.size,), 2.5, dtype=torch.float64)
@@ -105,8 +119,11 @@ class Synthetic:
         gap = float((self.value(self.start()[None])[0] - self.value(grid).amin(0)).sum())
         return Bounds(sigma, self.s**2 / self.mu + self.a + self.c, gap, self.s)
 
-    def train(self, schedule: Schedule, steps: int, *, repeats: int = 64, seed: int = 0) -> "Measurement":
-        """Algorithm 1 with batches of one: sign steps within the box, T outer steps, averaged over `repeats` independent runs."""
+    def train(
+        self, schedule: Schedule, steps: int, *, repeats: int = 64, seed: int = 0
+    ) -> "Measurement":
+        """Algorithm 1 with batches of one: sign steps within the box, T outer steps, averaged over
+        `repeats` independent runs."""
         b, x = self.data()
         eta = self.bounds().rate(steps)
         rng = generator(seed, "convergence", steps)
@@ -118,9 +135,13 @@ class Synthetic:
             chosen = torch.randint(self.samples, (repeats,), generator=rng)
             move = torch.zeros_like(theta)  # x^0 is the sample itself
             for _ in range(u.steps):
-                move = (move + u.step_size * torch.sign(self.s * theta - self.mu * move)).clamp(-self.eps, self.eps)
+                move = (move + u.step_size * torch.sign(self.s * theta - self.mu * move)).clamp(
+                    -self.eps, self.eps
+                )
             delta = max(delta, float((move - self.worst(theta)).norm(dim=1).max()))
-            theta = theta - eta * (self.a * theta - self.c * torch.sin(theta) - b[chosen] + self.s * (x[chosen] + move))
+            theta = theta - eta * (
+                self.a * theta - self.c * torch.sin(theta) - b[chosen] + self.s * (x[chosen] + move)
+            )
         return Measurement(steps, squares / steps, delta)
 
 
@@ -139,7 +160,12 @@ class Measurement(NamedTuple):
     """The largest distance from a found adversarial example to the true one."""
 
 
-def study(problem: Synthetic | None = None, *, repeats: int = 64, progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+def study(
+    problem: Synthetic | None = None,
+    *,
+    repeats: int = 64,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
     """Measured against bound: over T for three schedules, and over delta at the largest T."""
     problem = problem or Synthetic()
     bounds = problem.bounds()
@@ -154,9 +180,22 @@ def study(problem: Synthetic | None = None, *, repeats: int = 64, progress: Call
     def row(name: str, schedule: Schedule, steps: int) -> dict[str, Any]:
         progress(f"{name}, T = {steps}")
         m = problem.train(schedule, steps, repeats=repeats)
-        return {"schedule": name, **m._asdict(), "printed": bounds.printed(steps, m.delta), "derived": bounds.derived(steps, m.delta)}
+        return {
+            "schedule": name,
+            **m._asdict(),
+            "printed": bounds.printed(steps, m.delta),
+            "derived": bounds.derived(steps, m.delta),
+        }
 
-    over_steps = [row(name, schedule, steps) for name, schedule in schedules.items() for steps in lengths]
+    over_steps = [
+        row(name, schedule, steps) for name, schedule in schedules.items() for steps in lengths
+    ]
     counts = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-    over_delta = [row(f"PGD-{k}", Constant(steps=k, step_size=tau / k), lengths[-2]) for k in counts]
-    return {"constants": {**bounds._asdict(), "least_steps": bounds.least_steps}, "over_steps": over_steps, "over_delta": over_delta}
+    over_delta = [
+        row(f"PGD-{k}", Constant(steps=k, step_size=tau / k), lengths[-2]) for k in counts
+    ]
+    return {
+        "constants": {**bounds._asdict(), "least_steps": bounds.least_steps},
+        "over_steps": over_steps,
+        "over_delta": over_delta,
+    }

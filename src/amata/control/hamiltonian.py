@@ -1,13 +1,15 @@
-"""The Hamiltonian of adversarial training, measured on a batch (the paper's section on optimal control, and its last appendix).
+"""The Hamiltonian of adversarial training, measured on a batch (the paper's section on optimal
+control, and its last appendix).
 
-Training is a controlled flow theta' = F(theta, u) = -grad_theta l(h[A_u(x)], y) with running cost R(u), so
-H(theta, p, u) = <p, F(theta, u)> - R(u). Over one short step the co-state is p = -grad_theta l(h[A_z(x)], y), and with g_u for the
-gradient that the control u leads to
+Training is a controlled flow theta' = F(theta, u) = -grad_theta l(h[A_u(x)], y) with running cost
+R(u), so H(theta, p, u) = <p, F(theta, u)> - R(u). Over one short step the co-state is p =
+-grad_theta l(h[A_z(x)], y), and with g_u for the gradient that the control u leads to
 
     H(u) = |g_u|^2 - R(u)        the squared-norm form, z replaced by u itself
     H(u) = <g_u, g_z> - R(u)     the inner-product form, with a fixed strong z
 
-A_u is whatever the method's own step does under u: the gradient is the one its last update would have used.
+A_u is whatever the method's own step does under u: the gradient is the one its last update would
+have used.
 """
 
 import time
@@ -52,7 +54,8 @@ class StepCost:
 
 @dataclass(frozen=True)
 class GradientCost:
-    """R(u) = gamma times the gradient evaluations per image, which also counts what a method does beside its K steps."""
+    """R(u) = gamma times the gradient evaluations per image, which also counts what a method does
+    beside its K steps."""
 
     gamma: float = 0.04
 
@@ -79,7 +82,8 @@ COSTS: dict[str, type[StepCost] | type[GradientCost] | type[SecondCost]] = {
 
 @dataclass
 class Probe:
-    """Measures controls on a model, a method and one batch, each from the same state: same start, same noise, same BatchNorm.
+    """Measures controls on a model, a method and one batch, each from the same state: same start,
+    same noise, same BatchNorm.
 
     The model itself is never touched. `z` chooses the inner-product form.
     """
@@ -99,9 +103,12 @@ class Probe:
         device = self.batch.x.device
         self.net.rewind()
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(derive(self.seed, "layers"))  # dropout draws from the global generator
+            # dropout draws from the global generator
+            torch.manual_seed(derive(self.seed, "layers"))
             rng = generator(self.seed, "probe", device=device)
-            self.method.step(self.net, self.batch, u, rng, {k: v.clone() for k, v in self.memory.items()})
+            self.method.step(
+                self.net, self.batch, u, rng, {k: v.clone() for k, v in self.memory.items()}
+            )
         return self.net.gradient
 
     def __call__(self, u: Control) -> Measured:
@@ -113,13 +120,21 @@ class Probe:
         _synchronize(self.batch.x)
         seconds = time.perf_counter() - started
         p = g if self._costate is None else self._costate
-        return Measured(u, float(g.double() @ p.double()), (self.net.grad_evals - before) / len(self.batch.x), seconds)
+        return Measured(
+            u,
+            float(g.double() @ p.double()),
+            (self.net.grad_evals - before) / len(self.batch.x),
+            seconds,
+        )
 
     def fosc(self, u: Control, ball: Ball) -> Tensor:
-        """Each sample's first-order stationarity at the image that u leads to: 0 where the inner maximisation has converged."""
+        """Each sample's first-order stationarity at the image that u leads to: 0 where the inner
+        maximisation has converged."""
         self.gradient(u)
         self.net.rewind()
-        return ball.fosc(self.net.x_adv, self.batch.x, self.net.input_grad(self.net.x_adv, self.batch.y))
+        return ball.fosc(
+            self.net.x_adv, self.batch.x, self.net.input_grad(self.net.x_adv, self.batch.y)
+        )
 
 
 def hamiltonian(measured: Measured, cost: RunningCost) -> float:

@@ -1,8 +1,10 @@
-"""Adversarial logistic regression with two weights, as a control problem with whole-numbered controls.
+"""Adversarial logistic regression with two weights, as a control problem with whole-numbered
+controls.
 
-The adversary moves each point by up to eps against its margin, in steps of length eps / k_max: K steps move it by eps K / k_max, which
-lowers its margin y <w, x> by that times |w|. Training follows the gradient at the moved points, held fixed as in adversarial training; each
-step costs gamma; what counts in the end is the loss under the full move.
+The adversary moves each point by up to eps against its margin, in steps of length eps / k_max: K
+steps move it by eps K / k_max, which lowers its margin y <w, x> by that times |w|. Training follows
+the gradient at the moved points, held fixed as in adversarial training; each step costs gamma; what
+counts in the end is the loss under the full move.
 """
 
 from dataclasses import dataclass
@@ -25,11 +27,17 @@ class Logistic:
     parts: int = 40
 
     def __post_init__(self) -> None:
-        positive(self.eps, "eps"), whole(self.k_max, "k_max", 1), positive(self.horizon, "horizon"), whole(self.parts, "parts", 1)
+        (
+            positive(self.eps, "eps"),
+            whole(self.k_max, "k_max", 1),
+            positive(self.horizon, "horizon"),
+            whole(self.parts, "parts", 1),
+        )
 
     @staticmethod
     def points() -> tuple[Tensor, Tensor]:
-        """Two classes: one feature tells them apart well, the other a little, and a few points lie on the wrong side."""
+        """Two classes: one feature tells them apart well, the other a little, and a few points lie
+        on the wrong side."""
         x = [
             [1.0, 0.3],
             [1.4, -0.2],
@@ -42,7 +50,9 @@ class Logistic:
             [-0.2, -0.7],
             [0.4, -0.3],
         ]
-        return torch.tensor(x, dtype=torch.float64), torch.tensor([1.0] * 5 + [-1.0] * 5, dtype=torch.float64)
+        return torch.tensor(x, dtype=torch.float64), torch.tensor(
+            [1.0] * 5 + [-1.0] * 5, dtype=torch.float64
+        )
 
     def problem(self) -> ControlProblem:
         x, y = self.points()
@@ -50,15 +60,19 @@ class Logistic:
         def margins(w: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
             length = w.norm(dim=1, keepdim=True).clamp_min(1e-12)
             move = (self.eps * steps / self.k_max)[:, None]
-            moved = x[None] - (y[None] * move)[:, :, None] * (w / length)[:, None]  # each point against its own margin
+            # each point against its own margin
+            moved = x[None] - (y[None] * move)[:, :, None] * (w / length)[:, None]
             return (moved @ w[:, :, None])[:, :, 0] * y[None], moved
 
         def flow(w: Tensor, steps: Tensor) -> Tensor:
             m, moved = margins(w, steps)
-            return (torch.sigmoid(-m)[:, :, None] * y[None, :, None] * moved).mean(1)  # -grad_w of the mean loss at the moved points
+            # -grad_w of the mean loss at the moved points
+            return (torch.sigmoid(-m)[:, :, None] * y[None, :, None] * moved).mean(1)
 
         def robust(w: Tensor) -> Tensor:
-            return softplus(-margins(w, torch.full((len(w),), float(self.k_max), dtype=torch.float64))[0]).mean(1)
+            return softplus(
+                -margins(w, torch.full((len(w),), float(self.k_max), dtype=torch.float64))[0]
+            ).mean(1)
 
         return ControlProblem(
             flow=flow,
@@ -71,10 +85,15 @@ class Logistic:
         )
 
     def report(self) -> dict[str, Any]:
-        """The optimal controls, and the weights and objectives under them, under no adversary and under the full one."""
+        """The optimal controls, and the weights and objectives under them, under no adversary and
+        under the full one."""
         problem = self.problem()
         zeros = torch.zeros(self.parts, dtype=torch.float64)
-        courses = {"optimal": solve(problem, zeros), "none": run(problem, zeros), "full": run(problem, zeros + self.k_max)}
+        courses = {
+            "optimal": solve(problem, zeros),
+            "none": run(problem, zeros),
+            "full": run(problem, zeros + self.k_max),
+        }
         return {
             "t": problem.times().tolist(),
             "k_msa": courses["optimal"].u.tolist(),

@@ -1,13 +1,16 @@
-"""Pontryagin's maximum principle solved by successive approximations, for small problems with discrete or continuous controls.
+"""Pontryagin's maximum principle solved by successive approximations, for small problems with
+discrete or continuous controls.
 
     minimise  Phi(theta_T) + integral of R(theta, u) dt    subject to  theta' = F(theta, u),  u in G
 
-1. run the state forward under the controls so far;  2. run the co-state backward, p(T) = -grad Phi, p' = -grad_theta H;
-3. at every time take the u that maximises H = <p, F> - R;  4. go there, or part of the way if going all the way does not lower the
-objective (Chernousko and Lyubushin 1982); stop when no time gains any more.
+1. run the state forward under the controls so far;  2. run the co-state backward, p(T) = -grad Phi,
+p' = -grad_theta H; 3. at every time take the u that maximises H = <p, F> - R;  4. go there, or part
+of the way if going all the way does not lower the objective (Chernousko and Lyubushin 1982); stop
+when no time gains any more.
 
-Time is cut into equal steps with one control each. The state takes a fourth-order Runge-Kutta step, and the co-state is the exact adjoint
-of that step, so p is minus the gradient of the discretised objective.
+Time is cut into equal steps with one control each. The state takes a fourth-order Runge-Kutta step,
+and the co-state is the exact adjoint of that step, so p is minus the gradient of the discretised
+objective.
 """
 
 from collections.abc import Callable
@@ -23,7 +26,8 @@ Rows = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class ControlProblem:
-    """A Bolza problem. Functions work on rows: theta of shape (N, d) and u of shape (N,) give (N, d) for F and (N,) for R and Phi."""
+    """A Bolza problem. Functions work on rows: theta of shape (N, d) and u of shape (N,) give (N,
+    d) for F and (N,) for R and Phi."""
 
     flow: Rows
     running: Rows
@@ -55,7 +59,8 @@ class ControlProblem:
 
 @dataclass(frozen=True)
 class Course:
-    """A control with its states theta(t_0) .. theta(t_n), its co-states p(t_0) .. p(t_n), and what it costs in all."""
+    """A control with its states theta(t_0) .. theta(t_n), its co-states p(t_0) .. p(t_n), and what
+    it costs in all."""
 
     u: Tensor
     theta: Tensor
@@ -63,14 +68,17 @@ class Course:
     objective: float
 
     def middle(self) -> tuple[Tensor, Tensor]:
-        """State and co-state halfway through each step: a control acts over the whole of it, so that is where H tells most of it."""
+        """State and co-state halfway through each step: a control acts over the whole of it, so
+        that is where H tells most of it."""
         return (self.theta[:-1] + self.theta[1:]) / 2, (self.p[:-1] + self.p[1:]) / 2
 
 
 def run(problem: ControlProblem, u: Tensor) -> Course:
     """State forward, co-state backward, under the controls u, one for each step of time."""
     if u.shape != (problem.parts,):
-        raise InputError(f"the problem has {problem.parts} steps of time and {tuple(u.shape)} controls")
+        raise InputError(
+            f"the problem has {problem.parts} steps of time and {tuple(u.shape)} controls"
+        )
     states, spent = [problem.theta0[None]], torch.zeros((), dtype=torch.float64)
     for step in range(problem.parts):
         with torch.no_grad():
@@ -92,14 +100,19 @@ def run(problem: ControlProblem, u: Tensor) -> Course:
 
 
 def best_controls(problem: ControlProblem, course: Course) -> tuple[Tensor, Tensor]:
-    """At every step of time the control that maximises the Hamiltonian along a course, and the value that it has there."""
+    """At every step of time the control that maximises the Hamiltonian along a course, and the
+    value that it has there."""
     theta, p = course.middle()
 
     def among(candidates: Tensor) -> tuple[Tensor, Tensor]:
         """The best of a table of candidates, a row per time."""
         many = candidates.shape[1]
         with torch.no_grad():
-            h = problem.hamiltonian(theta.repeat_interleave(many, 0), p.repeat_interleave(many, 0), candidates.reshape(-1))
+            h = problem.hamiltonian(
+                theta.repeat_interleave(many, 0),
+                p.repeat_interleave(many, 0),
+                candidates.reshape(-1),
+            )
         value, index = h.view(-1, many).max(1)
         return candidates.gather(1, index[:, None])[:, 0], value
 
@@ -107,7 +120,11 @@ def best_controls(problem: ControlProblem, course: Course) -> tuple[Tensor, Tens
     if isinstance(problem.controls, Tensor):
         return among(torch.cat([own, problem.controls.to(own).expand(problem.parts, -1)], 1))
     low, high = problem.controls
-    best, value = among(torch.cat([own, torch.linspace(low, high, 65, dtype=own.dtype).expand(problem.parts, -1)], 1))
+    best, value = among(
+        torch.cat(
+            [own, torch.linspace(low, high, 65, dtype=own.dtype).expand(problem.parts, -1)], 1
+        )
+    )
     width = (high - low) / 64
     offsets = torch.linspace(-1, 1, 17, dtype=own.dtype)
     while width > 1e-9 * (high - low):  # look closer around the best point so far
@@ -117,7 +134,8 @@ def best_controls(problem: ControlProblem, course: Course) -> tuple[Tensor, Tens
 
 
 def criterion(problem: ControlProblem, u: Tensor) -> float:
-    """C(u) over the whole interval: the mean over time of max_v H - H(u), on u's own states and co-states."""
+    """C(u) over the whole interval: the mean over time of max_v H - H(u), on u's own states and
+    co-states."""
     course = run(problem, u)
     return float(_gaps(problem, course)[1].mean())
 
@@ -129,7 +147,9 @@ def _gaps(problem: ControlProblem, course: Course) -> tuple[Tensor, Tensor]:
     return best, (value - own).clamp_min(0)
 
 
-def solve(problem: ControlProblem, u0: Tensor, *, iterations: int = 100, tolerance: float = 1e-10) -> Course:
+def solve(
+    problem: ControlProblem, u0: Tensor, *, iterations: int = 100, tolerance: float = 1e-10
+) -> Course:
     """The method of successive approximations from the controls u0."""
     course = run(problem, u0)
     for _ in range(iterations):
@@ -139,7 +159,8 @@ def solve(problem: ControlProblem, u0: Tensor, *, iterations: int = 100, toleran
         order = gap.argsort(descending=True)
         share = 1.0
         while True:
-            # Where the principle is furthest from holding, the controls move first: this works for discrete ones too.
+            # Where the principle is furthest from holding, the controls move first: this works for
+            # discrete ones too.
             moved = course.u.clone()
             chosen = order[: max(1, round(share * len(order)))]
             moved[chosen] = best[chosen]

@@ -1,16 +1,20 @@
-"""The paper's toy problem, solved three ways: in closed form, by Pontryagin's principle, and greedily.
+"""The paper's toy problem, solved three ways: in closed form, by Pontryagin's principle, and
+greedily.
 
-l(theta, x) = theta^2 / 2 - (x - theta)^2 / (theta^2 + 1), the data point x = 0. K gradient steps of length alpha = tau / K from x = 0 end
-at x = theta - theta q with q = (1 - 2 alpha / (theta^2 + 1))^K, and training under them is the flow
+l(theta, x) = theta^2 / 2 - (x - theta)^2 / (theta^2 + 1), the data point x = 0. K gradient steps of
+length alpha = tau / K from x = 0 end at x = theta - theta q with q = (1 - 2 alpha / (theta^2 +
+1))^K, and training under them is the flow
 
     theta' = -theta + 2 theta q / (theta^2 + 1) - 2 theta^3 q^2 / (theta^2 + 1)^2
 
-with running cost gamma K, terminal cost theta^2 / 2, and inner loops that must be stable: alpha <= (1 + theta^2) / 2. That set depends
-on the state, so the control here is beta = 2 alpha / (1 + theta^2) in (0, 1], the step as a share of the longest stable one, and
-K = 2 tau / (beta (1 + theta^2)). The paper holds alpha instead and takes no notice of its moving bound in the co-state, which misses a
-term: p' = p - 4 gamma tau theta / (1 + theta^2)^2, as a larger theta saves steps. With it p may take theta's sign, but never by enough:
-where it does, p <= 2 gamma tau theta / (1 + theta^2), so a shorter step gains at most 0.16 of what it costs. For tau > 1 + theta_0^2 the
-optimum is beta = 1 at any price of a step.
+with running cost gamma K, terminal cost theta^2 / 2, and inner loops that must be stable: alpha <=
+(1 + theta^2) / 2. That set depends on the state, so the control here is beta = 2 alpha / (1 +
+theta^2) in (0, 1], the step as a share of the longest stable one, and K = 2 tau / (beta (1 +
+theta^2)). The paper holds alpha instead and takes no notice of its moving bound in the co-state,
+which misses a term: p' = p - 4 gamma tau theta / (1 + theta^2)^2, as a larger theta saves steps.
+With it p may take theta's sign, but never by enough: where it does, p <= 2 gamma tau theta / (1 +
+theta^2), so a shorter step gains at most 0.16 of what it costs. For tau > 1 + theta_0^2 the optimum
+is beta = 1 at any price of a step.
 """
 
 import math
@@ -44,14 +48,22 @@ class Toy:
             positive(getattr(self, name), name)
         whole(self.parts, "parts", 2)
         if abs(self.theta0) > 1000:
-            raise InputError(f"theta0 = {self.theta0:g} is out of reach; choose one between -1000 and 1000")
+            raise InputError(
+                f"theta0 = {self.theta0:g} is out of reach; choose one between -1000 and 1000"
+            )
         if self.horizon > 0.3 * self.parts:
             needed = math.ceil(self.horizon / 0.3)
-            raise InputError(f"{self.parts} steps of time are too few for a horizon of {self.horizon:g}; raise --parts to {needed}")
+            raise InputError(
+                f"{self.parts} steps of time are too few for a horizon of {self.horizon:g}; "
+                f"raise --parts to {needed}"
+            )
         if self.theta0 == 0:
             raise InputError("theta0 = 0 is the robust minimum already; start somewhere else")
         if self.tau <= 1 + self.theta0**2:
-            raise InputError(f"tau = {self.tau:g} must be above 1 + theta0^2 = {1 + self.theta0**2:g} for the closed form to hold")
+            raise InputError(
+                f"tau = {self.tau:g} must be above 1 + theta0^2 = {1 + self.theta0**2:g} for "
+                "the closed form to hold"
+            )
 
     def closed_form(self, t: Tensor) -> Tensor:
         """K*(t) = 2 tau / (theta_0^2 e^(-2t) + 1)."""
@@ -80,7 +92,11 @@ class Toy:
 
     def follow(self, steps: Callable[[Tensor, float], float]) -> Tensor:
         """The controls beta of a rule K(theta, t), laid along the states that it leads to."""
-        problem, theta, controls = self.problem(), torch.tensor([[self.theta0]], dtype=torch.float64), []
+        problem, theta, controls = (
+            self.problem(),
+            torch.tensor([[self.theta0]], dtype=torch.float64),
+            [],
+        )
         for t in problem.times().tolist():
             beta = self.steps(theta[:, 0], torch.ones(1)) / steps(theta[0, 0], t)
             controls.append(beta.clamp(max=1.0))
@@ -88,7 +104,8 @@ class Toy:
         return torch.cat(controls)
 
     def greedy(self) -> Tensor:
-        """K(t) of the greedy rule: at each state the control with the highest |grad_theta l|^2 - gamma K."""
+        """K(t) of the greedy rule: at each state the control with the highest |grad_theta l|^2 -
+        gamma K."""
         problem = self.problem()
         candidates = torch.linspace(LEAST, 1.0, 400, dtype=torch.float64)
 
@@ -100,10 +117,13 @@ class Toy:
         return self.steps_of(run(problem, self.follow(best)))
 
     def linear(self) -> Callable[[float], float]:
-        """Of the straight lines K(t) that keep the inner loop stable all the time, the one with the fewest steps in all."""
+        """Of the straight lines K(t) that keep the inner loop stable all the time, the one with the
+        fewest steps in all."""
         t = torch.linspace(0, self.horizon, 1001, dtype=torch.float64)
         needed = self.closed_form(t)
-        slopes = torch.linspace(0, float((needed.diff() / t.diff()).max()), 501, dtype=torch.float64)
+        slopes = torch.linspace(
+            0, float((needed.diff() / t.diff()).max()), 501, dtype=torch.float64
+        )
         starts = (needed[None] - slopes[:, None] * t[None]).amax(1)
         best = int((starts + slopes * self.horizon / 2).argmin())
         start, slope = float(starts[best]), float(slopes[best])

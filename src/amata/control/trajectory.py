@@ -1,8 +1,9 @@
 """The full criterion C of a recorded training run, for networks small enough to keep every step.
 
-Plain gradient descent theta_{t+1} = theta_t - eta g_t(theta_t, u_t) is recorded. The co-state comes backward through the recording,
-p_T = -grad Phi(theta_T) and p_t = p_{t+1} - eta (d g_t / d theta)^T p_{t+1}; at every step H(v) = -<p_{t+1}, g_t(theta_t, v)> - gamma K.
-The adversarial images are held while differentiating, which for sign steps and clamps is exact almost everywhere.
+Plain gradient descent theta_{t+1} = theta_t - eta g_t(theta_t, u_t) is recorded. The co-state comes
+backward through the recording, p_T = -grad Phi(theta_T) and p_t = p_{t+1} - eta (d g_t / d theta)^T
+p_{t+1}; at every step H(v) = -<p_{t+1}, g_t(theta_t, v)> - gamma K. The adversarial images are held
+while differentiating, which for sign steps and clamps is exact almost everywhere.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from amata.batch import Batch
-from amata.control.criterion import standard_error
+from amata.control.greedy import standard_error
 from amata.control.hamiltonian import Probe, RunningCost, StepCost
 from amata.engine import ProbeNet
 from amata.errors import InputError
@@ -27,7 +28,8 @@ from amata.threat import Linf
 
 @dataclass(frozen=True)
 class Recorded:
-    """One step: the weights before it, the batch, the control, and the adversarial images that the method trained on."""
+    """One step: the weights before it, the batch, the control, and the adversarial images that the
+    method trained on."""
 
     theta: Tensor
     batch: Batch
@@ -49,17 +51,30 @@ class Trajectory:
 
 
 def record(
-    model: nn.Module, method: Method, batches: Iterable[Batch], control: Callable[[int], Control], *, lr: float, seed: int = 0
+    model: nn.Module,
+    method: Method,
+    batches: Iterable[Batch],
+    control: Callable[[int], Control],
+    *,
+    lr: float,
+    seed: int = 0,
 ) -> Trajectory:
-    """Train `model` in place by plain gradient descent, one batch a step, and keep every step. `control` gives u of each step."""
+    """Train `model` in place by plain gradient descent, one batch a step, and keep every step.
+    `control` gives u of each step."""
     if any(True for _ in model.buffers()):
-        raise InputError("a recorded trajectory needs a model without buffers: BatchNorm's statistics are no part of its state")
+        raise InputError(
+            "a recorded trajectory needs a model without buffers: BatchNorm's statistics are "
+            "no part of its state"
+        )
     if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules()):
-        raise InputError("a recorded trajectory needs a model without dropout, whose masks are not recorded")
+        raise InputError(
+            "a recorded trajectory needs a model without dropout, whose masks are not recorded"
+        )
     known = isinstance(method, Free) or (isinstance(method, PGD) and not method.clean_term)
     if not known or not isinstance(getattr(method, "ball", None), Linf):
         raise InputError(
-            "a recorded trajectory needs pgd or free in L-inf: only there may the adversarial images be held while differentiating"
+            "a recorded trajectory needs pgd or free in L-inf: only there may the adversarial "
+            "images be held while differentiating"
         )
     trajectory = Trajectory(model, method, lr)
     for index, batch in enumerate(batches):
@@ -88,17 +103,26 @@ class FullCriterion:
 
 
 def full_criterion(
-    trajectory: Trajectory, candidates: Sequence[Control], terminal: Callable[[nn.Module], Tensor], *, cost: RunningCost | None = None
+    trajectory: Trajectory,
+    candidates: Sequence[Control],
+    terminal: Callable[[nn.Module], Tensor],
+    *,
+    cost: RunningCost | None = None,
 ) -> FullCriterion:
-    """C of the recorded controls over the whole interval. `terminal` is Phi, a differentiable function of the model."""
+    """C of the recorded controls over the whole interval. `terminal` is Phi, a differentiable
+    function of the model."""
     model, cost = trajectory.model, cost or StepCost()
     end = trajectory.end
-    p = -torch.cat([g.flatten() for g in torch.autograd.grad(terminal(model), list(model.parameters()))])
+    p = -torch.cat(
+        [g.flatten() for g in torch.autograd.grad(terminal(model), list(model.parameters()))]
+    )
     per_step: list[float] = []
     best: list[Control] = []
     for step in reversed(trajectory.steps):
         _load(model, step.theta)
-        probe = Probe(ProbeNet(model, attack_mode="train"), trajectory.method, step.batch, {}, step.seed)
+        probe = Probe(
+            ProbeNet(model, attack_mode="train"), trajectory.method, step.batch, {}, step.seed
+        )
         tried = []
         for v in [step.control, *candidates]:
             found = probe(v)
@@ -115,9 +139,17 @@ def _hessian_product(model: nn.Module, step: Recorded, p: Tensor) -> Tensor:
     """(d g / d theta)^T p of the batch-mean loss at the recorded images."""
     names = [name for name, _ in model.named_parameters()]
     parts: Any = [q.detach().requires_grad_() for q in model.parameters()]
-    value = ce(functional_call(model, dict(zip(names, parts, strict=True)), (step.x_adv,)), step.batch.y).mean()
+    value = ce(
+        functional_call(model, dict(zip(names, parts, strict=True)), (step.x_adv,)), step.batch.y
+    ).mean()
     gradients = torch.autograd.grad(value, parts, create_graph=True)
-    product = sum((g.flatten() @ v for g, v in zip(gradients, p.split([q.numel() for q in parts]), strict=True)), torch.zeros(()))
+    product = sum(
+        (
+            g.flatten() @ v
+            for g, v in zip(gradients, p.split([q.numel() for q in parts]), strict=True)
+        ),
+        torch.zeros(()),
+    )
     return torch.cat([h.flatten() for h in torch.autograd.grad(product, parts)])
 
 
@@ -127,5 +159,7 @@ def _weights(model: nn.Module) -> Tensor:
 
 def _load(model: nn.Module, flat: Tensor) -> None:
     with torch.no_grad():
-        for p, values in zip(model.parameters(), flat.split([p.numel() for p in model.parameters()]), strict=True):
+        for p, values in zip(
+            model.parameters(), flat.split([p.numel() for p in model.parameters()]), strict=True
+        ):
             p.copy_(values.view_as(p))

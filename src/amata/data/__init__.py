@@ -45,11 +45,18 @@ class Splits:
     test: ImageSet
     held_out: list[int]
     hashes: dict[str, str]
-    """Of what tells the images to train and to test on from others: where they lie, or their labels."""
+    """Of what tells the images to train and to test on from others: where they lie, or their
+    labels."""
 
     def record(self) -> dict[str, Any]:
-        """Which images are trained on, held out and tested on, in short: a folder may have changed when a run is next looked at."""
-        return {"train": len(self.train), "valid": len(self.held_out), "valid_ids": self.held_out, **self.hashes}
+        """Which images are trained on, held out and tested on, in short: a folder may have changed
+        when a run is next looked at."""
+        return {
+            "train": len(self.train),
+            "valid": len(self.held_out),
+            "valid_ids": self.held_out,
+            **self.hashes,
+        }
 
 
 def data_root() -> Path:
@@ -80,9 +87,14 @@ def load(
         known = [part.known_by() for part in folders]
         train, test = (part.in_memory() if in_memory else part for part in folders)
     else:
-        arrays = {"mnist5k": load_mnist5k, "mnist": load_mnist, "cifar10": load_cifar10}[name](folder)
+        arrays = {"mnist5k": load_mnist5k, "mnist": load_mnist, "cifar10": load_cifar10}[name](
+            folder
+        )
         known = [part.y.numpy().tobytes() for part in arrays]
         train, test = arrays
     train, held, ids = split_validation(train, valid, seed)
-    hashes = {name: hashlib.sha256(one).hexdigest()[:16] for name, one in zip(("train_hash", "test_hash"), known, strict=True)}
+    hashes = {
+        name: hashlib.sha256(one).hexdigest()[:16]
+        for name, one in zip(("train_hash", "test_hash"), known, strict=True)
+    }
     return Splits(train, held, test, ids, hashes)

@@ -8,12 +8,17 @@ from amata.batch import Frame
 from amata.seeds import Rows
 
 
-def crop_flip(x: Tensor, rng: torch.Generator, *, pad: int = 4, flip: bool = True) -> tuple[Tensor, Frame]:
-    """Each image shifted by up to `pad` pixels each way (zeros come in) and mirrored with probability 1/2; and how it was cut."""
+def crop_flip(
+    x: Tensor, rng: torch.Generator, *, pad: int = 4, flip: bool = True
+) -> tuple[Tensor, Frame]:
+    """Each image shifted by up to `pad` pixels each way (zeros come in) and mirrored with
+    probability 1/2; and how it was cut."""
     (n, _, height, width), device = x.shape, x.device
     part = getattr(rng, "rows", Rows(0, n, n))  # of a whole batch, whose draws these are part of
     mine = slice(part.first, part.last)
-    dy, dx = torch.randint(0, 2 * pad + 1, (2, part.total, 1), generator=rng, device=device)[:, mine]
+    dy, dx = torch.randint(0, 2 * pad + 1, (2, part.total, 1), generator=rng, device=device)[
+        :, mine
+    ]
     rows = dy + torch.arange(height, device=device)
     columns = dx + torch.arange(width, device=device)
     if flip:

@@ -1,4 +1,5 @@
-"""CIFAR-10 from its original python batches, or from parquet files as public data hubs serve them."""
+"""CIFAR-10 from its original python batches, or from parquet files as public data hubs serve
+them."""
 
 import io
 import pickle
@@ -17,14 +18,19 @@ BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 
 def load_cifar10(folder: Path) -> tuple[Arrays, Arrays]:
     """The 50,000 training and 10,000 test images."""
-    batches = next((d for d in (folder, folder / "cifar-10-batches-py") if (d / "test_batch").is_file()), None)
+    batches = next(
+        (d for d in (folder, folder / "cifar-10-batches-py") if (d / "test_batch").is_file()), None
+    )
     if batches is not None:
-        return _read_batches([batches / name for name in BATCHES]), _read_batches([batches / "test_batch"])
+        return _read_batches([batches / name for name in BATCHES]), _read_batches(
+            [batches / "test_batch"]
+        )
     train, test = sorted(folder.glob("train-*.parquet")), sorted(folder.glob("test-*.parquet"))
     if train and test:
         return _read_parquet(train), _read_parquet(test)
     raise InputError(
-        f"data cifar10: neither cifar-10-batches-py nor train-*.parquet with test-*.parquet in {folder}; "
+        "data cifar10: neither cifar-10-batches-py nor train-*.parquet with test-*.parquet in "
+        f"{folder}; "
         "run `amata data fetch cifar10` or set data.root to its folder"
     )
 
@@ -33,7 +39,10 @@ class _ArraysOnly(pickle.Unpickler):
     """Unpickles dictionaries, strings and numpy arrays and refuses to import anything else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in {("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")}:
+        if (module, name) in {
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy._core.multiarray", "_reconstruct"),
+        }:
             return np.zeros(0).__reduce__()[0]
         if (module, name) in {("numpy", "ndarray"), ("numpy", "dtype")}:
             return getattr(np, name)
@@ -54,16 +63,30 @@ def _read_batches(paths: list[Path]) -> Arrays:
                 batch = _ArraysOnly(file, encoding="bytes").load()
             images.append(np.asarray(batch[b"data"], np.uint8).reshape(-1, 3, 32, 32))
             labels.append(np.asarray(batch[b"labels"], np.int64))
-        except (pickle.UnpicklingError, EOFError, KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
-            raise InputError(f"{path} is truncated or no CIFAR-10 batch ({error}); fetch it again") from None
-    return Arrays(np.concatenate(images), np.concatenate(labels), classes=10, where=str(paths[0].parent))
+        except (
+            pickle.UnpicklingError,
+            EOFError,
+            KeyError,
+            ValueError,
+            TypeError,
+            IndexError,
+            AttributeError,
+        ) as error:
+            raise InputError(
+                f"{path} is truncated or no CIFAR-10 batch ({error}); fetch it again"
+            ) from None
+    return Arrays(
+        np.concatenate(images), np.concatenate(labels), classes=10, where=str(paths[0].parent)
+    )
 
 
 def _read_parquet(paths: list[Path]) -> Arrays:
     try:
         files = tuple((path, path.stat().st_mtime_ns) for path in paths)
     except OSError as error:
-        raise InputError(f"{error.filename} cannot be read ({error.strerror}); fetch it again") from None
+        raise InputError(
+            f"{error.filename} cannot be read ({error.strerror}); fetch it again"
+        ) from None
     images, labels = _decoded(files)
     return Arrays(images.copy(), labels.copy(), classes=10, where=str(paths[0]))
 
@@ -92,5 +115,8 @@ def _decoded(files: tuple[tuple[Path, int], ...]) -> tuple[np.ndarray, np.ndarra
             labels.append(table.column("label").to_numpy())
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             reason = str(error).splitlines()[0]
-            raise InputError(f"{path} is truncated or no parquet file of images and labels ({reason}); fetch it again") from None
+            raise InputError(
+                f"{path} is truncated or no parquet file of images and labels ({reason}); "
+                "fetch it again"
+            ) from None
     return np.concatenate(images).transpose(0, 3, 1, 2).copy(), np.concatenate(labels)

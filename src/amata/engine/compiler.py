@@ -11,4 +11,6 @@ def has_compiler() -> bool:
     from torch.utils._triton import has_triton
 
     named = os.environ.get("CC")
-    return has_triton() and any(shutil.which(name) for name in ([named] if named else ["gcc", "cc", "clang"]))
+    return has_triton() and any(
+        shutil.which(name) for name in ([named] if named else ["gcc", "cc", "clang"])
+    )

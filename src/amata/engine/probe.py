@@ -1,4 +1,5 @@
-"""A network that methods may train on without training it: their weight gradients are caught, and everything else stays as it was."""
+"""A network that methods may train on without training it: their weight gradients are caught, and
+everything else stays as it was."""
 
 import copy
 from dataclasses import dataclass
@@ -6,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from amata.distributed.sync_batchnorm import unsync_batchnorms
 from amata.engine.plain import Mode, PlainNet, Precision
-from amata.engine.syncnorm import unshare_norms
 from amata.losses import Loss, ce
 from amata.threat import Region
 
@@ -23,14 +24,17 @@ class Path:
 
 
 class ProbeNet(PlainNet):
-    """The engine's verbs on a copy of a model, with an `apply` that keeps the gradient instead of stepping along it.
+    """The engine's verbs on a copy of a model, with an `apply` that keeps the gradient instead of
+    stepping along it.
 
-    After a method's `step`, `gradient` is the weight gradient of the method's last update, one flat vector, and `x_adv` the images of
-    its last pass. Where a method replays a batch (free), that is the last replay, at the perturbation reached by then; where it adds up
-    passes before one update (yopo), it is their mean.
+    After a method's `step`, `gradient` is the weight gradient of the method's last update, one flat
+    vector, and `x_adv` the images of its last pass. Where a method replays a batch (free), that is
+    the last replay, at the perturbation reached by then; where it adds up passes before one update
+    (yopo), it is their mean.
 
-    With `shares`, ascents that differ in their number of steps alone are walked as one path, each going on where the one before it
-    ended: the same images in less time, but what one control takes by itself is no longer seen.
+    With `shares`, ascents that differ in their number of steps alone are walked as one path, each
+    going on where the one before it ended: the same images in less time, but what one control takes
+    by itself is no longer seen.
     """
 
     gradient: Tensor
@@ -48,16 +52,23 @@ class ProbeNet(PlainNet):
         shares: bool = False,
     ) -> None:
         copied = copy.deepcopy(model).requires_grad_(True)
-        unshare_norms(copied)  # a probe is one process's own
+        unsync_batchnorms(copied)  # a probe is one process's own
         for p in copied.parameters():
             p.grad = None
         idle = torch.optim.SGD(copied.parameters(), lr=0.0)
         super().__init__(
-            copied, idle, loss=loss, attack_loss=attack_loss, attack_mode=attack_mode, first_layer=first_layer, precision=precision
+            copied,
+            idle,
+            loss=loss,
+            attack_loss=attack_loss,
+            attack_mode=attack_mode,
+            first_layer=first_layer,
+            precision=precision,
         )
         self.buffers = [(b, b.detach().clone()) for b in copied.buffers()]
         self.passes = 0
-        # In train mode an attack leaves traces in BatchNorm's statistics, which a shared one would not.
+        # In train mode an attack leaves traces in BatchNorm's statistics, which a shared one would
+        # not.
         self.shares = shares and attack_mode == "eval"
         self.paths: dict[tuple[float, Loss], list[Path]] = {}
 
@@ -69,7 +80,9 @@ class ProbeNet(PlainNet):
         self.optimizer.zero_grad()
         self.passes = 0
 
-    def _ascent(self, region: Region, x: Tensor, y: Tensor, steps: int, step_size: float, loss: Loss) -> Tensor:
+    def _ascent(
+        self, region: Region, x: Tensor, y: Tensor, steps: int, step_size: float, loss: Loss
+    ) -> Tensor:
         if not self.shares:
             return super()._ascent(region, x, y, steps, step_size, loss)
         paths = self.paths.setdefault((step_size, loss), [])
@@ -82,7 +95,9 @@ class ProbeNet(PlainNet):
         path.steps = steps
         return path.end
 
-    def backward(self, x: Tensor | tuple[Tensor, ...], y: Tensor, **options: object) -> Tensor | None:
+    def backward(
+        self, x: Tensor | tuple[Tensor, ...], y: Tensor, **options: object
+    ) -> Tensor | None:
         self.x_adv = (x[-1] if isinstance(x, tuple) else x).detach()
         return super().backward(x, y, **options)  # type: ignore[arg-type]
 
@@ -92,7 +107,10 @@ class ProbeNet(PlainNet):
         return super().costate(x, y, first=first)
 
     def apply(self) -> None:
-        parts = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in self.model.parameters()]
+        parts = [
+            (torch.zeros_like(p) if p.grad is None else p.grad).flatten()
+            for p in self.model.parameters()
+        ]
         self.gradient = torch.cat(parts) / max(self.passes, 1)
         self.optimizer.zero_grad()
         self.passes = 0

@@ -1,4 +1,5 @@
-"""A network split after its first layer, whatever its class: everything up to the output of one named module is f_0."""
+"""A network split after its first layer, whatever its class: everything up to the output of one
+named module is f_0."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,8 @@ class Cut:
 
 
 class FirstLayer:
-    """f_0 of a model: called, it runs the model up to and with the module `name`, or the one the model names in `first_layer`."""
+    """f_0 of a model: called, it runs the model up to and with the module `name`, or the one the
+    model names in `first_layer`."""
 
     def __init__(self, model: nn.Module, name: str | None) -> None:
         self.model, self.name = model, name
@@ -34,11 +36,15 @@ class FirstLayer:
     def module(self) -> nn.Module:
         name = self.name or getattr(self.model, "first_layer", None)
         if name is None:
-            raise InputError(f"{type(self.model).__name__} does not say which layer is its first; set model.first_layer to a module's name")
+            raise InputError(
+                f"{type(self.model).__name__} does not say which layer is its first; set "
+                "model.first_layer to a module's name"
+            )
         modules = dict(self.model.named_modules())
         if name not in modules:
             raise InputError(
-                f"model.first_layer = {name!r} is no module of {type(self.model).__name__}; {nearest(name, set(modules) - {''})}"
+                f"model.first_layer = {name!r} is no module of {type(self.model).__name__}; "
+                f"{nearest(name, set(modules) - {''})}"
             )
         return modules[name]
 
@@ -53,11 +59,15 @@ class FirstLayer:
             return reached.z
         finally:
             handle.remove()
-        raise InputError(f"the first layer of {type(self.model).__name__} takes no part in its forward pass; set model.first_layer")
+        raise InputError(
+            f"the first layer of {type(self.model).__name__} takes no part in its forward "
+            "pass; set model.first_layer"
+        )
 
     @contextmanager
     def cut(self) -> Iterator[Cut]:
-        """Inside, a forward pass is cut in two at the first layer's output: gradients stop there and are found at `behind`."""
+        """Inside, a forward pass is cut in two at the first layer's output: gradients stop there
+        and are found at `behind`."""
         cut = Cut()
 
         def split(module: nn.Module, args: Any, z: Tensor) -> Tensor:

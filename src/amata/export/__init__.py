@@ -9,7 +9,11 @@ from amata.export.onnx import write_onnx
 from amata.export.robustbench import write_robustbench
 from amata.export.trained import Trained
 
-WRITERS: dict[str, Callable[[Trained, Path], None]] = {"robustbench": write_robustbench, "hf": write_hub, "onnx": write_onnx}
+WRITERS: dict[str, Callable[[Trained, Path], None]] = {
+    "robustbench": write_robustbench,
+    "hf": write_hub,
+    "onnx": write_onnx,
+}
 
 __all__ = ["WRITERS", "Trained", "export"]
 
@@ -19,7 +23,9 @@ def export(run: Path, to: str, out: Path, name: str | None = None) -> Trained:
     if to not in WRITERS:
         raise unknown("--to", to, WRITERS)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"output folder {out} exists already and is not empty; choose another --out")
+        raise InputError(
+            f"output folder {out} exists already and is not empty; choose another --out"
+        )
     trained = Trained.of(run, name)
     WRITERS[to](trained, out)
     return trained

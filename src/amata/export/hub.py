@@ -1,16 +1,24 @@
-"""The shape of a model hub's folder: weights as safetensors, a config, the architecture, and a model card."""
+"""The shape of a model hub's folder: weights as safetensors, a config, the architecture, and a
+model card."""
 
 import json
 from pathlib import Path
 
 from amata.export.trained import Trained
-from amata.training.files import save_tensors, write_atomic, write_json
+from amata.runs.files import save_tensors, write_atomic, write_json
 
 
 def write_hub(trained: Trained, out: Path) -> None:
-    source = trained.architecture('__import__("safetensors.torch", fromlist=["load_file"]).load_file(here / "model.safetensors")')
+    source = trained.architecture(
+        '__import__("safetensors.torch", fromlist=["load_file"]).load_file(here / '
+        '"model.safetensors")'
+    )
     out.mkdir(parents=True, exist_ok=True)
-    save_tensors(out / "model.safetensors", trained.weights, {"recipe": trained.recipe.name, "tables": trained.recipe.deciding()})
+    save_tensors(
+        out / "model.safetensors",
+        trained.weights,
+        {"recipe": trained.recipe.name, "tables": trained.recipe.deciding()},
+    )
     c = trained.recipe
     config = {
         "architecture": c.model.name,
@@ -34,9 +42,18 @@ def card(trained: Trained) -> str:
     rows = []
     for attack, r in trained.evaluation.items():
         interval = f"{100 * r['low']:.1f} to {100 * r['high']:.1f}"
-        rows.append(f"| {attack} | {100 * r['accuracy']:.1f} | {interval} | {r['n']:,} | `{json.dumps(r['params'])}` |")
-    how = f"`{recipe.tables['method']['name']}` under the schedule `{recipe.tables['schedule']['name']}`"
-    what = f"{recipe.model.name} trained on {recipe.data.name} against perturbations of at most {trained.eps} in {recipe.ball.norm}"
+        rows.append(
+            f"| {attack} | {100 * r['accuracy']:.1f} | {interval} | {r['n']:,} | "
+            f"`{json.dumps(r['params'])}` |"
+        )
+    how = (
+        f"`{recipe.tables['method']['name']}` under the schedule "
+        f"`{recipe.tables['schedule']['name']}`"
+    )
+    what = (
+        f"{recipe.model.name} trained on {recipe.data.name} against perturbations of at most "
+        f"{trained.eps} in {recipe.ball.norm}"
+    )
     spent = f"{summary['train_seconds']:.0f} s and {summary['grad_evals']:,} gradient evaluations"
     warnings = [f"- {w}" for w in trained.warnings]
     kept = "last" if summary["best_epoch"] is None else "best on held-out training images"
@@ -64,7 +81,8 @@ def card(trained: Trained) -> str:
             *rows,
             "",
             *warnings,
-            f"Training took {spent}. The epoch kept is the {kept}. Accuracies under attacks are upper bounds: a "
+            f"Training took {spent}. The epoch kept is the {kept}. Accuracies under attacks "
+            "are upper bounds: a "
             "stronger attack may find more.",
             "",
         ]

@@ -10,7 +10,7 @@ import torch
 
 from amata.errors import AmataError, missing
 from amata.export.trained import Trained
-from amata.training.files import write_json
+from amata.runs.files import write_json
 
 TOLERANCE = 1e-4
 IMAGES = 16
@@ -24,9 +24,16 @@ def write_onnx(trained: Trained, out: Path) -> None:
         raise missing(error.name or "onnx", "exporting to ONNX", "onnx") from None
     out.mkdir(parents=True, exist_ok=True)
     file, model = out / "model.onnx", trained.model.cpu().eval()
-    x, _ = next(iter(trained.test.read([torch.arange(min(IMAGES, len(trained.test)))], torch.device("cpu"), None)))
+    x, _ = next(
+        iter(
+            trained.test.read(
+                [torch.arange(min(IMAGES, len(trained.test)))], torch.device("cpu"), None
+            )
+        )
+    )
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():  # the exporter talks of its steps, and of its own parts
+    # the exporter talks of its steps, and of its own parts
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
             model,
@@ -38,12 +45,25 @@ def write_onnx(trained: Trained, out: Path) -> None:
             output_names=["logits"],
             dynamic_shapes=({0: torch.export.Dim("batch")},),
         )
-    (found,) = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"]).run(None, {"images": x.numpy()})
+    (found,) = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"]).run(
+        None, {"images": x.numpy()}
+    )
     with torch.no_grad():
         z = model(x)
     gap = float((torch.from_numpy(found) - z).abs().max())
     if not torch.allclose(torch.from_numpy(found), z, rtol=TOLERANCE, atol=TOLERANCE):
         file.unlink()
-        raise AmataError(f"the ONNX file's logits differ from the model's by {gap:.1e}, more than {TOLERANCE:g}; it was removed")
-    about = {"input": "images: float in [0, 1], (N, C, H, W)", "output": "logits", "checked_on": len(x), "largest_difference": gap}
-    write_json(out / "model.json", {**about, "recipe": trained.recipe.deciding(), "evaluation": trained.evaluation})
+        raise AmataError(
+            f"the ONNX file's logits differ from the model's by {gap:.1e}, more than "
+            f"{TOLERANCE:g}; it was removed"
+        )
+    about = {
+        "input": "images: float in [0, 1], (N, C, H, W)",
+        "output": "logits",
+        "checked_on": len(x),
+        "largest_difference": gap,
+    }
+    write_json(
+        out / "model.json",
+        {**about, "recipe": trained.recipe.deciding(), "evaluation": trained.evaluation},
+    )

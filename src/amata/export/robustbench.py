@@ -1,20 +1,25 @@
-"""The shape of a RobustBench entry: architecture, weights, and the claim with the fields of its model_info."""
+"""The shape of a RobustBench entry: architecture, weights, and the claim with the fields of its
+model_info."""
 
 from pathlib import Path
 
 import torch
 
 from amata.export.trained import Trained
-from amata.training.files import write_atomic, write_json
+from amata.runs.files import write_atomic, write_json
 
 THREATS = {"linf": "Linf", "l2": "L2"}
 
 
 def claim(trained: Trained) -> dict[str, object]:
-    """RobustBench's fields; an accuracy that was not measured is null, what is claimed is told with its n, and link, authors and venue are
-    for whoever submits it to fill in."""
+    """RobustBench's fields; an accuracy that was not measured is null, what is claimed is told with
+    its n, and link, authors and venue are for whoever submits it to fill in."""
     strongest = trained.strongest()
-    measured = [f"reported under {strongest} on {trained.evaluation[strongest]['n']} test images"] if strongest else []
+    measured = (
+        [f"reported under {strongest} on {trained.evaluation[strongest]['n']} test images"]
+        if strongest
+        else []
+    )
     return {
         "link": "",
         "name": trained.name,
@@ -35,7 +40,9 @@ def claim(trained: Trained) -> dict[str, object]:
 
 def write_robustbench(trained: Trained, out: Path) -> None:
     norm = THREATS[trained.recipe.ball.norm]
-    source = trained.architecture('torch.load(here / "weights.pt", map_location="cpu", weights_only=True)')
+    source = trained.architecture(
+        'torch.load(here / "weights.pt", map_location="cpu", weights_only=True)'
+    )
     info = out / "model_info" / trained.recipe.data.name / norm
     info.mkdir(parents=True, exist_ok=True)
     write_atomic(out / "architecture.py", source.encode())

@@ -1,8 +1,10 @@
-"""A finished run as something to be handed on: its network, what it was trained for, and what was measured."""
+"""A finished run as something to be handed on: its network, what it was trained for, and what was
+measured."""
 
 import inspect
 import json
 import re
+import sys
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +16,7 @@ from amata import models
 from amata.data import ImageSet
 from amata.errors import InputError
 from amata.recipes import Recipe
-from amata.training import RunFolder
+from amata.runs import RunFolder
 from amata.training.experiment import load_trained
 
 
@@ -33,12 +35,22 @@ class Trained:
     def of(cls, path: Path, name: str | None = None) -> "Trained":
         run, begun = RunFolder.open(path)
         if name and not re.fullmatch(r"[\w.+-]+", name):
-            raise InputError(f"--name {name!r} must be letters, digits and . + - _ alone: files are called so")
+            raise InputError(
+                f"--name {name!r} must be letters, digits and . + - _ alone: files are called so"
+            )
         if not run.finished:
             raise InputError(f"{path} is not finished; `amata train --resume {path}` first")
         summary = json.loads((path / "summary.json").read_text())
         model, recipe, splits = load_trained(path, ("train.device=cpu",))
-        return cls(name or recipe.name, model, recipe, summary["evaluation"], summary, splits.test, begun.model.weights is not None)
+        return cls(
+            name or recipe.name,
+            model,
+            recipe,
+            summary["evaluation"],
+            summary,
+            splits.test,
+            begun.model.weights is not None,
+        )
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -49,21 +61,36 @@ class Trained:
         """The radius as people write it."""
         eps = self.recipe.ball.eps
         short = f"{eps:g}"
-        return short if float(short) == eps or round(eps * 255) / 255 != eps else f"{round(eps * 255)}/255"
+        return (
+            short
+            if float(short) == eps or round(eps * 255) / 255 != eps
+            else f"{round(eps * 255)}/255"
+        )
 
     def architecture(self, reading: str) -> str:
-        """The network's own source, made to stand alone with torch, and a `load` that builds it; `reading` reads its weights."""
+        """The network's own source, made to stand alone with torch, and a `load` that builds it;
+        `reading` reads its weights."""
         c = self.recipe.model
         if c.name not in models.MODELS:
-            raise InputError(f"model {c.name} is not one of ours, so its source cannot be handed on; export it with --to onnx")
+            raise InputError(
+                f"model {c.name} is not one of ours, so its source cannot be handed on; export "
+                "it with --to onnx"
+            )
         builder = models.MODELS[c.name]
-        sources = [inspect.getsource(inspect.getmodule(part)) for part in (models.Normalize, builder)]  # type: ignore[arg-type]
-        lines = [line for source in sources for line in source.splitlines() if not line.startswith("from amata")]
+        homes = [sys.modules[part.__module__] for part in (models.Normalize, builder)]
+        sources = [inspect.getsource(home) for home in homes]
+        lines = [
+            line
+            for source in sources
+            for line in source.splitlines()
+            if not line.startswith("from amata")
+        ]
         arguments = {"in_channels": self.test.channels, "classes": self.test.classes, **c.args}
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         return "\n".join(
             [
-                f'"""{c.name}, trained by amata {version("amata")}. It needs torch and the weights beside it.',
+                f'"""{c.name}, trained by amata {version("amata")}. It needs torch and the '
+                "weights beside it.",
                 "",
                 "    from architecture import load",
                 "    logits = load()(images)  # float images in [0, 1], of shape (N, C, H, W)",
@@ -79,7 +106,8 @@ class Trained:
                 "def load(folder: str | None = None) -> nn.Module:",
                 '    """The trained network in eval mode."""',
                 "    here = Path(folder) if folder else Path(__file__).parent",
-                f"    net = {builder.__name__}({given}, normalize=Normalize({c.mean!r}, {c.std!r}))",
+                f"    net = {builder.__name__}({given}, normalize=Normalize({c.mean!r}, "
+                f"{c.std!r}))",
                 f"    net.load_state_dict({reading})",
                 "    return net.eval()",
                 "",
@@ -87,7 +115,14 @@ class Trained:
         )
 
     def percent(self, attack: str) -> str | None:
-        result = next((r for name, r in self.evaluation.items() if name.partition("@")[0] == attack.partition("@")[0]), None)
+        result = next(
+            (
+                r
+                for name, r in self.evaluation.items()
+                if name.partition("@")[0] == attack.partition("@")[0]
+            ),
+            None,
+        )
         return f"{100 * result['accuracy']:.2f}" if result else None
 
     def strongest(self) -> str | None:

@@ -1,4 +1,5 @@
-"""Training methods, one file each. To add one: write its file, give it a name here, a recipe and a row in tests/test_methods.py."""
+"""Training methods, one file each. To add one: write its file, give it a name here, a recipe and a
+row in tests/test_methods.py."""
 
 from amata.methods.atta import ATTA
 from amata.methods.contract import Memory, Method, Net

@@ -1,7 +1,8 @@
 """What a training method is, and the few verbs it is written in.
 
-A method decides how ascent on x and descent on theta interleave; the engine decides how each of them is computed. A method file holds
-the paper's algorithm box and its hyper-parameters, and nothing else.
+A method decides how ascent on x and descent on theta interleave; the engine decides how each of
+them is computed. A method file holds the paper's algorithm box and its hyper-parameters, and
+nothing else.
 """
 
 from collections.abc import Callable
@@ -16,13 +17,16 @@ from amata.threat import Region
 
 
 class Net(Protocol):
-    """The engine's verbs. Every call that runs a sample through a full forward and backward pass is counted as its cost."""
+    """The engine's verbs. Every call that runs a sample through a full forward and backward pass is
+    counted as its cost."""
 
     def logits(self, x: Tensor) -> Tensor:
         """The network's output, held constant: no gradient flows through it."""
         ...
 
-    def input_grad(self, x: Tensor, y: Tensor, *, loss: Callable[[Tensor, Tensor], Tensor] | None = None) -> Tensor:
+    def input_grad(
+        self, x: Tensor, y: Tensor, *, loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    ) -> Tensor:
         """The gradient of each sample's loss at its image; no weight gradients are computed."""
         ...
 
@@ -31,9 +35,17 @@ class Net(Protocol):
         ...
 
     def ascent(
-        self, region: Region, x: Tensor, y: Tensor, steps: int, step_size: float, *, loss: Callable[[Tensor, Tensor], Tensor] | None = None
+        self,
+        region: Region,
+        x: Tensor,
+        y: Tensor,
+        steps: int,
+        step_size: float,
+        *,
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Projected steps up the loss: x <- P(x + step_size direction(g)), g = `input_grad(x, y)`, in the feasible set `region`.
+        """Projected steps up the loss: x <- P(x + step_size direction(g)), g = `input_grad(x, y)`,
+        in the feasible set `region`.
 
         What comes back may be overwritten by the next call: go on with it, or copy it.
         """
@@ -48,9 +60,11 @@ class Net(Protocol):
         scale: float = 1.0,
         wrt_input: bool = False,
     ) -> Tensor | None:
-        """Add the gradient of the batch-mean loss, times `scale`, to the weights' gradients; `wrt_input` also returns it at the images.
+        """Add the gradient of the batch-mean loss, times `scale`, to the weights' gradients;
+        `wrt_input` also returns it at the images.
 
-        A tuple of inputs goes through the network one by one, and the loss takes all their logits, then y.
+        A tuple of inputs goes through the network one by one, and the loss takes all their logits,
+        then y.
         """
         ...
 
@@ -61,7 +75,8 @@ class Net(Protocol):
     # The network split after its first layer, z = f_0(x):
 
     def costate(self, x: Tensor, y: Tensor, *, first: bool) -> Tensor:
-        """A full pass: adds the weight gradients of the layers behind the first (and of the first too, if asked), returns p = dl/dz."""
+        """A full pass: adds the weight gradients of the layers behind the first (and of the first
+        too, if asked), returns p = dl/dz."""
         ...
 
     def first_grad(self, x: Tensor, p: Tensor) -> Tensor:
@@ -74,16 +89,22 @@ class Net(Protocol):
 
 
 Memory = dict[str, Tensor]
-"""What a method keeps across batches, by name. It is saved in checkpoints, so a resumed run finds it as it was."""
+"""What a method keeps across batches, by name. It is saved in checkpoints, so a resumed run finds
+it as it was."""
 
 
 class Method(Protocol):
-    """One training method: a frozen dataclass whose fields are the keys of a recipe's [method] table.
+    """One training method: a frozen dataclass whose fields are the keys of a recipe's [method]
+    table.
 
-    A class attribute `chosen_by = "clean"` chooses the best weights by clean instead of robust held-out accuracy.
-    A class attribute `may_collapse = True` asks for the guard against catastrophic overfitting while the control has at most one step.
+    A class attribute `chosen_by = "clean"` chooses the best weights by clean instead of robust
+    held-out accuracy. A class attribute `may_collapse = True` asks for the guard against
+    catastrophic overfitting while the control has at most one step.
     """
 
-    def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
-        """Train on one batch under the control u, drawing only from rng and keeping state only in memory."""
+    def step(
+        self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
+    ) -> None:
+        """Train on one batch under the control u, drawing only from rng and keeping state only in
+        memory."""
         ...

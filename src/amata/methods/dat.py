@@ -1,9 +1,12 @@
-"""Dynamic adversarial training (Wang et al. 2019, ICML): attack each sample until its first-order stationary condition is small enough.
+"""Dynamic adversarial training (Wang et al. 2019, ICML): attack each sample until its first-order
+stationary condition is small enough.
 
-FOSC(x_k) = eps |g|_dual - <x_k - x_0, g>, g the sample's own gradient at x_k; 0 exactly where no feasible move raises the loss.
-u = (K, alpha): at most K steps; after the first, a sample stops where FOSC <= c_t, and c_t falls from c_max to 0 over `dynamic_epochs`.
-The paper's x_0 is the natural image; the reference code takes the random start (`centre = "start"`), for which FOSC may be negative. The
-reference's weighting of each sample's loss by itself is not in the paper and left out. Finished samples leave the batch.
+FOSC(x_k) = eps |g|_dual - <x_k - x_0, g>, g the sample's own gradient at x_k; 0 exactly where no
+feasible move raises the loss. u = (K, alpha): at most K steps; after the first, a sample stops
+where FOSC <= c_t, and c_t falls from c_max to 0 over `dynamic_epochs`. The paper's x_0 is the
+natural image; the reference code takes the random start (`centre = "start"`), for which FOSC may be
+negative. The reference's weighting of each sample's loss by itself is not in the paper and left
+out. Finished samples leave the batch.
 """
 
 from dataclasses import dataclass
@@ -31,7 +34,9 @@ class DAT:
     def __post_init__(self) -> None:
         whole(self.dynamic_epochs, "dynamic_epochs", 1)
 
-    def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
+    def step(
+        self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
+    ) -> None:
         x, y = batch.x, batch.y
         c = max(0.0, self.c_max * (1 - batch.epoch / self.dynamic_epochs))  # c_t
         region = self.ball.around(x)

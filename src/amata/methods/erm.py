@@ -1,4 +1,5 @@
-"""Empirical risk minimisation: ordinary training on clean images, the baseline that is not robust."""
+"""Empirical risk minimisation: ordinary training on clean images, the baseline that is not
+robust."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,6 +17,8 @@ class ERM:
     ball: Ball  # unused: clean training knows no adversary
     chosen_by: ClassVar[str] = "clean"
 
-    def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
+    def step(
+        self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
+    ) -> None:
         net.backward(batch.x, batch.y)  # theta <- theta - eta grad l(x, y)
         net.apply()

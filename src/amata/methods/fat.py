@@ -1,8 +1,10 @@
-"""Friendly adversarial training (Zhang et al. 2020, arXiv 2002.11242): stop attacking a sample soon after it is misclassified.
+"""Friendly adversarial training (Zhang et al. 2020, arXiv 2002.11242): stop attacking a sample soon
+after it is misclassified.
 
-u = (K, alpha): at most K steps; a sample leaves tau steps after its first error, with the image it had before the step. `tau` holds
-(first epoch, tau) stages, as the reference's dynamic schedule: [[0, 0], [50, 1], [90, 2]]. Finished samples leave the batch, so they
-cost nothing. `omega` is the reference's small noise in every step.
+u = (K, alpha): at most K steps; a sample leaves tau steps after its first error, with the image it
+had before the step. `tau` holds (first epoch, tau) stages, as the reference's dynamic schedule:
+[[0, 0], [50, 1], [90, 2]]. Finished samples leave the batch, so they cost nothing. `omega` is the
+reference's small noise in every step.
 """
 
 from dataclasses import dataclass
@@ -26,9 +28,14 @@ class FAT:
 
     def __post_init__(self) -> None:
         if not self.tau or self.tau[0][0] != 0:
-            raise InputError(f"tau = {[list(stage) for stage in self.tau]} must begin at epoch 0, as in [[0, 0], [50, 1]]")
+            raise InputError(
+                f"tau = {[list(stage) for stage in self.tau]} must begin at epoch 0, as in "
+                "[[0, 0], [50, 1]]"
+            )
 
-    def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
+    def step(
+        self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
+    ) -> None:
         x, y = batch.x, batch.y
         region = self.ball.around(x)
         x_adv = now = region.start(rng)
@@ -37,7 +44,8 @@ class FAT:
         for _ in range(u.steps):  # k = 1 .. K, on those still attacked
             g, z = net.input_grad_and_logits(now, y[active])
             wrong = z.argmax(1) != y[active]
-            stays = (~wrong | (patience > 0)).nonzero().squeeze(1)  # wrong with no patience left: done, with the image as it is
+            # wrong with no patience left: done, with the image as it is
+            stays = (~wrong | (patience > 0)).nonzero().squeeze(1)
             patience = patience - wrong.long()
             if len(stays) < len(active):
                 x_adv = x_adv.index_copy(0, active, now)
@@ -46,7 +54,9 @@ class FAT:
             if len(active) == 0:
                 break
             moved = region.ascend(now, g, u.step_size)
-            moved = moved + self.omega * torch.randn(moved.shape, generator=rng, device=x.device, dtype=x.dtype)
+            moved = moved + self.omega * torch.randn(
+                moved.shape, generator=rng, device=x.device, dtype=x.dtype
+            )
             now = region.project(moved)
         net.backward(x_adv.index_copy(0, active, now), y)
         net.apply()

@@ -1,7 +1,8 @@
-"""N-FGSM (de Jorge et al. 2022, arXiv 2202.01181): one attack step from strong noise, without clipping to the ball.
+"""N-FGSM (de Jorge et al. 2022, arXiv 2202.01181): one attack step from strong noise, without
+clipping to the ball.
 
-u = (1, alpha). The noise is uniform in k eps, k = 2; the training image may lie up to k eps + K alpha from the clean one. That is what
-keeps a single-step method from catastrophic overfitting.
+u = (1, alpha). The noise is uniform in k eps, k = 2; the training image may lie up to k eps + K
+alpha from the clean one. That is what keeps a single-step method from catastrophic overfitting.
 """
 
 from dataclasses import dataclass
@@ -26,12 +27,16 @@ class NFGSM:
     def __post_init__(self) -> None:
         positive(self.noise, "noise")
 
-    def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
+    def step(
+        self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
+    ) -> None:
         x, y = batch.x, batch.y
-        x_noisy = self.ball.scaled(self.noise).around(x).start(rng)  # x + eta, eta ~ U(-k eps, k eps)
+        # x + eta, eta ~ U(-k eps, k eps)
+        x_noisy = self.ball.scaled(self.noise).around(x).start(rng)
         x_adv = x_noisy
         for _ in range(u.steps):  # one step in the paper
             g = net.input_grad(x_adv, y)
-            x_adv = (x_adv + u.step_size * self.ball.direction(g)).clamp(0, 1)  # delta = eta + alpha sign g, not clipped to eps
+            # delta = eta + alpha sign g, not clipped to eps
+            x_adv = (x_adv + u.step_size * self.ball.direction(g)).clamp(0, 1)
         net.backward(x_adv, y)
         net.apply()

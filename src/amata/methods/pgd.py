@@ -1,8 +1,10 @@
-"""PGD adversarial training (Madry et al. 2018, arXiv 1706.06083), annealed by Amata (Ye et al. 2021, arXiv 2012.08112, Algorithm 1).
+"""PGD adversarial training (Madry et al. 2018, arXiv 1706.06083), annealed by Amata (Ye et al.
+2021, arXiv 2012.08112, Algorithm 1).
 
-The schedule hands in u_t = (K_t, alpha_t): a constant one makes this PGD-K training, `Linear` makes it Amata.
-The paper's box evaluates the gradient at x^k inside the update of x^k; it is the gradient at x^(k-1). It has no random start; Madry's
-training has one, and so do the reference runs the paper compares with: `random_start` is the choice.
+The schedule hands in u_t = (K_t, alpha_t): a constant one makes this PGD-K training, `Linear` makes
+it Amata. The paper's box evaluates the gradient at x^k inside the update of x^k; it is the gradient
+at x^(k-1). It has no random start; Madry's training has one, and so do the reference runs the paper
+compares with: `random_start` is the choice.
 """
 
 from dataclasses import dataclass
@@ -24,14 +26,18 @@ class PGD:
     random_start: bool = True
     """Whether the attack begins at a random point of the ball."""
     clean_term: bool = False
-    """Whether the clean loss is added, as the PGD baseline of YOPO's code does and Madry's training does not."""
+    """Whether the clean loss is added, as the PGD baseline of YOPO's code does and Madry's training
+    does not."""
     reach: float = 1.0
-    """How far training images may be moved, in eps: beyond 1, against more than the model is tested against."""
+    """How far training images may be moved, in eps: beyond 1, against more than the model is tested
+    against."""
 
     def __post_init__(self) -> None:
         positive(self.reach, "reach")
 
-    def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
+    def step(
+        self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
+    ) -> None:
         x, y, region = batch.x, batch.y, self.ball.scaled(self.reach).around(batch.x)
         x_adv = region.start(rng) if self.random_start else x  # x^0
         # k = 1 .. K_t: x^k = P(x^(k-1) + alpha_t sign grad_x l(x^(k-1), y))

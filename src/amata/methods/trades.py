@@ -1,8 +1,10 @@
-"""TRADES (Zhang et al. 2019, arXiv 1901.08573): clean cross-entropy plus beta times the KL divergence between clean and adversarial.
+"""TRADES (Zhang et al. 2019, arXiv 1901.08573): clean cross-entropy plus beta times the KL
+divergence between clean and adversarial.
 
-u = (K, alpha): K steps up KL(p(x) || p(x')). The start is x + 0.001 N(0, 1), boxed. The clean logits of the attack are computed once, not
-once a step as in the reference, which in eval mode changes nothing but the cost; gradients of the update flow through both p(x) and p(x').
-The clean term is the plain cross-entropy; label smoothing is not applied to it.
+u = (K, alpha): K steps up KL(p(x) || p(x')). The start is x + 0.001 N(0, 1), boxed. The clean
+logits of the attack are computed once, not once a step as in the reference, which in eval mode
+changes nothing but the cost; gradients of the update flow through both p(x) and p(x'). The clean
+term is the plain cross-entropy; label smoothing is not applied to it.
 """
 
 from dataclasses import dataclass
@@ -26,7 +28,9 @@ class TRADES:
     noise: float = 0.001
     """Standard deviation of the start."""
 
-    def step(self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory) -> None:
+    def step(
+        self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
+    ) -> None:
         x, y, region = batch.x, batch.y, self.ball.around(batch.x)
         z = net.logits(x)
         x_adv = region.project(x + self.noise * draw(torch.randn, rng, x.shape, x.device, x.dtype))

@@ -1,7 +1,8 @@
 """Networks by name, with normalisation inside: images in [0, 1] go in, logits come out.
 
-A name is one of MODELS, `timm/NAME` where timm is installed, or the import path `package.module:callable` of anything that returns an
-`nn.Module`; its parameters `in_channels`, `classes` and `num_classes`, if it has them, are filled in from the data.
+A name is one of MODELS, `timm/NAME` where timm is installed, or the import path
+`package.module:callable` of anything that returns an `nn.Module`; its parameters `in_channels`,
+`classes` and `num_classes`, if it has them, are filled in from the data.
 """
 
 import importlib
@@ -45,27 +46,36 @@ def build(
     std: Sequence[float] | None = None,
     seed: int = 0,
 ) -> nn.Module:
-    """The network `name` with weights drawn from `seed` alone; torch's global generator is left as it was."""
+    """The network `name` with weights drawn from `seed` alone; torch's global generator is left as
+    it was."""
     args = args or {}
     normalize = Normalize(mean, std)
     if mean is not None and len(mean) != in_channels:
-        raise InputError(f"model.mean has {len(mean)} values and the images have {in_channels} channels")
+        raise InputError(
+            f"model.mean has {len(mean)} values and the images have {in_channels} channels"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "init"))
         if name in MODELS:
             # The names that every network takes are ours to fill; the rest are the recipe's.
             _check_args(name, MODELS[name], args, filled={"in_channels", "classes", "normalize"})
-            return MODELS[name](in_channels=in_channels, classes=classes, normalize=normalize, **args)
+            return MODELS[name](
+                in_channels=in_channels, classes=classes, normalize=normalize, **args
+            )
         if name.startswith("timm/"):
             net = _timm_model(name.removeprefix("timm/"), in_channels, classes, args)
         elif ":" in name:
-            net = _imported_model(name, args, {"in_channels": in_channels, "classes": classes, "num_classes": classes})
+            net = _imported_model(
+                name, args, {"in_channels": in_channels, "classes": classes, "num_classes": classes}
+            )
         else:
             raise unknown("model", name, [*MODELS, "timm/NAME", "package.module:callable"])
     return net if mean is None else Normalized(net, normalize)
 
 
-def _check_args(name: str, builder: Callable[..., Any], args: dict[str, Any], filled: set[str]) -> None:
+def _check_args(
+    name: str, builder: Callable[..., Any], args: dict[str, Any], filled: set[str]
+) -> None:
     parameters = inspect.signature(builder).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
@@ -92,24 +102,31 @@ def _imported_model(path: str, args: dict[str, Any], of_data: dict[str, int]) ->
     try:
         builder = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
-        raise InputError(f"model.name = {path!r} cannot be imported ({error}); write it as package.module:callable") from None
+        raise InputError(
+            f"model.name = {path!r} cannot be imported ({error}); write it as "
+            "package.module:callable"
+        ) from None
     if not callable(builder) or isinstance(builder, nn.Module):
         raise InputError(
-            f"model.name = {path!r} is no callable but {type(builder).__name__}; name a class or function that makes the network"
+            f"model.name = {path!r} is no callable but {type(builder).__name__}; name a class "
+            "or function that makes the network"
         )
     _check_args(path, builder, args, filled=set())
     wanted = inspect.signature(builder).parameters
     try:
         net = builder(**{k: v for k, v in of_data.items() if k in wanted} | args)
     except (TypeError, ValueError) as error:
-        raise InputError(f"model {path!r} cannot be built from model.args = {args}: {error}") from error
+        raise InputError(
+            f"model {path!r} cannot be built from model.args = {args}: {error}"
+        ) from error
     if not isinstance(net, nn.Module):
         raise InputError(f"model.name = {path!r} gave {type(net).__name__}, not an nn.Module")
     return net
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
-    """Load a .safetensors file, or a .pt/.pth state dict (read without running its pickles), into the model."""
+    """Load a .safetensors file, or a .pt/.pth state dict (read without running its pickles), into
+    the model."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"no weights at {path}")
@@ -122,10 +139,13 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise InputError(
-            f"weights {path} cannot be read ({str(error).splitlines()[0]}); it must be .safetensors or a plain state dict"
+            f"weights {path} cannot be read ({str(error).splitlines()[0]}); it must be "
+            ".safetensors or a plain state dict"
         ) from None
     try:
         model.load_state_dict(state)
     except (RuntimeError, AttributeError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"weights {path} do not fit the model {type(model).__name__}: {reason}") from None
+        raise InputError(
+            f"weights {path} do not fit the model {type(model).__name__}: {reason}"
+        ) from None

@@ -1,4 +1,5 @@
-"""Input normalisation as the first layer of a network, so that attacks and users always speak of images in [0, 1]."""
+"""Input normalisation as the first layer of a network, so that attacks and users always speak of
+images in [0, 1]."""
 
 from collections.abc import Sequence
 
@@ -17,14 +18,23 @@ class Normalize(nn.Module):
     mean: Tensor | None
     std: Tensor | None
 
-    def __init__(self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> None:
+    def __init__(
+        self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+    ) -> None:
         super().__init__()
         if (mean is None) != (std is None):
             raise InputError("mean and std go together; give both or neither")
         if mean is not None and std is not None and (len(mean) != len(std) or min(std) <= 0):
-            raise InputError(f"mean = {list(mean)} and std = {list(std)} must be of one length, and every std above 0")
-        self.register_buffer("mean", None if mean is None else torch.tensor(mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", None if std is None else torch.tensor(std).view(-1, 1, 1), persistent=False)
+            raise InputError(
+                f"mean = {list(mean)} and std = {list(std)} must be of one length, and every "
+                "std above 0"
+            )
+        self.register_buffer(
+            "mean", None if mean is None else torch.tensor(mean).view(-1, 1, 1), persistent=False
+        )
+        self.register_buffer(
+            "std", None if std is None else torch.tensor(std).view(-1, 1, 1), persistent=False
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return x if self.mean is None or self.std is None else (x - self.mean) / self.std

@@ -1,8 +1,10 @@
-"""PreActResNet-18 for 32x32 images (He et al. 2016, arXiv 1603.05027), the network of the paper's CIFAR-10 experiments.
+"""PreActResNet-18 for 32x32 images (He et al. 2016, arXiv 1603.05027), the network of the paper's
+CIFAR-10 experiments.
 
-Four variants are in use in the literature. They differ in what the 1x1 shortcut convolution is fed with (`shortcut`: "preact", the
-block's relu(bn1(x)), or "raw", the block's input) and in whether a last BN and ReLU stand before pooling (`final_bn`):
-AWP and Rice et al. ("preact", True), our default; YOPO and FAT ("preact", False); Fast and N-FGSM ("raw", True); GradAlign ("raw", False).
+Four variants are in use in the literature. They differ in what the 1x1 shortcut convolution is fed
+with (`shortcut`: "preact", the block's relu(bn1(x)), or "raw", the block's input) and in whether a
+last BN and ReLU stand before pooling (`final_bn`): AWP and Rice et al. ("preact", True), our
+default; YOPO and FAT ("preact", False); Fast and N-FGSM ("raw", True); GradAlign ("raw", False).
 """
 
 import torch.nn.functional as F
@@ -23,7 +25,11 @@ class PreActBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.relu2 = nn.ReLU()
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.shortcut = nn.Conv2d(width_in, width, 1, stride=stride, bias=False) if stride != 1 or width_in != width else None
+        self.shortcut = (
+            nn.Conv2d(width_in, width, 1, stride=stride, bias=False)
+            if stride != 1 or width_in != width
+            else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.bn1(x))

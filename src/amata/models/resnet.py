@@ -1,6 +1,8 @@
-"""ResNet-18 and ResNet-50 (He et al. 2015, arXiv 1512.03385) with torchvision's parameter names, so that its weights load.
+"""ResNet-18 and ResNet-50 (He et al. 2015, arXiv 1512.03385) with torchvision's parameter names, so
+that its weights load.
 
-`stem="imagenet"` is the 7x7 convolution and pooling of torchvision; `stem="small"` is a 3x3 convolution for 32x32 images.
+`stem="imagenet"` is the 7x7 convolution and pooling of torchvision; `stem="small"` is a 3x3
+convolution for 32x32 images.
 """
 
 import torch.nn.functional as F
@@ -14,7 +16,9 @@ class BasicBlock(nn.Module):
     expansion = 1
     folds = (("conv1", "bn1", "relu1"), ("conv2", "bn2"), ("downsample.0", "downsample.1"))
 
-    def __init__(self, width_in: int, width: int, stride: int, downsample: nn.Module | None) -> None:
+    def __init__(
+        self, width_in: int, width: int, stride: int, downsample: nn.Module | None
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(width_in, width, 3, stride=stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
@@ -31,9 +35,16 @@ class BasicBlock(nn.Module):
 
 class Bottleneck(nn.Module):
     expansion = 4
-    folds = (("conv1", "bn1", "relu1"), ("conv2", "bn2", "relu2"), ("conv3", "bn3"), ("downsample.0", "downsample.1"))
+    folds = (
+        ("conv1", "bn1", "relu1"),
+        ("conv2", "bn2", "relu2"),
+        ("conv3", "bn3"),
+        ("downsample.0", "downsample.1"),
+    )
 
-    def __init__(self, width_in: int, width: int, stride: int, downsample: nn.Module | None) -> None:
+    def __init__(
+        self, width_in: int, width: int, stride: int, downsample: nn.Module | None
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(width_in, width, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
@@ -72,7 +83,9 @@ class ResNet(nn.Module):
         self.normalize = normalize or Normalize()
         self.pool_stem = stem == "imagenet"
         kernel, stride = (7, 2) if self.pool_stem else (3, 1)
-        self.conv1 = nn.Conv2d(in_channels, 64, kernel, stride=stride, padding=kernel // 2, bias=False)
+        self.conv1 = nn.Conv2d(
+            in_channels, 64, kernel, stride=stride, padding=kernel // 2, bias=False
+        )
         self.bn1 = nn.BatchNorm2d(64)
         self.relu1 = nn.ReLU()
         self.layer1 = _stage(block, 64, 64, depths[0], 1)
@@ -92,17 +105,50 @@ class ResNet(nn.Module):
         return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
 
 
-def _stage(block: type[BasicBlock] | type[Bottleneck], width_in: int, width: int, depth: int, stride: int) -> nn.Sequential:
+def _stage(
+    block: type[BasicBlock] | type[Bottleneck], width_in: int, width: int, depth: int, stride: int
+) -> nn.Sequential:
     out = width * block.expansion
     downsample = None
     if stride != 1 or width_in != out:
-        downsample = nn.Sequential(nn.Conv2d(width_in, out, 1, stride=stride, bias=False), nn.BatchNorm2d(out))
-    return nn.Sequential(block(width_in, width, stride, downsample), *(block(out, width, 1, None) for _ in range(depth - 1)))
+        downsample = nn.Sequential(
+            nn.Conv2d(width_in, out, 1, stride=stride, bias=False), nn.BatchNorm2d(out)
+        )
+    return nn.Sequential(
+        block(width_in, width, stride, downsample),
+        *(block(out, width, 1, None) for _ in range(depth - 1)),
+    )
 
 
-def resnet18(*, in_channels: int = 3, classes: int = 1000, normalize: Normalize | None = None, stem: str = "imagenet") -> ResNet:
-    return ResNet(BasicBlock, (2, 2, 2, 2), in_channels=in_channels, classes=classes, normalize=normalize, stem=stem)
+def resnet18(
+    *,
+    in_channels: int = 3,
+    classes: int = 1000,
+    normalize: Normalize | None = None,
+    stem: str = "imagenet",
+) -> ResNet:
+    return ResNet(
+        BasicBlock,
+        (2, 2, 2, 2),
+        in_channels=in_channels,
+        classes=classes,
+        normalize=normalize,
+        stem=stem,
+    )
 
 
-def resnet50(*, in_channels: int = 3, classes: int = 1000, normalize: Normalize | None = None, stem: str = "imagenet") -> ResNet:
-    return ResNet(Bottleneck, (3, 4, 6, 3), in_channels=in_channels, classes=classes, normalize=normalize, stem=stem)
+def resnet50(
+    *,
+    in_channels: int = 3,
+    classes: int = 1000,
+    normalize: Normalize | None = None,
+    stem: str = "imagenet",
+) -> ResNet:
+    return ResNet(
+        Bottleneck,
+        (3, 4, 6, 3),
+        in_channels=in_channels,
+        classes=classes,
+        normalize=normalize,
+        stem=stem,
+    )

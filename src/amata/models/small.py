@@ -1,6 +1,8 @@
-"""Small networks for MNIST-sized images: LeNet, the SmallCNN of the TRADES family, and a tiny strided CNN for quick work on a CPU.
+"""Small networks for MNIST-sized images: LeNet, the SmallCNN of the TRADES family, and a tiny
+strided CNN for quick work on a CPU.
 
-Their `first_layer`, for methods that split it off, is the first convolution with its ReLU, as in YOPO's MNIST code.
+Their `first_layer`, for methods that split it off, is the first convolution with its ReLU, as in
+YOPO's MNIST code.
 """
 
 import torch.nn.functional as F
@@ -13,14 +15,22 @@ from amata.models.normalize import Normalize
 class LeNet(nn.Module):
     """The network of PyTorch's MNIST example, which the paper cites as its LeNet.
 
-    The example changed over time. `variant="1.0"` is the one of PyTorch 1.0, the version the paper names: two 5x5 convolutions of 20 and
-    50 channels, 500 hidden units, 431,080 parameters. `variant="2020"` is the later one: two 3x3 convolutions of 32 and 64 channels, one
-    pooling, dropout, 128 hidden units, 1,199,882 parameters.
+    The example changed over time. `variant="1.0"` is the one of PyTorch 1.0, the version the paper
+    names: two 5x5 convolutions of 20 and 50 channels, 500 hidden units, 431,080 parameters.
+    `variant="2020"` is the later one: two 3x3 convolutions of 32 and 64 channels, one pooling,
+    dropout, 128 hidden units, 1,199,882 parameters.
     """
 
     first_layer = "relu1"
 
-    def __init__(self, *, in_channels: int = 1, classes: int = 10, normalize: Normalize | None = None, variant: str = "1.0") -> None:
+    def __init__(
+        self,
+        *,
+        in_channels: int = 1,
+        classes: int = 10,
+        normalize: Normalize | None = None,
+        variant: str = "1.0",
+    ) -> None:
         super().__init__()
         if variant not in ("1.0", "2020"):
             raise InputError(f"variant = {variant!r} of lenet must be '1.0' or '2020'")
@@ -47,14 +57,23 @@ class LeNet(nn.Module):
 
 
 class SmallCNN(nn.Module):
-    """SmallCNN for MNIST (TRADES, YOPO, ATTA): four valid 3x3 convolutions, three linear layers, 312,202 parameters.
+    """SmallCNN for MNIST (TRADES, YOPO, ATTA): four valid 3x3 convolutions, three linear layers,
+    312,202 parameters.
 
-    As in the references the last layer starts at exactly zero, so the first batch has no input gradient and is trained on its start.
+    As in the references the last layer starts at exactly zero, so the first batch has no input
+    gradient and is trained on its start.
     """
 
     first_layer = "relu1"
 
-    def __init__(self, *, in_channels: int = 1, classes: int = 10, normalize: Normalize | None = None, dropout: float = 0.5) -> None:
+    def __init__(
+        self,
+        *,
+        in_channels: int = 1,
+        classes: int = 10,
+        normalize: Normalize | None = None,
+        dropout: float = 0.5,
+    ) -> None:
         super().__init__()
         self.normalize = normalize or Normalize()
         self.conv1 = nn.Conv2d(in_channels, 32, 3)
@@ -83,11 +102,19 @@ class SmallCNN(nn.Module):
 
 
 class TinyCNN(nn.Module):
-    """Two strided 4x4 convolutions and two linear layers (the MNIST network of Wong et al. 2020): 166,406 parameters."""
+    """Two strided 4x4 convolutions and two linear layers (the MNIST network of Wong et al. 2020):
+    166,406 parameters."""
 
     first_layer = "relu1"
 
-    def __init__(self, *, in_channels: int = 1, classes: int = 10, normalize: Normalize | None = None, width: int = 16) -> None:
+    def __init__(
+        self,
+        *,
+        in_channels: int = 1,
+        classes: int = 10,
+        normalize: Normalize | None = None,
+        width: int = 16,
+    ) -> None:
         super().__init__()
         self.normalize = normalize or Normalize()
         self.conv1 = nn.Conv2d(in_channels, width, 4, stride=2, padding=1)

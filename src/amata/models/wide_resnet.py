@@ -1,6 +1,8 @@
-"""WideResNet for 32x32 images (Zagoruyko & Komodakis 2016, arXiv 1605.07146): WRN-34-10 of the robustness literature.
+"""WideResNet for 32x32 images (Zagoruyko & Komodakis 2016, arXiv 1605.07146): WRN-34-10 of the
+robustness literature.
 
-As in the TRADES family: pre-activation blocks, He initialisation, no dropout. Their extra stage that no forward pass uses is left out.
+As in the TRADES family: pre-activation blocks, He initialisation, no dropout. Their extra stage
+that no forward pass uses is left out.
 """
 
 import math
@@ -22,7 +24,9 @@ class WideBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.relu2 = nn.ReLU()
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.shortcut = nn.Conv2d(width_in, width, 1, stride=stride, bias=False) if width_in != width else None
+        self.shortcut = (
+            nn.Conv2d(width_in, width, 1, stride=stride, bias=False) if width_in != width else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.bn1(x))
@@ -36,7 +40,13 @@ class WideResNet(nn.Module):
     first_layer = "conv1"
 
     def __init__(
-        self, *, in_channels: int = 3, classes: int = 10, normalize: Normalize | None = None, depth: int = 34, widen: int = 10
+        self,
+        *,
+        in_channels: int = 3,
+        classes: int = 10,
+        normalize: Normalize | None = None,
+        depth: int = 34,
+        widen: int = 10,
     ) -> None:
         super().__init__()
         if (depth - 4) % 6 or depth < 10:
@@ -56,7 +66,13 @@ class WideResNet(nn.Module):
         self.linear = nn.Linear(widths[-1], classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
-                nn.init.normal_(module.weight, 0, math.sqrt(2 / (module.kernel_size[0] * module.kernel_size[1] * module.out_channels)))
+                nn.init.normal_(
+                    module.weight,
+                    0,
+                    math.sqrt(
+                        2 / (module.kernel_size[0] * module.kernel_size[1] * module.out_channels)
+                    ),
+                )
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Recipes: a training run as a TOML file, validated, with every default filled in and every error named by its place."""
+"""Recipes: a training run as a TOML file, validated, with every default filled in and every error
+named by its place."""
 
 import hashlib
 import json
@@ -24,11 +25,18 @@ __all__ = ["KEYED", "OPERATIONAL", "Recipe", "built_in", "load", "parse", "read_
 
 OPERATIONAL = frozenset(
     {
-        "data.root", "data.workers", "train.device", "train.engine", "train.deterministic", "train.keep_epochs", "train.save_minutes",
+        "data.root",
+        "data.workers",
+        "train.device",
+        "train.engine",
+        "train.deterministic",
+        "train.keep_epochs",
+        "train.save_minutes",
         "train.tensorboard",
     }
-)  # fmt: skip
-"""Keys that say how a run is carried out, not what it computes: they may change when it is resumed."""
+)
+"""Keys that say how a run is carried out, not what it computes: they may change when it is
+resumed."""
 
 KEYED = {"threat": "norm", "method": "name", "schedule": "name"}
 
@@ -53,25 +61,35 @@ class Recipe:
 
     @property
     def training_ball(self) -> "Ball":
-        """What training attacks stay in: the threat's ball, larger or smaller where the method has a reach."""
+        """What training attacks stay in: the threat's ball, larger or smaller where the method has
+        a reach."""
         return self.ball.scaled(getattr(self.method, "reach", 1.0))
 
     def to_toml(self) -> str:
         return tomli_w.dumps(
-            {section: {k: spelled(v) for k, v in table.items() if v is not None} for section, table in self.tables.items()}
+            {
+                section: {k: spelled(v) for k, v in table.items() if v is not None}
+                for section, table in self.tables.items()
+            }
         )
 
     def deciding(self) -> dict[str, dict[str, Any]]:
-        """The keys that decide what the run computes, without those that say where and how it is carried out."""
+        """The keys that decide what the run computes, without those that say where and how it is
+        carried out."""
         return _deciding(self.tables)
 
     def fingerprint(self) -> str:
-        """A hash of everything that decides what the run computes. Defaults are left out, so that a key added later changes nothing."""
-        return hashlib.sha256(json.dumps(_deciding(self.chosen), sort_keys=True).encode()).hexdigest()[:16]
+        """A hash of everything that decides what the run computes. Defaults are left out, so that a
+        key added later changes nothing."""
+        return hashlib.sha256(
+            json.dumps(_deciding(self.chosen), sort_keys=True).encode()
+        ).hexdigest()[:16]
 
 
 def _deciding(tables: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    kept = {s: {k: v for k, v in t.items() if f"{s}.{k}" not in OPERATIONAL} for s, t in tables.items()}
+    kept = {
+        s: {k: v for k, v in t.items() if f"{s}.{k}" not in OPERATIONAL} for s, t in tables.items()
+    }
     return {s: t for s, t in kept.items() if t}
 
 
@@ -88,7 +106,10 @@ def load(name_or_path: str | Path, overrides: Sequence[str] | str = ()) -> Recip
     if text.endswith(".toml") or "/" in text:
         path = Path(text)
         if (path / "recipe.toml").is_file():
-            raise InputError(f"{path} is a run folder: `amata train --resume {path}` goes on with it, and {path}/recipe.toml is its recipe")
+            raise InputError(
+                f"{path} is a run folder: `amata train --resume {path}` goes on with it, and "
+                f"{path}/recipe.toml is its recipe"
+            )
         if not path.is_file():
             raise InputError(f"no recipe file {path}; `amata recipes` lists the built-in ones")
         source, name = path.read_text(), path.stem
@@ -117,17 +138,28 @@ def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Reci
     from amata.threat import BALLS
 
     # A key without a value, as in the tables of another recipe, is a key that was not given.
-    raw = {s: {k: v for k, v in t.items() if v is not None} if isinstance(t, dict) else t for s, t in raw.items()}
+    raw = {
+        s: {k: v for k, v in t.items() if v is not None} if isinstance(t, dict) else t
+        for s, t in raw.items()
+    }
     for override in sorted(overrides, key=lambda text: not _renames(text)):
         _override(raw, override)
-    registries: dict[str, dict[str, Any]] = {"threat": dict(BALLS), "method": METHODS, "schedule": SCHEDULES}
+    registries: dict[str, dict[str, Any]] = {
+        "threat": dict(BALLS),
+        "method": METHODS,
+        "schedule": SCHEDULES,
+    }
     kinds = []
     for section, registry in registries.items():
         table, key = raw.get(section), KEYED[section]
         if not isinstance(table, dict) or key not in table:
-            raise InputError(f"recipe {name}: [{section}] needs the key {key}; {nearest('', registry)}")
+            raise InputError(
+                f"recipe {name}: [{section}] needs the key {key}; {nearest('', registry)}"
+            )
         if not isinstance(table[key], str) or table[key] not in registry:
-            raise InputError(f"recipe {name}: {section}.{key}: {unknown(section, str(table[key]), registry)}")
+            raise InputError(
+                f"recipe {name}: {section}.{key}: {unknown(section, str(table[key]), registry)}"
+            )
         kinds.append(schema.table_of(registry[table[key]], key, table[key]))
     model = schema.recipe_of(*kinds)
     try:
@@ -175,7 +207,8 @@ def _override(raw: dict[str, Any], text: str) -> None:
         table = table if parent is None else table.setdefault(parent, {})
         if not isinstance(table, dict):
             raise InputError(f"--set {text!r}: {path.strip()} lies inside a value that is no table")
-    # Naming another schedule or method starts its table afresh: the old one's keys mean nothing to it.
+    # Naming another schedule or method starts its table afresh: the old one's keys mean nothing to
+    # it.
     if _renames(text) and table.get(key) != parsed:
         table.clear()
     table[leaf] = parsed

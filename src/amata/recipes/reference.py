@@ -41,22 +41,48 @@ def sections() -> list[Section]:
     for table in ("data", "model", "threat", "method", "schedule", "optim", "train", "eval"):
         if table in STATIC:
             fields = STATIC[table].model_fields
-            found.append(Section(table, None, "", _keys(STATIC[table], {k: f.description or "" for k, f in fields.items()})))
+            found.append(
+                Section(
+                    table,
+                    None,
+                    "",
+                    _keys(STATIC[table], {k: f.description or "" for k, f in fields.items()}),
+                )
+            )
             continue
-        registry: dict[str, type] = {"threat": dict(BALLS), "method": METHODS, "schedule": SCHEDULES}[table]
+        registry: dict[str, type] = {
+            "threat": dict(BALLS),
+            "method": METHODS,
+            "schedule": SCHEDULES,
+        }[table]
         for name, cls in registry.items():
-            text = inspect.getdoc(inspect.getmodule(cls)) if table == "method" else inspect.getdoc(cls)
-            keys = [key for key in _keys(table_of(cls, KEYED[table], name), _field_docs(cls)) if key.name != KEYED[table]]
-            found.append(Section(table, name, (text or "").splitlines()[0], keys))
+            text = (
+                inspect.getdoc(inspect.getmodule(cls)) if table == "method" else inspect.getdoc(cls)
+            )
+            keys = [
+                key
+                for key in _keys(table_of(cls, KEYED[table], name), _field_docs(cls))
+                if key.name != KEYED[table]
+            ]
+            about = " ".join((text or "").split("\n\n")[0].split())
+            found.append(Section(table, name, about, keys))
     return found
 
 
 def _field_docs(cls: type) -> dict[str, str]:
     """The strings that stand below the fields of a class."""
-    (body,) = (node.body for node in ast.parse(textwrap.dedent(inspect.getsource(cls))).body if isinstance(node, ast.ClassDef))
+    (body,) = (
+        node.body
+        for node in ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+        if isinstance(node, ast.ClassDef)
+    )
     docs = {}
     for field, below in pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(below, ast.Expr)
+        ):
             docs[field.target.id] = ast.literal_eval(below.value)
     return docs
 
@@ -65,7 +91,13 @@ def _keys(table: Any, docs: dict[str, str]) -> list[Key]:
     schema = table.model_json_schema()
     required = schema.get("required", [])
     return [
-        Key(name, _values(said), _default(said.get("default")), name in required, " ".join(docs.get(name, "").split()))
+        Key(
+            name,
+            _values(said),
+            _default(said.get("default")),
+            name in required,
+            " ".join(docs.get(name, "").split()),
+        )
         for name, said in schema["properties"].items()
     ]
 
@@ -82,10 +114,27 @@ def _values(said: dict[str, Any]) -> str:
         *most, last = (json.dumps(v) for v in said["enum"])
         return f"{', '.join(most)} or {last}"
     # Behind a validator of our own, pydantic keeps its short names.
-    limits = {"minimum": "from {}", "ge": "from {}", "exclusiveMinimum": "above {}", "gt": "above {}", "lt": "below {}"}
-    words = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text", "object": "table"}
+    limits = {
+        "minimum": "from {}",
+        "ge": "from {}",
+        "exclusiveMinimum": "above {}",
+        "gt": "above {}",
+        "lt": "below {}",
+    }
+    words = {
+        "integer": "whole number",
+        "number": "number",
+        "boolean": "true or false",
+        "string": "text",
+        "object": "table",
+    }
     if said["type"] == "array":
-        inner = {"integer": "whole numbers", "number": "numbers", "string": "texts", "array": "pairs"}
+        inner = {
+            "integer": "whole numbers",
+            "number": "numbers",
+            "string": "texts",
+            "array": "pairs",
+        }
         return f"list of {inner[said['items']['type']]}"
     bounds = " ".join(text.format(said[key]) for key, text in limits.items() if key in said)
     return f"{words[said['type']]} {bounds}".strip()

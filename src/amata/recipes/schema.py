@@ -1,4 +1,5 @@
-"""What a recipe may say. One class per table; the tables [threat], [method] and [schedule] are the fields of the object they name."""
+"""What a recipe may say. One class per table; the tables [threat], [method] and [schedule] are the
+fields of the object they name."""
 
 import dataclasses
 from functools import cache, partial
@@ -50,7 +51,8 @@ class Data(Table):
 
 class Model(Table):
     name: str
-    """A built-in network, `timm/NAME`, or `package.module:callable`, whose in_channels and classes or num_classes are filled in."""
+    """A built-in network, `timm/NAME`, or `package.module:callable`, whose in_channels and classes
+    or num_classes are filled in."""
     args: dict[str, Any] = {}
     """What else is handed to the network, as {stem = "small"}."""
     mean: list[Number] | None = None
@@ -65,7 +67,8 @@ class Model(Table):
 
 class Optim(Table):
     name: Literal["sgd", "adamw", "muon"] = "sgd"
-    """The optimiser. muon makes updates of hidden weight matrices and filters orthogonal, and is sgd for the rest."""
+    """The optimiser. muon makes updates of hidden weight matrices and filters orthogonal, and is
+    sgd for the rest."""
     lr: Positive = 0.1
     """The learning rate, at its highest."""
     momentum: Share = 0.9
@@ -73,7 +76,8 @@ class Optim(Table):
     nesterov: bool = False
     """Of sgd and muon."""
     weight_decay: Annotated[float, BeforeValidator(number), Field(ge=0)] = 5e-4
-    """The pull of weights towards 0: in sgd a part of the gradient, in adamw and muon times the rate."""
+    """The pull of weights towards 0: in sgd a part of the gradient, in adamw and muon times the
+    rate."""
     decay_all: bool = True
     """Whether weight decay also pulls on biases and BatchNorm; the references do."""
     rate: Literal["constant", "piecewise", "one-cycle", "cosine"] = "constant"
@@ -112,9 +116,11 @@ class Train(Table):
     deterministic: bool = False
     """Whether only kernels are used that give the same bits every time; slower on a GPU."""
     accumulate: Count = 1
-    """Parts in which a batch is trained on before one update, where it does not fit into memory as a whole."""
+    """Parts in which a batch is trained on before one update, where it does not fit into memory as
+    a whole."""
     sync_bn: bool = False
-    """Whether BatchNorm sees the whole batch where several processes share it, not each its part."""
+    """Whether BatchNorm sees the whole batch where several processes share it, not each its
+    part."""
     attack_mode: Literal["eval", "train"] = "eval"
     """The mode of BatchNorm and dropout during the attack."""
     valid_attack: str = "pgd-10"
@@ -122,8 +128,9 @@ class Train(Table):
     valid_every: Count = 1
     """Epochs between two looks at the held-out images."""
     guard: Literal["rollback", "stop", "ignore"] = "rollback"
-    """What to do when training goes wrong, as seen on held-out images: a single-step method collapses (catastrophic overfitting), or the
-    network falls back to guessing. rollback goes back an epoch and on with one more step, or half the learning rate."""
+    """What to do when training goes wrong, as seen on held-out images: a single-step method
+    collapses (catastrophic overfitting), or the network falls back to guessing. rollback goes back
+    an epoch and on with one more step, or half the learning rate."""
     keep_epochs: bool = False
     """Whether the state at the start of every epoch is kept, as `amata criterion` needs it."""
     save_minutes: Positive = 5.0
@@ -134,7 +141,8 @@ class Train(Table):
 
 class Eval(Table):
     attacks: list[str] = ["clean", "pgd-20"]
-    """What the trained model is tested with: clean, fgsm, pgd-K, pgd-K-RESTARTS, cw-pgd-K, cw-l2-K, autoattack, each also with @IMAGES."""
+    """What the trained model is tested with: clean, fgsm, pgd-K, pgd-K-RESTARTS, cw-pgd-K, cw-l2-K,
+    autoattack, each also with @IMAGES."""
     step_size: Positive | None = None
     """Step of the PGD attacks; 2.5 eps / K unless given."""
     cw_c: Positive = 1.0
@@ -147,12 +155,19 @@ class Eval(Table):
     """Test on the first so many images alone."""
 
 
-STATIC: dict[str, type[Table]] = {"data": Data, "model": Model, "optim": Optim, "train": Train, "eval": Eval}
+STATIC: dict[str, type[Table]] = {
+    "data": Data,
+    "model": Model,
+    "optim": Optim,
+    "train": Train,
+    "eval": Eval,
+}
 
 
 @cache  # pydantic takes its time to make a class
 def table_of(cls: type, key: str, name: str) -> type[BaseModel]:
-    """The recipe table whose keys are the fields of a dataclass; floats may be written "8/255". `key` names the class itself."""
+    """The recipe table whose keys are the fields of a dataclass; floats may be written "8/255".
+    `key` names the class itself."""
     hints = get_type_hints(cls)
     fields: dict[str, Any] = {key: (Literal[name], ...)}
     for f in dataclasses.fields(cls):
@@ -167,9 +182,18 @@ def table_of(cls: type, key: str, name: str) -> type[BaseModel]:
 
 
 @cache
-def recipe_of(threat: type[BaseModel], method: type[BaseModel], schedule: type[BaseModel]) -> type[BaseModel]:
+def recipe_of(
+    threat: type[BaseModel], method: type[BaseModel], schedule: type[BaseModel]
+) -> type[BaseModel]:
     """The whole recipe, with these three tables among the others."""
-    static: dict[str, Any] = {name: (kind, ... if name in ("data", "model") else kind()) for name, kind in STATIC.items()}
-    tables = {**static, "threat": (threat, ...), "method": (method, ...), "schedule": (schedule, ...)}
+    static: dict[str, Any] = {
+        name: (kind, ... if name in ("data", "model") else kind()) for name, kind in STATIC.items()
+    }
+    tables = {
+        **static,
+        "threat": (threat, ...),
+        "method": (method, ...),
+        "schedule": (schedule, ...),
+    }
     order = ("data", "model", "threat", "method", "schedule", "optim", "train", "eval")
     return create_model("Recipe", __base__=Table, **{name: tables[name] for name in order})

@@ -1,1 +1,2 @@
-"""What people look at. This room is handed plain results and knows nothing of how they came about."""
+"""What people look at. This room is handed plain results and knows nothing of how they came
+about."""

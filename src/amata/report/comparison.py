@@ -1,4 +1,5 @@
-"""The figures of a comparison: one panel each, so that they can stand side by side on a wide page and one above the other on a phone."""
+"""The figures of a comparison: one panel each, so that they can stand side by side on a wide page
+and one above the other on a phone."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -7,13 +8,15 @@ from typing import Any, NamedTuple
 from amata.report.figures import INK, SERIES, figure
 
 SMOOTHING = 0.6
-"""The weight of the past in a smoothed curve, as in TensorBoard; less where a curve has few points, which it would only drag behind."""
+"""The weight of the past in a smoothed curve, as in TensorBoard; less where a curve has few points,
+which it would only drag behind."""
 
 SIZE = (4.6, 3.1)
 
 
 class Picture(NamedTuple):
-    """A figure that was drawn: its file's stem, what it shows, and the same in words for those who cannot see it."""
+    """A figure that was drawn: its file's stem, what it shows, and the same in words for those who
+    cannot see it."""
 
     name: str
     title: str
@@ -23,7 +26,10 @@ class Picture(NamedTuple):
 
 def smoothing(result: dict[str, Any]) -> float:
     """The weight for all curves of a comparison."""
-    return min(SMOOTHING, max(len([p for p in c["points"] if p["clean"] is not None]) for c in result["curves"]) / 50)
+    return min(
+        SMOOTHING,
+        max(len([p for p in c["points"] if p["clean"] is not None]) for c in result["curves"]) / 50,
+    )
 
 
 def smooth(values: Sequence[float], weight: float) -> list[float]:
@@ -42,10 +48,44 @@ def comparison_pictures(result: dict[str, Any], folder: Path) -> list[Picture]:
     drawn = []
     if any(p["robust"] is not None for c in result["curves"] for p in c["points"]):
         drawn = [
-            _curves(result, folder, "robust-time", "Robust error against training time", seconds, "robust", robust, target=True),
-            _curves(result, folder, "clean-time", "Clean error against training time", seconds, "clean", clean),
-            _curves(result, folder, "robust-cost", "Robust error against gradient evaluations", cost, "robust", robust, target=True),
-            _curves(result, folder, "clean-cost", "Clean error against gradient evaluations", cost, "clean", clean),
+            _curves(
+                result,
+                folder,
+                "robust-time",
+                "Robust error against training time",
+                seconds,
+                "robust",
+                robust,
+                target=True,
+            ),
+            _curves(
+                result,
+                folder,
+                "clean-time",
+                "Clean error against training time",
+                seconds,
+                "clean",
+                clean,
+            ),
+            _curves(
+                result,
+                folder,
+                "robust-cost",
+                "Robust error against gradient evaluations",
+                cost,
+                "robust",
+                robust,
+                target=True,
+            ),
+            _curves(
+                result,
+                folder,
+                "clean-cost",
+                "Clean error against gradient evaluations",
+                cost,
+                "clean",
+                clean,
+            ),
         ]
     drawn += [
         _steps(result, folder, "steps", "Inner steps K", "steps", "inner steps K"),
@@ -74,12 +114,21 @@ def _lines(result: dict[str, Any]) -> list[Line]:
     for index, row in enumerate(result["rows"]):
         colour, marker = SERIES[index % len(SERIES)]
         style = ("-", "--", ":", "-.")[index // len(SERIES) % 4]
-        found.append(Line(_plain(row["recipe"]), colour, marker, style, [c for c in result["curves"] if c["recipe"] == row["recipe"]]))
+        found.append(
+            Line(
+                _plain(row["recipe"]),
+                colour,
+                marker,
+                style,
+                [c for c in result["curves"] if c["recipe"] == row["recipe"]],
+            )
+        )
     return found
 
 
 def _plain(name: str) -> str:
-    """A name that matplotlib takes as it is: it would read $ as mathematics and leave out what begins with _."""
+    """A name that matplotlib takes as it is: it would read $ as mathematics and leave out what
+    begins with _."""
     return " " * name.startswith("_") + name.replace("$", r"\$")
 
 
@@ -96,7 +145,15 @@ def _draw(folder: Path, name: str, title: str, words: str, paint: Callable[[Any]
 
 
 def _curves(
-    result: dict[str, Any], folder: Path, name: str, title: str, x: tuple[str, str], y: str, label: str, *, target: bool = False
+    result: dict[str, Any],
+    folder: Path,
+    name: str,
+    title: str,
+    x: tuple[str, str],
+    y: str,
+    label: str,
+    *,
+    target: bool = False,
 ) -> Picture:
     """Error against time or cost: each seed's points faint, its smoothed course strong."""
     key, axis = x
@@ -116,11 +173,26 @@ def _curves(
                     words.append(f"{line.label} ends at {ys[-1]:.1f}% after {_amount(xs[-1], key)}")
                 for event in curve["events"]:
                     at = [p[key] for p in curve["points"] if p["epoch"] == event["epoch"]]
-                    ax.plot(at, [0.02] * len(at), "x", color=line.colour, ms=7, transform=ax.get_xaxis_transform(), clip_on=False)
+                    ax.plot(
+                        at,
+                        [0.02] * len(at),
+                        "x",
+                        color=line.colour,
+                        ms=7,
+                        transform=ax.get_xaxis_transform(),
+                        clip_on=False,
+                    )
         if target and result["target"]:
             level = 100 * (1 - result["target"])
             ax.axhline(level, color=INK, lw=0.9, ls="--", alpha=0.6)
-            ax.annotate(f"target {level:.4g}%", (0.01, level), xycoords=("axes fraction", "data"), ha="left", va="bottom", fontsize=8)
+            ax.annotate(
+                f"target {level:.4g}%",
+                (0.01, level),
+                xycoords=("axes fraction", "data"),
+                ha="left",
+                va="bottom",
+                fontsize=8,
+            )
         ax.set(xlabel=axis, ylabel=label, xlim=(0, None))
         if key == "grad_evals":
             ax.ticklabel_format(axis="x", style="sci", scilimits=(0, 4), useMathText=True)
@@ -132,7 +204,8 @@ def _curves(
 
 def _epochs(ax: Any, label: str, lines: Sequence[Line]) -> None:
     last = max(p["epoch"] + 1 for line in lines for c in line.curves for p in c["points"])
-    ax.set(xlabel="epoch", ylabel=label, ylim=(0, 1.25 * ax.get_ylim()[1]), xlim=(0.5, last + 0.5))  # with room for the legend
+    # with room for the legend
+    ax.set(xlabel="epoch", ylabel=label, ylim=(0, 1.25 * ax.get_ylim()[1]), xlim=(0.5, last + 0.5))
     ax.xaxis.get_major_locator().set_params(integer=True)
     _legend(ax, lines)
 
@@ -141,7 +214,9 @@ def _amount(value: float, key: str) -> str:
     return f"{value:,.0f} s" if key == "train_seconds" else f"{value:,.0f} gradient evaluations"
 
 
-def _steps(result: dict[str, Any], folder: Path, name: str, title: str, key: str, label: str) -> Picture:
+def _steps(
+    result: dict[str, Any], folder: Path, name: str, title: str, key: str, label: str
+) -> Picture:
     """What the schedule gave, or chose, for each epoch; of the first seed."""
     lines = _lines(result)
 
@@ -153,7 +228,11 @@ def _steps(result: dict[str, Any], folder: Path, name: str, title: str, key: str
             ax.plot(xs, ys, line.marker, color=line.colour, ms=3.5)
         _epochs(ax, label, lines)
 
-    ranges = [f"{line.label} from {line.curves[0]['points'][0][key]:.4g} to {line.curves[0]['points'][-1][key]:.4g}" for line in lines]
+    ranges = [
+        f"{line.label} from {line.curves[0]['points'][0][key]:.4g} to "
+        f"{line.curves[0]['points'][-1][key]:.4g}"
+        for line in lines
+    ]
     return _draw(folder, name, title, f"{title} over epochs: {'; '.join(ranges)}.", paint)
 
 
@@ -163,12 +242,17 @@ def _loss(result: dict[str, Any], folder: Path) -> Picture:
     def paint(ax: Any) -> None:
         for line in lines:
             for curve in line.curves:
-                xs, ys = [p["epoch"] + 1 for p in curve["points"]], [p["loss"] for p in curve["points"]]
+                xs, ys = (
+                    [p["epoch"] + 1 for p in curve["points"]],
+                    [p["loss"] for p in curve["points"]],
+                )
                 ax.plot(xs, ys, **line.look, marker=line.marker, ms=3, lw=1.4, alpha=0.8)
         _epochs(ax, "loss on attacked images", lines)
 
     ends = [f"{line.label} ends at {line.curves[0]['points'][-1]['loss']:.3f}" for line in lines]
-    return _draw(folder, "loss", "Training loss", f"Training loss over epochs: {'; '.join(ends)}.", paint)
+    return _draw(
+        folder, "loss", "Training loss", f"Training loss over epochs: {'; '.join(ends)}.", paint
+    )
 
 
 def _criterion(result: dict[str, Any], folder: Path) -> Picture:
@@ -183,4 +267,10 @@ def _criterion(result: dict[str, Any], folder: Path) -> Picture:
         _epochs(ax, "gap to the best control", lines)
 
     words = "; ".join(f"{m['run']} {m['c']:.2f}" for m in result["criterion"])
-    return _draw(folder, "criterion", "Criterion C", f"The optimal-control criterion C, lower is nearer to optimal: {words}.", paint)
+    return _draw(
+        folder,
+        "criterion",
+        "Criterion C",
+        f"The optimal-control criterion C, lower is nearer to optimal: {words}.",
+        paint,
+    )

@@ -1,54 +1,25 @@
-"""A comparison as one HTML page that needs nothing else: no network, no script; readable in light and dark, on a phone and on paper."""
+"""A comparison as one HTML page that needs nothing else: no network, no script; readable in light
+and dark, on a phone and on paper."""
 
 import re
 from collections.abc import Sequence
 from html import escape
+from importlib import resources
 from typing import Any
 
 from amata.quantity import spelled
 from amata.report.comparison import Picture, smoothing
 from amata.report.figures import INK
-from amata.report.tables import Cell, difference_table, environment_table, first_line, flat, result_table
+from amata.report.tables import (
+    Cell,
+    difference_table,
+    environment_table,
+    first_line,
+    flat,
+    result_table,
+)
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1f2328; --soft: #57606a; --line: #d0d7de; --page: #ffffff; --card: #f6f8fa; --mark: #c2410c; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6edf3; --soft: #9ba5b0; --line: #30363d; --page: #0d1117; --card: #161b22; --mark: #ff8a4c; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.5rem clamp(0.9rem, 3vw, 2.5rem) 3rem; max-width: 96rem; background: var(--page); color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-h1 { font-size: clamp(1.5rem, 4vw, 2.1rem); line-height: 1.2; margin: 0.2em 0; } h2 { font-size: 1.2rem; margin: 2.2rem 0 0.6rem; }
-p, ul { max-width: 60rem; } .soft { color: var(--soft); } a { color: inherit; }
-.headline { font-size: 1.15rem; } .headline b { color: var(--mark); }
-.warn { border-left: 4px solid var(--mark); padding: 0.1rem 0 0.1rem 0.9rem; margin: 0.8rem 0; max-width: 60rem; }
-.wide { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px; }
-.wide:focus-visible, summary:focus-visible { outline: 2px solid var(--mark); outline-offset: 2px; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.45rem 0.7rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top; white-space: nowrap; }
-tr:last-child > * { border-bottom: 0; } th { font-weight: 600; background: var(--card); white-space: normal; vertical-align: bottom; }
-td.text, th.text { text-align: left; }
-.prose td { white-space: normal; overflow-wrap: anywhere; }
-tbody th { background: none; font-weight: 500; vertical-align: top; overflow-wrap: anywhere; }
-small { color: var(--soft); display: block; white-space: normal; font-weight: 400; }
-.figures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 25rem), 1fr)); }
-figure { margin: 0; padding: 0.8rem; border: 1px solid var(--line); border-radius: 8px; min-width: 0; }
-figcaption { font-weight: 600; margin-bottom: 0.3rem; }
-figure svg { width: 100%; height: auto; display: block; color: var(--ink); } svg text { font-family: inherit; }
-details { margin: 0.6rem 0; } summary { cursor: pointer; }
-@media screen and (max-width: 70rem) { .cards { font-size: 0.92rem; } .cards th, .cards td { padding: 0.4rem; } }
-@media screen and (max-width: 40rem) {  /* a phone: a row is a card, each of its numbers with its column's name */
-  .cards { overflow: visible; border: 0; }
-  .cards thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
-  .cards table, .cards tbody { display: block; }
-  .cards tr { display: grid; grid-template-columns: 1fr 1fr; border: 1px solid var(--line); border-radius: 8px; margin-bottom: 0.8rem; }
-  .cards tr > * { border-bottom: 0; } .cards tbody th { grid-column: 1 / -1; background: var(--card); border-radius: 8px 8px 0 0; }
-  .cards td { text-align: left; white-space: normal; }
-  .cards td::before { content: attr(data-label); display: block; color: var(--soft); font-size: 0.85rem; } }
-code { font: 0.9em ui-monospace, SFMono-Regular, Menlo, monospace; }
-@media print { :root { --ink: #000; --soft: #444; --line: #bbb; --page: #fff; --card: #f3f3f3; --mark: #9a3412; }
-  body { max-width: none; padding: 0; font-size: 10.5pt; } .wide { overflow: visible; } figure, tr { break-inside: avoid; }
-  .figures { grid-template-columns: 1fr 1fr; } td, th { padding: 0.25rem 0.4rem; white-space: normal; overflow-wrap: anywhere; } }
-"""
+STYLE = resources.files("amata.report").joinpath("style.css").read_text()
 
 
 def page(result: dict[str, Any], pictures: Sequence[Picture], title: str) -> str:
@@ -72,27 +43,37 @@ def page(result: dict[str, Any], pictures: Sequence[Picture], title: str) -> str
         else "<p>Nothing but their names.</p>",
         "<h2>Where and how it was measured</h2>",
         _table(environment_table(result), "Environment", prose=True),
-        f'<p class="soft">Order of the runs: {escape(", ".join(result["order"]))}. Time is training time alone, by a synchronised clock; '
+        f'<p class="soft">Order of the runs: {escape(", ".join(result["order"]))}. Time is '
+        "training time alone, by a synchronised clock; "
         "compiling and validation are not in it.</p>",
     ]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<title>{escape(title)}</title>\n<link rel="icon" href="data:,">\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n'
+        f'<title>{escape(title)}</title>\n<link rel="icon" '
+        f'href="data:,">\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n'
         + "\n".join(part for part in parts if part)
         + "\n</main>\n</body>\n</html>\n"
     )
 
 
 def _table(table: list[list[Cell]], caption: str, *, prose: bool = False) -> str:
-    """A table whose first column names its rows; the others hold numbers, or prose. Roles are told, because a browser forgets that a
-    table is one where its rows are laid out as cards."""
+    """A table whose first column names its rows; the others hold numbers, or prose. Roles are told,
+    because a browser forgets that a table is one where its rows are laid out as cards."""
 
     def cell(value: Cell, column: int, tag: str, role: str) -> str:
-        small = f"<small>{_unbroken(value[1])}</small>" if not isinstance(value, str) and value[1] else ""
+        small = (
+            f"<small>{_unbroken(value[1])}</small>"
+            if not isinstance(value, str) and value[1]
+            else ""
+        )
         kind = ' class="text"' if prose or column == 0 else ""
         scope = {"columnheader": ' scope="col"', "rowheader": ' scope="row"'}.get(role, "")
-        label = f' data-label="{escape(flat(table[0][column]))}"' if role == "cell" and not prose else ""
+        label = (
+            f' data-label="{escape(flat(table[0][column]))}"'
+            if role == "cell" and not prose
+            else ""
+        )
         first = escape(first_line(value))
         if small and role == "columnheader":  # an attack's name
             first = first.replace("-", "&#8209;").replace("@", "<wbr>@")
@@ -100,12 +81,19 @@ def _table(table: list[list[Cell]], caption: str, *, prose: bool = False) -> str
 
     head = "".join(cell(value, i, "th", "columnheader") for i, value in enumerate(table[0]))
     names = [cell(row[0], 0, "th", "rowheader") for row in table[1:]]
-    values = ["".join(cell(value, i, "td", "cell") for i, value in enumerate(row) if i) for row in table[1:]]
-    body = "".join(f'<tr role="row">{name}{rest}</tr>' for name, rest in zip(names, values, strict=True))
+    values = [
+        "".join(cell(value, i, "td", "cell") for i, value in enumerate(row) if i)
+        for row in table[1:]
+    ]
+    body = "".join(
+        f'<tr role="row">{name}{rest}</tr>' for name, rest in zip(names, values, strict=True)
+    )
     kind = "wide prose" if prose else "wide cards"
     return (
-        f'<div class="{kind}" tabindex="0" role="region" aria-label="{escape(caption)}"><table role="table">'
-        f'<thead role="rowgroup"><tr role="row">{head}</tr></thead><tbody role="rowgroup">{body}</tbody></table></div>'
+        f'<div class="{kind}" tabindex="0" role="region" aria-label="{escape(caption)}"><table '
+        'role="table">'
+        f'<thead role="rowgroup"><tr role="row">{head}</tr></thead><tbody '
+        f'role="rowgroup">{body}</tbody></table></div>'
     )
 
 
@@ -123,7 +111,13 @@ def _figure(picture: Picture) -> str:
     svg = re.sub(r'\bid="', f'id="{picture.name}-', svg)
     svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{picture.name}-", svg)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
-    svg = re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"|<svg ([^>]*?)height="[^"]*"( [^>]*?)width="[^"]*"', _unsized, svg, count=1)
+    svg = re.sub(
+        r'<svg ([^>]*?)width="[^"]*" height="[^"]*"|<svg ([^>]*?)height="[^"]*"( '
+        r'[^>]*?)width="[^"]*"',
+        _unsized,
+        svg,
+        count=1,
+    )
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(picture.words)}" ', 1)
     return f"<figure><figcaption>{escape(picture.title)}</figcaption>{svg}</figure>"
 
@@ -137,12 +131,16 @@ SPOKEN_OF = 3
 
 
 def _headline(result: dict[str, Any]) -> str:
-    """The comparison in a sentence or two: each recipe, by its own worst attack, against the first."""
+    """The comparison in a sentence or two: each recipe, by its own worst attack, against the
+    first."""
     first, *others = result["rows"]
     worst = _worst(first)
     words = []
     for row in others[:SPOKEN_OF]:
-        spent = f"{escape(row['recipe'])} trained with {row['cost_ratio']:.2f} of the gradient evaluations of {escape(first['recipe'])}"
+        spent = (
+            f"{escape(row['recipe'])} trained with {row['cost_ratio']:.2f} of the gradient "
+            f"evaluations of {escape(first['recipe'])}"
+        )
         if row["speedup"] and result["times_comparable"]:
             spent += f", <b>{row['speedup']:.2f} times</b> as fast"
         attack = _worst(row)
@@ -157,12 +155,15 @@ def _headline(result: dict[str, Any]) -> str:
             else f"as {escape(first['recipe'])} does"
         )
         words.append(
-            f"{spent}, and stands at <b>{100 * mine['accuracy']:.1f}%</b> under the attack that hurts it most "
-            f"({escape(attack)}), {compared} under its own ({escape(worst)}){_overlap(mine, theirs)}."
+            f"{spent}, and stands at <b>{100 * mine['accuracy']:.1f}%</b> under the attack "
+            "that hurts it most "
+            f"({escape(attack)}), {compared} under its own "
+            f"({escape(worst)}){_overlap(mine, theirs)}."
         )
     if not others and worst is not None:
         words.append(
-            f"{escape(first['recipe'])} stands at <b>{100 * first['accuracies'][worst]['accuracy']:.1f}%</b> under {escape(worst)}, "
+            f"{escape(first['recipe'])} stands at "
+            f"<b>{100 * first['accuracies'][worst]['accuracy']:.1f}%</b> under {escape(worst)}, "
             "the attack that hurts it most."
         )
     if len(others) > SPOKEN_OF:
@@ -182,40 +183,53 @@ def _worst(row: dict[str, Any]) -> str | None:
 
 def _setting(result: dict[str, Any]) -> str:
     threat = result["threat"]
-    where = f"one process on {result['environment']['device']}, one run after the other" if result["together"] else "runs made apart"
+    where = (
+        f"one process on {result['environment']['device']}, one run after the other"
+        if result["together"]
+        else "runs made apart"
+    )
     return f"Data {result['data']}, threat {threat['norm']} of {spelled(threat['eps'])}; {where}."
 
 
 def _reading(result: dict[str, Any]) -> str:
     goal = (
-        f"{100 * result['target']:.4g}% under {result['valid_attack']} on {result['valid_n']:,} held-out images" if result["target"] else ""
+        f"{100 * result['target']:.4g}% under {result['valid_attack']} on "
+        f"{result['valid_n']:,} held-out images"
+        if result["target"]
+        else ""
     )
     target = f" The target, {goal}, is {result['target_source']}." if goal else ""
     chosen = any(epoch is not None for row in result["rows"] for epoch in row["best_epochs"])
     kept = "best on held-out images" if chosen else "last, as nothing was held out to choose by"
     images = " or ".join(f"{n:,}" for n in result["images"])
     return (
-        f"Accuracies on {images} test images, with 95% intervals: over images for one seed; over seeds and images, in quadrature, "
-        f"for several. The model that is tested is the {kept}.{target} Speed-ups are against the first row."
+        f"Accuracies on {images} test images, with 95% intervals: over images for one seed; "
+        "over seeds and images, in quadrature, "
+        f"for several. The model that is tested is the {kept}.{target} Speed-ups are against "
+        "the first row."
     )
 
 
 def _about_curves(result: dict[str, Any]) -> str:
     seeds = (
-        "Each seed has its own line, but for K and α, which are the first seed's." if len(result["curves"]) > len(result["rows"]) else ""
+        "Each seed has its own line, but for K and α, which are the first seed's."
+        if len(result["curves"]) > len(result["rows"])
+        else ""
     )
     if not any(p["clean"] is not None for c in result["curves"] for p in c["points"]):
         return f"Nothing was held out, so there are no errors to draw. {seeds}"
     return (
-        f"Errors are on {result['valid_n']:,} held-out images, robust ones under {result['valid_attack']}. Faint points are single "
-        f"validations; strong lines are smoothed by an exponential moving average (weight {smoothing(result):.2g}) that starts unbiased. "
-        + seeds
+        f"Errors are on {result['valid_n']:,} held-out images, robust ones under "
+        f"{result['valid_attack']}. Faint points are single "
+        "validations; strong lines are smoothed by an exponential moving average (weight "
+        f"{smoothing(result):.2g}) that starts unbiased. " + seeds
     )
 
 
 def _events(result: dict[str, Any]) -> str:
     lines = [
-        f"<li>{escape(c['run'])}, epoch {e['epoch'] + 1}: {escape(e['event'])}, {escape(e['action'])} "
+        f"<li>{escape(c['run'])}, epoch {e['epoch'] + 1}: {escape(e['event'])}, "
+        f"{escape(e['action'])} "
         f"({100 * e['before']:.1f}% to {100 * e['after']:.1f}%){_remedy(e)}</li>"
         for c in result["curves"]
         for e in c["events"]

@@ -11,19 +11,40 @@ Cell = str | tuple[str, str]
 
 
 def result_table(result: dict[str, Any]) -> list[list[Cell]]:
-    target = f"time to {100 * result['target']:.4g}% (s)" if result["target"] else "time to target (s)"
+    target = (
+        f"time to {100 * result['target']:.4g}% (s)" if result["target"] else "time to target (s)"
+    )
     rows: list[list[Cell]] = [
-        ["recipe", *((a, "%") for a in result["attacks"]), "training (s)", "gradient evaluations", target, "speed-up"]
+        [
+            "recipe",
+            *((a, "%") for a in result["attacks"]),
+            "training (s)",
+            "gradient evaluations",
+            target,
+            "speed-up",
+        ]
     ]
     for row in result["rows"]:
-        cells: list[Cell] = [(row["recipe"], f"{len(row['seeds'])} seed{'s' if len(row['seeds']) > 1 else ''}")]
+        cells: list[Cell] = [
+            (row["recipe"], f"{len(row['seeds'])} seed{'s' if len(row['seeds']) > 1 else ''}")
+        ]
         for attack in result["attacks"]:
             a = row["accuracies"].get(attack)
-            cells.append((f"{100 * a['accuracy']:.1f}", f"{100 * a['low']:.1f} to {100 * a['high']:.1f}") if a else "—")
+            cells.append(
+                (f"{100 * a['accuracy']:.1f}", f"{100 * a['low']:.1f} to {100 * a['high']:.1f}")
+                if a
+                else "—"
+            )
         cells.append(f"{row['train_seconds']:,.1f}")
-        cells.append((f"{row['grad_evals']:,.0f}", f"{row['grad_evals_per_image']:.2f} an image and epoch"))
+        cells.append(
+            (f"{row['grad_evals']:,.0f}", f"{row['grad_evals_per_image']:.2f} an image and epoch")
+        )
         missed = row["time_to_target_per_seed"].count(None)
-        some = f"missed by {missed} of {len(row['seeds'])}" if missed else f"{row['cost_to_target']:,.0f} evaluations"
+        some = (
+            f"missed by {missed} of {len(row['seeds'])}"
+            if missed
+            else f"{row['cost_to_target']:,.0f} evaluations"
+        )
         reached = f"{row['time_to_target']:,.1f}" if row["time_to_target"] else "—"
         cells.append((reached, some) if result["target"] else "—")
         whole = f"{row['speedup']:.2f}×" if row["speedup"] else "—"
@@ -35,12 +56,28 @@ def result_table(result: dict[str, Any]) -> list[list[Cell]]:
 
 def result_csv(result: dict[str, Any]) -> str:
     """The results for a spreadsheet: one number in a cell."""
-    last = ("train_seconds", "grad_evals", "time_to_target", "cost_to_target", "speedup", "speedup_to_target")
+    last = (
+        "train_seconds",
+        "grad_evals",
+        "time_to_target",
+        "cost_to_target",
+        "speedup",
+        "speedup_to_target",
+    )
     table: list[list[Cell]] = [["recipe", "seeds", "attack", "accuracy", "low", "high", "n", *last]]
     for row in result["rows"]:
         ends = [row[key] for key in last]
         for attack, a in row["accuracies"].items():
-            cells = [row["recipe"], len(row["seeds"]), attack, a["accuracy"], a["low"], a["high"], a["n"], *ends]
+            cells = [
+                row["recipe"],
+                len(row["seeds"]),
+                attack,
+                a["accuracy"],
+                a["low"],
+                a["high"],
+                a["n"],
+                *ends,
+            ]
             table.append(["" if cell is None else str(cell) for cell in cells])
     return as_csv(table)
 
@@ -49,7 +86,11 @@ def difference_table(result: dict[str, Any]) -> list[list[Cell]]:
     names = [row["recipe"] for row in result["rows"]]
     rows: list[list[Cell]] = [["key", *names]]
     return rows + [
-        [d["key"], *("—" if d["values"][n] is None else str(spelled(d["values"][n])) for n in names)] for d in result["differences"]
+        [
+            d["key"],
+            *("—" if d["values"][n] is None else str(spelled(d["values"][n])) for n in names),
+        ]
+        for d in result["differences"]
     ]
 
 
@@ -57,7 +98,9 @@ def environment_table(result: dict[str, Any]) -> list[list[Cell]]:
     """A fact a line; where the runs' environments differ, each value once."""
     every = [_facts(env) for env in (result["environment"], *result["other_environments"])]
     rows: list[list[Cell]] = [["what", "value"]]
-    return rows + [[key, "; ".join(dict.fromkeys(facts[key] for facts in every))] for key in every[0]]
+    return rows + [
+        [key, "; ".join(dict.fromkeys(facts[key] for facts in every))] for key in every[0]
+    ]
 
 
 def _facts(env: dict[str, Any]) -> dict[str, str]:
@@ -78,7 +121,9 @@ def as_csv(table: list[list[Cell]]) -> str:
 
 
 def as_markdown(table: list[list[Cell]]) -> str:
-    lines = ["| " + " | ".join(flat(cell).replace("|", "\\|") for cell in row) + " |" for row in table]
+    lines = [
+        "| " + " | ".join(flat(cell).replace("|", "\\|") for cell in row) + " |" for row in table
+    ]
     return "\n".join([lines[0], "|---" * len(table[0]) + "|", *lines[1:]]) + "\n"
 
 

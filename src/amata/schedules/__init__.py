@@ -1,4 +1,5 @@
-"""Schedules over a method's control u_t = (K_t, alpha_t). To add one: write its class, give it a name here."""
+"""Schedules over a method's control u_t = (K_t, alpha_t). To add one: write its class, give it a
+name here."""
 
 from amata.schedules.adaptive import Adaptive
 from amata.schedules.annealing import Constant, Exponential, Linear, Piecewise

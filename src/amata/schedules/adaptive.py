@@ -1,13 +1,16 @@
 """Adaptive: the closed-loop schedule that the paper leaves as future work.
 
-At the start of each epoch a few controls (K, tau / K) are probed for f(K), the squared norm of the weight gradient that K inner steps lead
-to, and the K that maximises the greedy Hamiltonian f(K) - gamma K is taken. Probes are noisy and the choice between distant K often hangs
-on little, so the maximisation is over the curve a - b / K fitted to the probes: an inner maximisation that converges gains less and less
-with every step, and the best K is then sqrt(b / gamma), between k_min and k_max.
+At the start of each epoch a few controls (K, tau / K) are probed for f(K), the squared norm of the
+weight gradient that K inner steps lead to, and the K that maximises the greedy Hamiltonian f(K) -
+gamma K is taken. Probes are noisy and the choice between distant K often hangs on little, so the
+maximisation is over the curve a - b / K fitted to the probes: an inner maximisation that converges
+gains less and less with every step, and the best K is then sqrt(b / gamma), between k_min and
+k_max.
 
-gamma is given, or it is the multiplier of a budget: the price at which the epochs seen so far would on average have spent what is now left
-for each epoch to come. Where steps gain more than they did on average, an epoch spends more than its even share; where less, it saves.
-The first epoch has nothing to compare with and takes the least. A run ends within half a step, in all, of its budget.
+gamma is given, or it is the multiplier of a budget: the price at which the epochs seen so far would
+on average have spent what is now left for each epoch to come. Where steps gain more than they did
+on average, an epoch spends more than its even share; where less, it saves. The first epoch has
+nothing to compare with and takes the least. A run ends within half a step, in all, of its budget.
 """
 
 import math
@@ -23,7 +26,8 @@ from amata.schedules.contract import Account, Choice, Control, Response
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
-    """Chooses u_t = (K, tau / K) by probing. Give `gamma`, or `budget`: gradient evaluations per image and epoch, probing included."""
+    """Chooses u_t = (K, tau / K) by probing. Give `gamma`, or `budget`: gradient evaluations per
+    image and epoch, probing included."""
 
     k_min: int = 1
     """The fewest steps."""
@@ -40,7 +44,8 @@ class Adaptive:
     probe_batches: int = 2
     """Batches that every candidate is tried on, each epoch."""
     scale: Literal["paper", "relative"] = "paper"
-    """"relative" divides f by its largest value of the epoch: for optimisers whose step does not grow with the gradient, such as Adam."""
+    """"relative" divides f by its largest value of the epoch: for optimisers whose step does not
+    grow with the gradient, such as Adam."""
 
     def __post_init__(self) -> None:
         check_range(self)
@@ -52,14 +57,23 @@ class Adaptive:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, positive(getattr(self, name), name))
         if self.k_min == self.k_max:
-            raise InputError(f"k_min = k_max = {self.k_min} leaves an adaptive schedule nothing to choose; use schedule.name = constant")
+            raise InputError(
+                f"k_min = k_max = {self.k_min} leaves an adaptive schedule nothing to choose; "
+                "use schedule.name = constant"
+            )
 
     def __call__(self, epoch: int, epochs: int) -> Control:
-        raise InputError("an adaptive schedule depends on the training, not on the epoch alone; call choose() with what a probe found")
+        raise InputError(
+            "an adaptive schedule depends on the training, not on the epoch alone; call "
+            "choose() with what a probe found"
+        )
 
     def candidates(self) -> list[Control]:
         ratio, gaps = self.k_max / self.k_min, min(self.probed, self.k_max - self.k_min + 1) - 1
-        return [self._control(k) for k in sorted({round(self.k_min * ratio ** (i / gaps)) for i in range(gaps + 1)})]
+        return [
+            self._control(k)
+            for k in sorted({round(self.k_min * ratio ** (i / gaps)) for i in range(gaps + 1)})
+        ]
 
     def choose(self, curves: Sequence[Sequence[Response]], account: Account) -> Choice:
         gains = [self._gain(curve) for curve in curves]
@@ -69,19 +83,32 @@ class Adaptive:
         least, most = curves[-1][0].cost, curves[-1][-1].cost
         per_step = (most - least) / (self.k_max - self.k_min)
         if per_step <= 0:
-            raise InputError("this method costs no more for more steps, so there is nothing to adapt; use schedule.name = constant")
-        left, ahead = self.budget * account.epochs - account.spent, account.epochs - account.epoch - 1
+            raise InputError(
+                "this method costs no more for more steps, so there is nothing to adapt; use "
+                "schedule.name = constant"
+            )
+        left, ahead = (
+            self.budget * account.epochs - account.spent,
+            account.epochs - account.epoch - 1,
+        )
         share = (left - ahead * account.probing) / (ahead + 1)
         if account.epoch == 0 and not least <= share + 1e-9 <= most + 2e-9:
             raise InputError(
-                f"budget = {self.budget:g} gradient evaluations per image and epoch cannot be met: K = {self.k_min} .. {self.k_max} "
-                f"costs {least + account.probing:.2f} .. {most + account.probing:.2f}, {account.probing:.2f} of it for probing"
+                f"budget = {self.budget:g} gradient evaluations per image and epoch cannot be "
+                f"met: K = {self.k_min} .. {self.k_max} "
+                f"costs {least + account.probing:.2f} .. {most + account.probing:.2f}, "
+                f"{account.probing:.2f} of it for probing"
             )
         gamma = self._price(gains, self.k_min + (share - least) / per_step)
-        # Later epochs must be able to spend the rest and not more: between k_min and k_max steps in each of them.
+        # Later epochs must be able to spend the rest and not more: between k_min and k_max steps in
+        # each of them.
         high = left - ahead * (account.probing + least)
         low = left - ahead * (account.probing + most)
-        cost = least if account.epoch == 0 else least + per_step * (self._best(gains[-1], gamma) - self.k_min)
+        cost = (
+            least
+            if account.epoch == 0
+            else least + per_step * (self._best(gains[-1], gamma) - self.k_min)
+        )
         steps = self.k_min + (min(max(cost, low), high) - least) / per_step
         return Choice(self._control(round(min(max(steps, self.k_min), self.k_max))), gamma)
 
@@ -93,7 +120,9 @@ class Adaptive:
         scale = max(r.value for r in curve) if self.scale == "relative" else 1.0
         inverse = [1 / r.control.steps for r in curve]
         middle, mean = sum(inverse) / len(curve), sum(r.value for r in curve) / len(curve)
-        slope = sum((i - middle) * (r.value - mean) for i, r in zip(inverse, curve, strict=True)) / sum((i - middle) ** 2 for i in inverse)
+        slope = sum(
+            (i - middle) * (r.value - mean) for i, r in zip(inverse, curve, strict=True)
+        ) / sum((i - middle) ** 2 for i in inverse)
         return max(-slope / scale, 0.0) if scale > 0 else 0.0
 
     def _best(self, gain: float, gamma: float) -> float:

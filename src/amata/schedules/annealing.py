@@ -1,4 +1,5 @@
-"""Open-loop schedules t -> u_t = (K_t, alpha_t): how hard the inner maximisation works in each epoch, laid down in advance.
+"""Open-loop schedules t -> u_t = (K_t, alpha_t): how hard the inner maximisation works in each
+epoch, laid down in advance.
 
 A schedule is a pure function of (epoch, epochs) and needs nothing else of this package:
 
@@ -27,7 +28,10 @@ def check_range(schedule: Any) -> None:
     set_field(schedule, "k_max", whole(schedule.k_max, "k_max", 1))
     set_field(schedule, "tau", positive(schedule.tau, "tau"))
     if schedule.k_min > schedule.k_max:
-        raise InputError(f"k_min = {schedule.k_min} is above k_max = {schedule.k_max}; annealing goes from few steps to many")
+        raise InputError(
+            f"k_min = {schedule.k_min} is above k_max = {schedule.k_max}; annealing goes from "
+            "few steps to many"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +55,8 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """Amata (Algorithm 1): K_t = k_min + (k_max - k_min) t / T, rounded half up; alpha_t = tau / K_t, so that K_t alpha_t = tau."""
+    """Amata (Algorithm 1): K_t = k_min + (k_max - k_min) t / T, rounded half up; alpha_t = tau /
+    K_t, so that K_t alpha_t = tau."""
 
     k_min: int
     """K in the first epoch."""
@@ -64,14 +69,16 @@ class Linear:
         check_range(self)
 
     def __call__(self, epoch: int, epochs: int) -> Control:
-        # Integers are multiplied before the one division, so that a half is an exact half and rounds up on every machine.
+        # Integers are multiplied before the one division, so that a half is an exact half and
+        # rounds up on every machine.
         steps = _half_up(self.k_min + (self.k_max - self.k_min) * epoch / epochs)
         return Control(steps, self.tau / steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exponential:
-    """The paper's appendix: K_t = k_min + (k_max - k_min) (1 - e^(-eta t)) / (1 - e^(-eta T)), rounded half up; alpha_t = tau / K_t."""
+    """The paper's appendix: K_t = k_min + (k_max - k_min) (1 - e^(-eta t)) / (1 - e^(-eta T)),
+    rounded half up; alpha_t = tau / K_t."""
 
     k_min: int
     """K in the first epoch."""
@@ -94,7 +101,8 @@ class Exponential:
 
 @dataclass(frozen=True, kw_only=True)
 class Piecewise:
-    """Stages given by hand: `stages` holds (first epoch, K) pairs, alpha_t = tau / K_t (tau itself where K_t = 0).
+    """Stages given by hand: `stages` holds (first epoch, K) pairs, alpha_t = tau / K_t (tau itself
+    where K_t = 0).
 
     >>> Piecewise(stages=[(0, 2), (5, 10)], tau=0.5)(4, 10)
     Control(steps=2, step_size=0.25)
@@ -106,12 +114,18 @@ class Piecewise:
     """K times alpha, which stays the same."""
 
     def __post_init__(self) -> None:
-        stages = tuple((whole(epoch, "stage's first epoch", 0), whole(steps, "stage's K", 0)) for epoch, steps in self.stages)
+        stages = tuple(
+            (whole(epoch, "stage's first epoch", 0), whole(steps, "stage's K", 0))
+            for epoch, steps in self.stages
+        )
         object.__setattr__(self, "stages", stages)
         object.__setattr__(self, "tau", positive(self.tau, "tau"))
         starts = [epoch for epoch, _ in stages]
         if not stages or starts[0] != 0 or starts != sorted(set(starts)):
-            raise InputError(f"stages = {list(stages)} must begin at epoch 0 and go on with rising epochs, as in [[0, 2], [5, 10]]")
+            raise InputError(
+                f"stages = {list(stages)} must begin at epoch 0 and go on with rising epochs, "
+                "as in [[0, 2], [5, 10]]"
+            )
 
     def __call__(self, epoch: int, epochs: int) -> Control:
         steps = [k for first, k in self.stages if first <= epoch][-1]

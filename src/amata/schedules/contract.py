@@ -1,4 +1,5 @@
-"""What a schedule is: open-loop ones know the epoch alone, closed-loop ones also look at the training."""
+"""What a schedule is: open-loop ones know the epoch alone, closed-loop ones also look at the
+training."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -47,7 +48,8 @@ class Choice(NamedTuple):
 
 @runtime_checkable
 class ClosedLoop(Protocol):
-    """A schedule that is asked at the start of each epoch, with the probed responses of its candidates in this and earlier epochs."""
+    """A schedule that is asked at the start of each epoch, with the probed responses of its
+    candidates in this and earlier epochs."""
 
     @property
     def probe_batches(self) -> int: ...
@@ -57,5 +59,6 @@ class ClosedLoop(Protocol):
         ...
 
     def choose(self, curves: Sequence[Sequence[Response]], account: Account) -> Choice:
-        """The control of this epoch. `curves` has the responses of each epoch so far; the last are this one's."""
+        """The control of this epoch. `curves` has the responses of each epoch so far; the last are
+        this one's."""
         ...

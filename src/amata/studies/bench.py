@@ -1,14 +1,17 @@
 """How fast training steps are on this device, engine against engine, in one process.
 
 Variants of the same computation, on random images of the recipe's shape that lie on the device:
-    reference           eager fp32, with `loss.backward()` in the attack, weight gradients and all: what most published code does
-    reference-train-bn  the same with BatchNorm in train mode in the attack, as in the code of Madry's, Free's and Fast's generation
+    reference           eager fp32, with `loss.backward()` in the attack, weight gradients and all:
+                        what most published code does
+    reference-train-bn  the same with BatchNorm in train mode in the attack, as in the code of
+                        Madry's, Free's and Fast's generation
     amp                 the reference under bf16 autocast
     plain, plain-bf16   the plain engine: input gradients only
     fast                the fast engine
-Times are those of whole training steps, synchronised at both ends, after compiling and warming up; an epoch has the data
-set's number of images. Memory is what the process takes from the device while it is timed. One network of each variant is timed
-at all K, so whatever was compiled again would be noticed.
+Times are those of whole training steps, synchronised at both ends, after compiling and warming up;
+an epoch has the data set's number of images. Memory is what the process takes from the device while
+it is timed. One network of each variant is timed at all K, so whatever was compiled again would be
+noticed.
 """
 
 import copy
@@ -46,7 +49,8 @@ ATTEMPTS = 4
 
 
 class ReferenceNet(PlainNet):
-    """Attacks as they are usually written: a whole backward pass, of which only the image's gradient is used."""
+    """Attacks as they are usually written: a whole backward pass, of which only the image's
+    gradient is used."""
 
     def _input_grad(self, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
         self.model.train(self.attack_mode == "train")
@@ -84,7 +88,8 @@ class CountingNet(PlainNet):
 
 @dataclass(frozen=True)
 class Case:
-    """What is timed: a recipe's method, model and optimiser at a batch size, under one or more controls."""
+    """What is timed: a recipe's method, model and optimiser at a batch size, under one or more
+    controls."""
 
     recipe: Recipe
     batch: int
@@ -93,7 +98,15 @@ class Case:
     def model(self, device: torch.device) -> nn.Module:
         c = self.recipe.model
         channels, _, _, classes, _ = SHAPES[self.recipe.data.name]
-        return models.build(c.name, in_channels=channels, classes=classes, args=c.args, mean=c.mean, std=c.std, seed=0).to(device)
+        return models.build(
+            c.name,
+            in_channels=channels,
+            classes=classes,
+            args=c.args,
+            mean=c.mean,
+            std=c.std,
+            seed=0,
+        ).to(device)
 
     def batches(self, device: torch.device, count: int = 4) -> list[Batch]:
         channels, height, width, classes, _ = SHAPES[self.recipe.data.name]
@@ -112,10 +125,17 @@ class Case:
         if variant == "fast" and not next(model.parameters()).is_cuda:
             precision = "fp32"
         optimizer = make_optimizer(model, self.recipe.optim)
-        return kind(model, optimizer, attack_mode=mode, first_layer=self.recipe.model.first_layer, precision=precision)
+        return kind(
+            model,
+            optimizer,
+            attack_mode=mode,
+            first_layer=self.recipe.model.first_layer,
+            precision=precision,
+        )
 
     def flops(self, u: Control) -> float:
-        """Of one training step: two forward passes' worth for an input gradient, three for an update."""
+        """Of one training step: two forward passes' worth for an input gradient, three for an
+        update."""
         from torch.utils.flop_counter import FlopCounterMode
 
         cpu = torch.device("cpu")
@@ -124,14 +144,19 @@ class Case:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             model.eval()(batch.x)
         forward = counter.get_total_flops() / 2
-        net = CountingNet(model, make_optimizer(model, self.recipe.optim), first_layer=self.recipe.model.first_layer)
+        net = CountingNet(
+            model,
+            make_optimizer(model, self.recipe.optim),
+            first_layer=self.recipe.model.first_layer,
+        )
         self.recipe.method.step(net, batch, u, generator(0), {})
         attacks = (net.grad_evals - net.updates) / 2
         return forward * self.batch * (2 * attacks + 3 * net.updates / 2)
 
 
 def cases(recipe: Recipe, batches: Sequence[int], steps: Sequence[int]) -> list[Case]:
-    """A recipe at several batch sizes and K; its own batch size and all K of its schedule where none are given."""
+    """A recipe at several batch sizes and K; its own batch size and all K of its schedule where
+    none are given."""
     controls = sorted(set(_controls(recipe)), key=lambda u: u.steps)
     top = controls[-1]
     chosen = tuple(Control(k, top.step_size * top.steps / k) for k in steps) or tuple(controls)
@@ -139,7 +164,8 @@ def cases(recipe: Recipe, batches: Sequence[int], steps: Sequence[int]) -> list[
 
 
 def _controls(recipe: Recipe) -> list[Control]:
-    """What the recipe's schedule asks for, epoch by epoch; of one that is chosen as training goes, what it chooses from."""
+    """What the recipe's schedule asks for, epoch by epoch; of one that is chosen as training goes,
+    what it chooses from."""
     if isinstance(recipe.schedule, ClosedLoop):
         return recipe.schedule.candidates()
     return [recipe.schedule(t, recipe.train.epochs) for t in range(recipe.train.epochs)]
@@ -170,42 +196,77 @@ def bench(
     note: Callable[[str], None],
     save: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
-    """A row per case, K and variant; `ratio_to_reference` is against the reference of the same case and K, timed in the same process.
+    """A row per case, K and variant; `ratio_to_reference` is against the reference of the same case
+    and K, timed in the same process.
 
-    `schedules` holds what an epoch costs on average over a recipe's own schedule, for each recipe of which every K was timed. `save` is
-    given what has been measured so far, again and again.
+    `schedules` holds what an epoch costs on average over a recipe's own schedule, for each recipe
+    of which every K was timed. `save` is given what has been measured so far, again and again.
     """
     for variant in variants:
         if variant not in VARIANTS:
             raise unknown("variant", variant, VARIANTS)
     on_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
-    ceiling = matmul_ceiling(device, torch.bfloat16 if on_gpu else torch.float32, 8192 if on_gpu else 1024)
+    ceiling = matmul_ceiling(
+        device, torch.bfloat16 if on_gpu else torch.float32, 8192 if on_gpu else 1024
+    )
     rows: list[dict[str, Any]] = []
     schedules: list[dict[str, Any]] = []
-    result = {"device": name, "torch": torch.__version__, "matmul_tflops": ceiling, "rows": rows, "schedules": schedules}
+    result = {
+        "device": name,
+        "torch": torch.__version__,
+        "matmul_tflops": ceiling,
+        "rows": rows,
+        "schedules": schedules,
+    }
     for case in cases:
         images, references = SHAPES[case.recipe.data.name][4], dict[int, float]()
         for variant in variants:
-            timed = {u: _finish(row, case, u, images, ceiling) for u, row in _time(case, variant, device, seconds)}
+            timed = {
+                u: _finish(row, case, u, images, ceiling)
+                for u, row in _time(case, variant, device, seconds)
+            }
             for u, row in timed.items():
                 if variant == "reference":
                     references[u.steps] = row["seconds_per_step"]
                 reference = references.get(u.steps)
-                row["ratio_to_reference"] = reference / row["seconds_per_step"] if reference else None
+                row["ratio_to_reference"] = (
+                    reference / row["seconds_per_step"] if reference else None
+                )
                 rows.append({**_describe(case, variant, u), **row})
-                ratio = f", {row['ratio_to_reference']:.1f} times the reference" if reference else ""
-                note(f"{case.recipe.name} batch {case.batch} K {u.steps} {variant}: {row['seconds_per_epoch']:.2f} s an epoch{ratio}")
+                ratio = (
+                    f", {row['ratio_to_reference']:.1f} times the reference" if reference else ""
+                )
+                note(
+                    f"{case.recipe.name} batch {case.batch} K {u.steps} {variant}: "
+                    f"{row['seconds_per_epoch']:.2f} s an epoch{ratio}"
+                )
             whole = _controls(case.recipe)
-            if len(timed) > 1 and set(whole) <= set(timed) and not isinstance(case.recipe.schedule, ClosedLoop):
+            if (
+                len(timed) > 1
+                and set(whole) <= set(timed)
+                and not isinstance(case.recipe.schedule, ClosedLoop)
+            ):
                 mean = sum(timed[u]["seconds_per_epoch"] for u in whole) / len(whole)
-                schedules.append({"variant": variant, "recipe": case.recipe.name, "batch": case.batch, "seconds_per_epoch": mean})
-                note(f"{case.recipe.name} batch {case.batch} {variant}: {mean:.2f} s an epoch on average over its schedule")
+                schedules.append(
+                    {
+                        "variant": variant,
+                        "recipe": case.recipe.name,
+                        "batch": case.batch,
+                        "seconds_per_epoch": mean,
+                    }
+                )
+                note(
+                    f"{case.recipe.name} batch {case.batch} {variant}: {mean:.2f} s an epoch "
+                    "on average over its schedule"
+                )
             save(result)
     return result
 
 
-def _finish(row: dict[str, Any], case: Case, u: Control, images: int, ceiling: float) -> dict[str, Any]:
+def _finish(
+    row: dict[str, Any], case: Case, u: Control, images: int, ceiling: float
+) -> dict[str, Any]:
     tflops = case.flops(u) / row["seconds_per_step"] / 1e12
     return {
         **row,
@@ -224,11 +285,15 @@ def _describe(case: Case, variant: str, u: Control) -> dict[str, Any]:
         "model": case.recipe.model.name,
         "batch": case.batch,
         "steps": u.steps,
-        "attack_mode": "train" if variant == "reference-train-bn" else case.recipe.train.attack_mode,
+        "attack_mode": "train"
+        if variant == "reference-train-bn"
+        else case.recipe.train.attack_mode,
     }
 
 
-def _time(case: Case, variant: str, device: torch.device, seconds: float) -> Iterator[tuple[Control, dict[str, Any]]]:
+def _time(
+    case: Case, variant: str, device: torch.device, seconds: float
+) -> Iterator[tuple[Control, dict[str, Any]]]:
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
@@ -253,13 +318,16 @@ def _time(case: Case, variant: str, device: torch.device, seconds: float) -> Ite
             torch.cuda.reset_peak_memory_stats(device)
         once = run(u, 2) / 2
         count = max(3, min(200, round(seconds / 3 / once)))
-        for _ in range(ATTEMPTS):  # a method whose samples finish one by one may meet a batch size for the first time
+        # a method whose samples finish one by one may meet a batch size for the first time
+        for _ in range(ATTEMPTS):
             made = net.compile_seconds
             times = [run(u, count) / count for _ in range(3)]
             if net.compile_seconds == made:
                 break
         else:
-            raise AmataError(f"the {variant} engine compiles again and again while it is being timed")
+            raise AmataError(
+                f"the {variant} engine compiles again and again while it is being timed"
+            )
         step = partial(case.recipe.method.step, net, batches[0], u, rng, memory)
         yield (
             u,
@@ -269,14 +337,21 @@ def _time(case: Case, variant: str, device: torch.device, seconds: float) -> Ite
                 "seconds_per_step": min(times),
                 "seconds_per_step_worst": max(times),
                 "compile_seconds": net.compile_seconds,
-                "peak_memory_bytes": torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0,
-                "host_share": _host_share(step, device, count, min(times)) if variant == "fast" else None,
+                "peak_memory_bytes": torch.cuda.max_memory_reserved(device)
+                if device.type == "cuda"
+                else 0,
+                "host_share": _host_share(step, device, count, min(times))
+                if variant == "fast"
+                else None,
             },
         )
 
 
-def _host_share(step: Callable[[], None], device: torch.device, count: int, seconds: float) -> float | None:
-    """Python's share of a step's time: the step with every recorded graph left out, so that nothing but the host's work remains."""
+def _host_share(
+    step: Callable[[], None], device: torch.device, count: int, seconds: float
+) -> float | None:
+    """Python's share of a step's time: the step with every recorded graph left out, so that nothing
+    but the host's work remains."""
     if device.type != "cuda":
         return None
     replay = torch.cuda.CUDAGraph.replay

@@ -1,7 +1,9 @@
-"""The paper's Table 1 for any strategies: C with its error beside robustness, time and gradient evaluations.
+"""The paper's Table 1 for any strategies: C with its error beside robustness, time and gradient
+evaluations.
 
-A strategy is a run folder that kept its epochs, or a recipe, which is then trained. All strategies are held against one common G, on the
-same probe batches where they share data and seed. What has been measured is kept after every epoch, so an interrupted study goes on.
+A strategy is a run folder that kept its epochs, or a recipe, which is then trained. All strategies
+are held against one common G, on the same probe batches where they share data and seed. What has
+been measured is kept after every epoch, so an interrupted study goes on.
 """
 
 import json
@@ -12,19 +14,29 @@ from pathlib import Path
 from typing import Any
 
 from amata import recipes
-from amata.control import COSTS, ControlSpace, Criterion, Search, StrategyCriterion, criterion, may_share, strategy
+from amata.control import (
+    COSTS,
+    ControlSpace,
+    Criterion,
+    Search,
+    StrategyCriterion,
+    criterion,
+    may_share,
+    strategy,
+)
 from amata.engine import ProbeNet
 from amata.errors import InputError, unknown
 from amata.losses import smooth_ce
 from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
+from amata.reporter import Reporter
+from amata.runs import RunFolder
+from amata.runs.files import load_tensors, under, write_json
 from amata.schedules import Control
-from amata.studies.runs import taken_up
-from amata.training import Reporter, RunFolder
+from amata.studies.runs import train_or_resume
 from amata.training.batches import training_batches
 from amata.training.device import resolve_device
 from amata.training.experiment import build_model, load_data
-from amata.training.files import load_tensors, under, write_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,36 +69,49 @@ class CriterionSettings:
         return json.loads(json.dumps({**asdict(self), "k_max": self.k_max or k_max}))
 
 
-def strategies(targets: Sequence[str], overrides: Sequence[str], out: Path, reporter: Reporter) -> list[RunFolder]:
-    """The run folders of the targets; recipes among them are trained into `out`, or taken up where an earlier call left them."""
+def strategies(
+    targets: Sequence[str], overrides: Sequence[str], out: Path, reporter: Reporter
+) -> list[RunFolder]:
+    """The run folders of the targets; recipes among them are trained into `out`, or taken up where
+    an earlier call left them."""
     plans: list[tuple[str, Recipe | None]] = []
     for target in targets:
         if (Path(target) / "recipe.toml").is_file():
             if overrides:
-                raise InputError(f"--set changes recipes before they are trained; {target} is trained already")
+                raise InputError(
+                    f"--set changes recipes before they are trained; {target} is trained already"
+                )
             plans.append((target, None))
         else:
             recipe = recipes.load(target, [*overrides, "train.keep_epochs=true"])
             plans.append((recipe.name, recipe))
     names = [Path(name).name for name, _ in plans]
     if len(set(names)) < len(names):
-        raise InputError(f"two strategies are both called {next(n for n in names if names.count(n) > 1)!r}; rename one's folder or file")
+        raise InputError(
+            f"two strategies are both called {next(n for n in names if names.count(n) > 1)!r}; "
+            "rename one's folder or file"
+        )
     runs = []
     for name, planned in plans:
         if planned is None:
             runs.append(RunFolder.open(Path(name))[0])
             continue
-        runs.append(taken_up(out / "runs" / name, planned, reporter))
+        runs.append(train_or_resume(out / "runs" / name, planned, reporter))
     return runs
 
 
-def measure_strategies(runs: Sequence[RunFolder], settings: CriterionSettings, out: Path, reporter: Reporter) -> list[dict[str, Any]]:
-    """A row per strategy, the epochs' own numbers under `epochs`; `out/criterion.json` holds the same."""
+def measure_strategies(
+    runs: Sequence[RunFolder], settings: CriterionSettings, out: Path, reporter: Reporter
+) -> list[dict[str, Any]]:
+    """A row per strategy, the epochs' own numbers under `epochs`; `out/criterion.json` holds the
+    same."""
     for run in runs:
         if not run.finished:
             raise InputError(f"{run.path} is not finished; `amata train --resume {run.path}` first")
         if not run.epoch_file(0).is_file():
-            raise InputError(f"{run.path} kept no epochs; train it again with --set train.keep_epochs=true")
+            raise InputError(
+                f"{run.path} kept no epochs; train it again with --set train.keep_epochs=true"
+            )
     controls = {run.path: _controls(run) for run in runs}
     k_max = settings.k_max or max(u.steps for of_run in controls.values() for u in of_run)
     rows = [_measure(run, controls[run.path], settings, k_max, out, reporter) for run in runs]
@@ -95,13 +120,23 @@ def measure_strategies(runs: Sequence[RunFolder], settings: CriterionSettings, o
 
 
 def _controls(run: RunFolder) -> list[Control]:
-    """What each epoch was trained with, in the end: an epoch that was rolled back counts as it was trained again."""
-    of_epoch = {row["epoch"]: Control(row["steps"], row["step_size"]) for row in run.read_rows() if "event" not in row}
+    """What each epoch was trained with, in the end: an epoch that was rolled back counts as it was
+    trained again."""
+    of_epoch = {
+        row["epoch"]: Control(row["steps"], row["step_size"])
+        for row in run.read_rows()
+        if "event" not in row
+    }
     return [of_epoch[epoch] for epoch in sorted(of_epoch)]
 
 
 def _measure(
-    run: RunFolder, controls: list[Control], settings: CriterionSettings, k_max: int, out: Path, reporter: Reporter
+    run: RunFolder,
+    controls: list[Control],
+    settings: CriterionSettings,
+    k_max: int,
+    out: Path,
+    reporter: Reporter,
 ) -> dict[str, Any]:
     file = out / f"{run.path.name}.criterion.json"
     recipe = RunFolder.open(run.path)[1]
@@ -112,8 +147,16 @@ def _measure(
         device = resolve_device(recipe.train.device)
         images = load_data(recipe).train
         model = build_model(recipe, images).to(device)
-        batches = list(islice(training_batches(images, recipe, device).epoch(recipe.train.epochs), settings.batches))
-        space, cost = ControlSpace.of(recipe.training_ball, k_max), COSTS[settings.cost](settings.gamma)
+        batches = list(
+            islice(
+                training_batches(images, recipe, device).epoch(recipe.train.epochs),
+                settings.batches,
+            )
+        )
+        space, cost = (
+            ControlSpace.of(recipe.training_ball, k_max),
+            COSTS[settings.cost](settings.gamma),
+        )
         search: Search = settings.search  # type: ignore[assignment]
         for epoch in range(len(epochs), len(controls)):
             state = load_tensors(run.epoch_file(epoch))
@@ -143,7 +186,10 @@ def _measure(
             epochs.append({"epoch": epoch, **found.to_dict()})
             write_json(file, {"about": about, "epochs": epochs})
             best, own = found.argmax.steps, controls[epoch].steps
-            reporter.note(f"{run.path.name} epoch {epoch + 1}/{len(controls)}: C {found.c:.4f}, best K {best} against {own}")
+            reporter.note(
+                f"{run.path.name} epoch {epoch + 1}/{len(controls)}: C {found.c:.4f}, best K "
+                f"{best} against {own}"
+            )
     return _row(run, epochs)
 
 
@@ -183,7 +229,8 @@ def _criterion(row: dict[str, Any]) -> Criterion:
 
 
 def robust_attack(evaluation: dict[str, Any]) -> str | None:
-    """The attack whose accuracy stands for robustness: PGD with the most steps, else the strongest there is."""
+    """The attack whose accuracy stands for robustness: PGD with the most steps, else the strongest
+    there is."""
     pgd = [name for name in evaluation if name.startswith("pgd-")]
     if pgd:
         return max(pgd, key=lambda name: int(name.split("-")[1]))

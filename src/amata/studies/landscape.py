@@ -1,8 +1,10 @@
-"""The inner maximisation seen from above: the loss around one image on a plane, and how attacks of several strengths climb on it.
+"""The inner maximisation seen from above: the loss around one image on a plane, and how attacks of
+several strengths climb on it.
 
-The paper's figure: X is the first principal component of the vectors that lead from the image to the points PGD visits, Y a Rademacher
-direction, here made orthogonal to X so that coordinates on the plane are projections. The loss is that of the image moved within the plane,
-whatever ball or box it leaves; the attacks stay in both, and their points are projected onto the plane.
+The paper's figure: X is the first principal component of the vectors that lead from the image to
+the points PGD visits, Y a Rademacher direction, here made orthogonal to X so that coordinates on
+the plane are projections. The loss is that of the image moved within the plane, whatever ball or
+box it leaves; the attacks stay in both, and their points are projected onto the plane.
 """
 
 import json
@@ -19,12 +21,12 @@ from amata.attacks.guard import input_grad, untouched
 from amata.errors import InputError
 from amata.losses import ce
 from amata.quantity import positive
+from amata.runs import RunFolder
+from amata.runs.files import load_tensors, under
 from amata.schedules import Control
 from amata.seeds import generator
 from amata.threat import Ball
-from amata.training import RunFolder
 from amata.training.experiment import load_trained
-from amata.training.files import load_tensors, under
 
 CHUNK = 1000
 """Points of the grid that go through the network together."""
@@ -54,48 +56,76 @@ def climb(model: nn.Module, x: Tensor, y: Tensor, ball: Ball, u: Control) -> Ten
     """The points that PGD visits from the image itself, the image first: (K + 1, C, H, W)."""
     region, points = ball.around(x), [x]
     for _ in range(u.steps):
-        points.append(region.project(region.ascend(points[-1], input_grad(model, points[-1], y, ce), u.step_size)))
+        points.append(
+            region.project(
+                region.ascend(points[-1], input_grad(model, points[-1], y, ce), u.step_size)
+            )
+        )
     return torch.cat(points)
 
 
 def steepest(model: nn.Module, x: Tensor, y: Tensor, ball: Ball, u: Control) -> int:
-    """The one of several images whose loss the attack raises most: around many there is nothing to be seen."""
+    """The one of several images whose loss the attack raises most: around many there is nothing to
+    be seen."""
     with untouched(model):
-        found = pgd(model, x, y, ball=ball, steps=u.steps, step_size=u.step_size, random_start=False)
+        found = pgd(
+            model, x, y, ball=ball, steps=u.steps, step_size=u.step_size, random_start=False
+        )
         return int((_loss(model, found, y) - _loss(model, x, y)).argmax())
 
 
 def principal_direction(points: Tensor, origin: Tensor) -> Tensor:
-    """The unit vector along which displacements from the origin vary most, towards the last of them."""
+    """The unit vector along which displacements from the origin vary most, towards the last of
+    them."""
     moved = (points - origin).flatten(1)
     centred = moved - moved.mean(0)
     direction = torch.linalg.svd(centred, full_matrices=False).Vh[0]
     if float(centred.abs().max()) == 0:
-        raise InputError("the attack does not move this image, so there is no direction to look along; choose another --sample")
+        raise InputError(
+            "the attack does not move this image, so there is no direction to look along; "
+            "choose another --sample"
+        )
     return (direction if float(moved[-1] @ direction) >= 0 else -direction).view(origin.shape)
 
 
 def rademacher_direction(origin: Tensor, against: Tensor, seed: int) -> Tensor:
     """A vector of random signs, made orthogonal to another and of length one."""
-    signs = torch.randint(0, 2, origin.shape, generator=generator(seed, "rademacher")).to(origin.device, origin.dtype) * 2 - 1
+    signs = (
+        torch.randint(0, 2, origin.shape, generator=generator(seed, "rademacher")).to(
+            origin.device, origin.dtype
+        )
+        * 2
+        - 1
+    )
     signs = signs - (signs * against).sum() * against
     return signs / signs.norm()
 
 
 def landscape(
-    model: nn.Module, x: Tensor, y: Tensor, *, ball: Ball, controls: dict[str, Control], size: int = 100, seed: int = 0
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    ball: Ball,
+    controls: dict[str, Control],
+    size: int = 100,
+    seed: int = 0,
 ) -> dict[str, Any]:
-    """The loss on a size x size grid around the image x (1, C, H, W), and the course of each control; the first one spans the X axis."""
+    """The loss on a size x size grid around the image x (1, C, H, W), and the course of each
+    control; the first one spans the X axis."""
     with untouched(model):
         paths = {name: climb(model, x, y, ball, u) for name, u in controls.items()}
         along = principal_direction(next(iter(paths.values())), x)
         plane = Plane(x, along, rademacher_direction(x, along, seed))
         courses = {name: plane.coordinates(points) for name, points in paths.items()}
         reach = 1.3 * max(float(c.abs().max()) for c in courses.values())
-        across = torch.linspace(-0.3 * reach, reach, size, device=x.device)  # the attacks go to the right
+        # the attacks go to the right
+        across = torch.linspace(-0.3 * reach, reach, size, device=x.device)
         up = torch.linspace(-0.65 * reach, 0.65 * reach, size, device=x.device)
         cells = torch.cartesian_prod(up, across).flip(1)  # X changes fastest
-        losses = torch.cat([_loss(model, plane.at(part), y) for part in cells.split(CHUNK)]).view(size, size)
+        losses = torch.cat([_loss(model, plane.at(part), y) for part in cells.split(CHUNK)]).view(
+            size, size
+        )
         climbed = {name: _loss(model, points, y) for name, points in paths.items()}
     return {
         "x": [round(v, 6) for v in across.tolist()],
@@ -103,7 +133,13 @@ def landscape(
         "loss": [[float(f"{v:.5g}") for v in row] for row in losses.tolist()],
         "clean_loss": float(next(iter(climbed.values()))[0]),
         "courses": [
-            {"name": n, "steps": u.steps, "step_size": u.step_size, "points": courses[n].tolist(), "loss": climbed[n].tolist()}
+            {
+                "name": n,
+                "steps": u.steps,
+                "step_size": u.step_size,
+                "points": courses[n].tolist(),
+                "loss": climbed[n].tolist(),
+            }
             for n, u in controls.items()
         ],
     }
@@ -124,20 +160,31 @@ def landscapes_of(
     size: int = 100,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """The landscape of a run at the end of each of the epochs given (from 1), or of its best model where none are given.
+    """The landscape of a run at the end of each of the epochs given (from 1), or of its best model
+    where none are given.
 
-    Without a `sample` it is that of the image, among the first test images, whose loss the first attack raises most at the first epoch.
+    Without a `sample` it is that of the image, among the first test images, whose loss the first
+    attack raises most at the first epoch.
     """
     if not path.is_dir():
-        raise InputError(f"{path} is no run folder; a landscape needs to know what each epoch was trained with")
+        raise InputError(
+            f"{path} is no run folder; a landscape needs to know what each epoch was trained with"
+        )
     model, recipe, splits = load_trained(path)
     alpha = None if alpha is None else positive(alpha, "alpha")
     run, device = RunFolder(path), next(model.parameters()).device
     if sample is not None and not 0 <= sample < len(splits.test):
-        raise InputError(f"--sample {sample} is not one of the {len(splits.test)} test images, 0 to {len(splits.test) - 1}")
+        raise InputError(
+            f"--sample {sample} is not one of the {len(splits.test)} test images, 0 to "
+            f"{len(splits.test) - 1}"
+        )
     chosen = list(range(min(LOOKED_AT, len(splits.test)))) if sample is None else [sample]
     x, y = next(iter(splits.test.read([torch.tensor(chosen)], device, None)))
-    trained = {row["epoch"] + 1: Control(row["steps"], row["step_size"]) for row in run.read_rows() if "event" not in row}
+    trained = {
+        row["epoch"] + 1: Control(row["steps"], row["step_size"])
+        for row in run.read_rows()
+        if "event" not in row
+    }
     best = json.loads((path / "summary.json").read_text())["best_epoch"] if run.finished else None
     best = max(trained) if best is None else best + 1
     tau = getattr(recipe.schedule, "tau", 2.5 * recipe.ball.eps)
@@ -147,20 +194,36 @@ def landscapes_of(
     for epoch in wanted:
         if epoch is not None:
             state = load_tensors(_state(run, epoch, len(trained)))
-            model.load_state_dict(under(state, "average/") or under(state, "model/"))  # what would have been tested then
+            # what would have been tested then
+            model.load_state_dict(under(state, "ema/") or under(state, "model/"))
         own = trained[epoch or best]
-        controls = {**weak, f"{recipe.name}, K = {own.steps}": own._replace(step_size=alpha or own.step_size)}
+        controls = {
+            **weak,
+            f"{recipe.name}, K = {own.steps}": own._replace(step_size=alpha or own.step_size),
+        }
         if len(x) > 1:
             chosen = [steepest(model.eval(), x, y, recipe.training_ball, next(iter(weak.values())))]
             x, y = x[chosen], y[chosen]
-        found = landscape(model.eval(), x, y, ball=recipe.training_ball, controls=controls, size=size, seed=seed)
+        found = landscape(
+            model.eval(), x, y, ball=recipe.training_ball, controls=controls, size=size, seed=seed
+        )
         pictures.append({"epoch": epoch, **found})
-    return {"run": path.name, "recipe": recipe.name, "sample": chosen[0], "label": int(y), "seed": seed, "landscapes": pictures}
+    return {
+        "run": path.name,
+        "recipe": recipe.name,
+        "sample": chosen[0],
+        "label": int(y),
+        "seed": seed,
+        "landscapes": pictures,
+    }
 
 
 def _state(run: RunFolder, epoch: int, epochs: int) -> Path:
     if not 1 <= epoch <= epochs:
         raise InputError(f"--epochs {epoch} is not one of the run's {epochs} epochs")
     if not run.epoch_file(epoch).is_file():
-        raise InputError(f"{run.path} kept no epochs; train it again with --set train.keep_epochs=true, or leave --epochs away")
+        raise InputError(
+            f"{run.path} kept no epochs; train it again with --set train.keep_epochs=true, or "
+            "leave --epochs away"
+        )
     return run.epoch_file(epoch)

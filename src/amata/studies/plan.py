@@ -1,6 +1,7 @@
 """The runs of a comparison: which to make, made or taken up one after the other, and found again.
 
-All recipes share the first one's data, threat, evaluation and validation. An interrupted comparison goes on where it was.
+All recipes share the first one's data, threat, evaluation and validation. An interrupted comparison
+goes on where it was.
 """
 
 import json
@@ -11,25 +12,47 @@ from typing import Any
 from amata import recipes
 from amata.errors import AmataError, InputError
 from amata.recipes import Recipe
-from amata.studies.runs import taken_up
-from amata.training import Interrupted, Reporter, RunFolder
-from amata.training.files import write_json
+from amata.reporter import Reporter
+from amata.runs import RunFolder
+from amata.runs.files import write_json
+from amata.studies.runs import train_or_resume
+from amata.training import Interrupted
 
-SHARED = ("data.valid", "data.test_share", "data.resize", "data.crop", "train.valid_attack", "train.valid_every")
-"""Keys that all recipes of a comparison must have in common, beside [eval]; where they differ, the first recipe's hold."""
+SHARED = (
+    "data.valid",
+    "data.test_share",
+    "data.resize",
+    "data.crop",
+    "train.valid_attack",
+    "train.valid_every",
+)
+"""Keys that all recipes of a comparison must have in common, beside [eval]; where they differ, the
+first recipe's hold."""
 
 
-def plan(names: Sequence[str], overrides: Sequence[str], seeds: int, note: Callable[[str], None] = lambda text: None) -> list[Recipe]:
-    """The runs to make, in their order: seed by seed, and for each seed recipe by recipe. `note` is told of keys that were made alike."""
+def plan(
+    names: Sequence[str],
+    overrides: Sequence[str],
+    seeds: int,
+    note: Callable[[str], None] = lambda text: None,
+) -> list[Recipe]:
+    """The runs to make, in their order: seed by seed, and for each seed recipe by recipe. `note` is
+    told of keys that were made alike."""
     loaded = [recipes.load(name, overrides) for name in names]
     titles = [recipe.name for recipe in loaded]
     if len(set(titles)) < len(titles):
-        raise InputError(f"two recipes are both called {next(t for t in titles if titles.count(t) > 1)!r}; rename one's file")
+        raise InputError(
+            f"two recipes are both called {next(t for t in titles if titles.count(t) > 1)!r}; "
+            "rename one's file"
+        )
     first = loaded[0]
     for recipe in loaded:
         same_data = (recipe.data.name, recipe.data.root) == (first.data.name, first.data.root)
         if recipe.tables["threat"] != first.tables["threat"] or not same_data:
-            raise InputError(f"{recipe.name} and {first.name} differ in [threat] or in their data, so their accuracies cannot be compared")
+            raise InputError(
+                f"{recipe.name} and {first.name} differ in [threat] or in their data, so their "
+                "accuracies cannot be compared"
+            )
     planned = []
     for seed in range(first.train.seed, first.train.seed + seeds):
         for recipe in loaded:
@@ -39,7 +62,10 @@ def plan(names: Sequence[str], overrides: Sequence[str], seeds: int, note: Calla
                 if tables[section][name] != first.tables[section][name]:
                     tables[section][name] = first.tables[section][name]
                     if seed == first.train.seed:
-                        note(f"{recipe.name} takes {key} = {tables[section][name]} over from {first.name}")
+                        note(
+                            f"{recipe.name} takes {key} = {tables[section][name]} over from "
+                            f"{first.name}"
+                        )
             tables["train"]["seed"] = seed
             planned.append(recipes.parse(tables, recipe.name))
     return planned
@@ -49,18 +75,26 @@ def run_name(recipe: Recipe) -> str:
     return f"{recipe.name}-seed{recipe.train.seed}"
 
 
-def make_runs(planned: Sequence[Recipe], out: Path, reporter: Reporter, target: float | None = None) -> tuple[list[RunFolder], list[str]]:
-    """The runs of a plan, and what became of those that could not be finished; the others are made all the same."""
+def make_runs(
+    planned: Sequence[Recipe], out: Path, reporter: Reporter, target: float | None = None
+) -> tuple[list[RunFolder], list[str]]:
+    """The runs of a plan, and what became of those that could not be finished; the others are made
+    all the same."""
     check_target(target)
     out.mkdir(parents=True, exist_ok=True)
     names, before = [run_name(recipe) for recipe in planned], _planned(out).get("order", [])
-    if left_out := [name for name in before if name not in names and (out / "runs" / name).is_dir()]:
-        reporter.note(f"{', '.join(left_out)} of an earlier plan stay in {out / 'runs'} and are not in this report")
+    if left_out := [
+        name for name in before if name not in names and (out / "runs" / name).is_dir()
+    ]:
+        reporter.note(
+            f"{', '.join(left_out)} of an earlier plan stay in {out / 'runs'} and are not in "
+            "this report"
+        )
     write_json(out / "plan.json", {"order": names, "target": target})
     runs, failures = [], []
     for recipe in planned:
         try:
-            runs.append(taken_up(out / "runs" / run_name(recipe), recipe, reporter))
+            runs.append(train_or_resume(out / "runs" / run_name(recipe), recipe, reporter))
         except (InputError, Interrupted):
             raise
         except AmataError as error:
@@ -72,7 +106,8 @@ def make_runs(planned: Sequence[Recipe], out: Path, reporter: Reporter, target: 
 
 
 def found_runs(targets: Sequence[Path]) -> tuple[list[RunFolder], float | None]:
-    """The run folders given, and those of comparisons given, in the order in which these were planned; and the target planned for."""
+    """The run folders given, and those of comparisons given, in the order in which these were
+    planned; and the target planned for."""
     runs, goal = [], None
     for target in targets:
         if (target / "recipe.toml").is_file():
@@ -82,10 +117,15 @@ def found_runs(targets: Sequence[Path]) -> tuple[list[RunFolder], float | None]:
         home = target / "runs" if (target / "runs").is_dir() else target
         names = planned.get("order") or sorted(f.parent.name for f in home.glob("*/recipe.toml"))
         if not names:
-            raise InputError(f"{target} is neither a run folder nor a folder of runs: there is no recipe.toml in it or one below")
+            raise InputError(
+                f"{target} is neither a run folder nor a folder of runs: there is no "
+                "recipe.toml in it or one below"
+            )
         goal = goal or planned.get("target")
         folders = [(home / name).resolve() for name in names]
-        runs += [RunFolder.open(folder)[0] for folder in folders if (folder / "recipe.toml").is_file()]
+        runs += [
+            RunFolder.open(folder)[0] for folder in folders if (folder / "recipe.toml").is_file()
+        ]
     if not runs:
         raise InputError(f"no run was made in {', '.join(map(str, targets))} yet")
     for run in runs:
@@ -101,10 +141,14 @@ def _planned(folder: Path) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise InputError(f"{file} is damaged; delete it to have all runs in {folder / 'runs'} taken")
+        raise InputError(
+            f"{file} is damaged; delete it to have all runs in {folder / 'runs'} taken"
+        )
     return found
 
 
 def check_target(target: float | None) -> None:
     if target is not None and not 0 < target < 1:
-        raise InputError(f"--target {target:g} must be an accuracy between 0 and 1, as in --target 0.45")
+        raise InputError(
+            f"--target {target:g} must be an accuracy between 0 and 1, as in --target 0.45"
+        )

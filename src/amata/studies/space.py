@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from amata import recipes
 from amata.errors import InputError
 from amata.recipes import Recipe
-from amata.studies.price import StepPrice
+from amata.studies.cost import MethodCost
 
 SHAPES = ("linear", "exponential", "piecewise")
 ETAS = [0.1, 0.3, 1.0, 3.0]
@@ -30,7 +30,7 @@ class Trial(Protocol):
 @dataclass(frozen=True)
 class Space:
     recipe: Recipe
-    price: StepPrice
+    price: MethodCost
     budget: float
     """Gradient evaluations per image and epoch."""
     k_cap: int
@@ -39,12 +39,17 @@ class Space:
     def __post_init__(self) -> None:
         cheapest = self.price.base + self.price.per_step
         if self.budget < cheapest:
-            raise InputError(f"a budget of {self.budget:.2f} gradient evaluations per image and epoch is below K = 1, {cheapest:.2f}")
+            raise InputError(
+                f"a budget of {self.budget:.2f} gradient evaluations per image and epoch is "
+                f"below K = 1, {cheapest:.2f}"
+            )
 
     @property
-    def dearest(self) -> int:
+    def max_constant_k(self) -> int:
         """The largest K that may be taken all the time."""
-        return min(self.k_cap, math.floor((self.budget + 1e-9 - self.price.base) / self.price.per_step))
+        return min(
+            self.k_cap, math.floor((self.budget + 1e-9 - self.price.base) / self.price.per_step)
+        )
 
     def cost(self, recipe: Recipe) -> float:
         """What a recipe's schedule costs per image and epoch."""
@@ -53,39 +58,64 @@ class Space:
     def own(self) -> dict[str, Any] | None:
         """The recipe's own schedule as parameters, where a trial could propose it."""
         table = self.recipe.tables["schedule"]
-        if table["name"] != "linear" or "linear" not in self.shapes or table["k_min"] > self.dearest:
+        if (
+            table["name"] != "linear"
+            or "linear" not in self.shapes
+            or table["k_min"] > self.max_constant_k
+        ):
             return None
-        share, rise = table["tau"] / self.recipe.ball.eps / TAU_STEP, table["k_max"] - table["k_min"]
+        share, rise = (
+            table["tau"] / self.recipe.ball.eps / TAU_STEP,
+            table["k_max"] - table["k_min"],
+        )
         if 1 <= share * TAU_STEP <= 4 and abs(share - round(share)) < 1e-6 and rise < self.k_cap:
-            return {"shape": "linear", "k_min": table["k_min"], "rise": rise, "tau": round(share) * TAU_STEP}
+            return {
+                "shape": "linear",
+                "k_min": table["k_min"],
+                "rise": rise,
+                "tau": round(share) * TAU_STEP,
+            }
         return None
 
     def suggest(self, trial: Trial) -> dict[str, Any]:
         """A schedule table within the budget: k_max is lowered until it fits."""
         shape = trial.suggest_categorical("shape", list(self.shapes))
-        k_min, rise = trial.suggest_int("k_min", 1, self.dearest), trial.suggest_int("rise", 0, self.k_cap - 1)
+        k_min, rise = (
+            trial.suggest_int("k_min", 1, self.max_constant_k),
+            trial.suggest_int("rise", 0, self.k_cap - 1),
+        )
         tau = trial.suggest_float("tau", 1.0, 4.0, step=TAU_STEP) * self.recipe.ball.eps
         if shape == "exponential":
             eta = trial.suggest_categorical("eta", ETAS)
         elif shape == "piecewise":
-            switch = max(1, round(trial.suggest_categorical("switch", SWITCHES) * self.recipe.train.epochs))
+            switch = max(
+                1, round(trial.suggest_categorical("switch", SWITCHES) * self.recipe.train.epochs)
+            )
         for k_max in range(min(k_min + rise, self.k_cap), k_min - 1, -1):
             if shape == "piecewise":
                 table = {"name": shape, "stages": [[0, k_min], [switch, k_max]], "tau": tau}
             else:
-                table = {"name": shape, "k_min": k_min, "k_max": k_max, "tau": tau} | ({"eta": eta} if shape == "exponential" else {})
+                table = {"name": shape, "k_min": k_min, "k_max": k_max, "tau": tau} | (
+                    {"eta": eta} if shape == "exponential" else {}
+                )
             if self.cost(self.recipe_with(table)) <= self.budget + 1e-9:
                 return table
-        raise InputError(f"K = {k_min} all the time is above the budget of {self.budget:.2f} gradient evaluations per image and epoch")
+        raise InputError(
+            f"K = {k_min} all the time is above the budget of {self.budget:.2f} gradient "
+            "evaluations per image and epoch"
+        )
 
     def recipe_with(self, table: dict[str, Any]) -> Recipe:
         return recipes.parse({**self.recipe.tables, "schedule": table}, self.recipe.name)
 
 
 def schedule_key(recipe: Recipe) -> str:
-    """A name for what a schedule does, however it is written: two that give the same controls are one."""
+    """A name for what a schedule does, however it is written: two that give the same controls are
+    one."""
     epochs = recipe.train.epochs
-    return hashlib.sha256(repr([recipe.schedule(t, epochs) for t in range(epochs)]).encode()).hexdigest()[:12]
+    return hashlib.sha256(
+        repr([recipe.schedule(t, epochs) for t in range(epochs)]).encode()
+    ).hexdigest()[:12]
 
 
 def describe(table: dict[str, Any]) -> str:
@@ -93,5 +123,7 @@ def describe(table: dict[str, Any]) -> str:
     if table["name"] == "piecewise":
         (_, first), (switch, second) = table["stages"]
         return f"piecewise K {first} -> {second} at epoch {switch}, tau {table['tau']:.4g}"
-    shape = f"exponential (eta {table['eta']:g})" if table["name"] == "exponential" else table["name"]
+    shape = (
+        f"exponential (eta {table['eta']:g})" if table["name"] == "exponential" else table["name"]
+    )
     return f"{shape} K {table['k_min']} -> {table['k_max']}, tau {table['tau']:.4g}"

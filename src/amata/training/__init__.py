@@ -1,9 +1,7 @@
-"""Training by a recipe: epochs, rates, weight average, validation, checkpoints, guards."""
+"""Training: epochs, learning rates, EMA weights, validation, checkpoints, the collapse guard."""
 
 from amata.training.device import resolve_device
-from amata.training.fit import Fitted, fit
 from amata.training.interrupt import Interrupted
-from amata.training.reporter import Moment, Reporter
-from amata.training.run import RunFolder
+from amata.training.loop import Fitted, fit
 
-__all__ = ["Fitted", "Interrupted", "Moment", "Reporter", "RunFolder", "fit", "resolve_device"]
+__all__ = ["Fitted", "Interrupted", "fit", "resolve_device"]

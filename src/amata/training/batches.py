@@ -8,7 +8,7 @@ from torch import Tensor
 
 from amata.batch import Batch
 from amata.data import Arrays, ImageSet, Loader, Stream
-from amata.engine import current
+from amata.distributed import current
 from amata.recipes import Recipe
 
 
@@ -28,18 +28,32 @@ class Batches(Protocol):
 
 
 def training_batches(data: Any, recipe: Recipe, device: torch.device) -> Batches:
-    """The batches that a recipe trains on: shuffled and augmented as functions of seed, epoch and batch."""
+    """The batches that a recipe trains on: shuffled and augmented as functions of seed, epoch and
+    batch."""
     images = Arrays(*data) if _is_pair(data) else data
     if not isinstance(images, ImageSet):
         return Stream(images, device)
     c = recipe.data
     pad, flip = (c.pad if c.augment == "crop-flip" else 0), c.augment != "none"
     rank, size = current().rank, current().size
-    return Loader(images, c.batch_size, device, seed=recipe.train.seed, pad=pad, flip=flip, drop_last=c.drop_last, rank=rank, size=size)
+    return Loader(
+        images,
+        c.batch_size,
+        device,
+        seed=recipe.train.seed,
+        pad=pad,
+        flip=flip,
+        drop_last=c.drop_last,
+        rank=rank,
+        size=size,
+    )
 
 
-def held_out_batches(data: Any, recipe: Recipe, device: torch.device, at_most: int | None = None) -> Batches | None:
-    """Held-out images: all, or so many from beginning to end, because they may come class by class. A stream is always all of it."""
+def held_out_batches(
+    data: Any, recipe: Recipe, device: torch.device, at_most: int | None = None
+) -> Batches | None:
+    """Held-out images: all, or so many from beginning to end, because they may come class by class.
+    A stream is always all of it."""
     if data is None:
         return None
     images = Arrays(*data) if _is_pair(data) else data

@@ -6,7 +6,8 @@ import torch
 
 
 class Clock:
-    """Runs between `start` and `stop`. `tick` gives what has passed since the last reading, less what was spent on compiling."""
+    """Runs between `start` and `stop`. `tick` gives what has passed since the last reading, less
+    what was spent on compiling."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -23,7 +24,8 @@ class Clock:
         return self.tick(compiled)
 
     def tick(self, compiled: float) -> tuple[float, float]:
-        """Seconds of training and of compiling since the last reading; `compiled` are those of compiling in all."""
+        """Seconds of training and of compiling since the last reading; `compiled` are those of
+        compiling in all."""
         now, making = time.perf_counter(), compiled - self.made
         training, self.since, self.made = now - self.since - making, now, compiled
         return training, making

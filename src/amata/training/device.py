@@ -2,13 +2,17 @@
 
 import torch
 
-from amata.engine import local_device
+from amata.distributed import local_device
 from amata.errors import InputError
 
 
-def resolve_device(name: str, key: str = "train.device", way_out: str = "--set train.device=cpu") -> torch.device:
-    """The device that a recipe asks for, or an option by the name of `key`; "auto" is the GPU where there is one."""
-    if name in ("auto", "cuda") and (own := local_device()) is not None:  # of several processes, each has its own
+def resolve_device(
+    name: str, key: str = "train.device", way_out: str = "--set train.device=cpu"
+) -> torch.device:
+    """The device that a recipe asks for, or an option by the name of `key`; "auto" is the GPU where
+    there is one."""
+    # of several processes, each has its own
+    if name in ("auto", "cuda") and (own := local_device()) is not None:
         return own
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -16,6 +20,10 @@ def resolve_device(name: str, key: str = "train.device", way_out: str = "--set t
         device = torch.device(name)
     except RuntimeError:
         raise InputError(f"{key} = {name!r} is no device; use auto, cpu, cuda or cuda:N") from None
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise InputError(f"{key} = {name!r}, but {torch.cuda.device_count()} GPUs are visible; use {way_out}")
+    if device.type == "cuda" and (
+        not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()
+    ):
+        raise InputError(
+            f"{key} = {name!r}, but {torch.cuda.device_count()} GPUs are visible; use {way_out}"
+        )
     return device

@@ -1,4 +1,5 @@
-"""A whole experiment from a recipe: data, model, training, and the final evaluation on the test set."""
+"""A whole experiment from a recipe: data, model, training, and the final evaluation on the test
+set."""
 
 import signal
 from collections.abc import Callable
@@ -11,17 +12,17 @@ from torch import nn
 
 from amata import data, models, recipes
 from amata.attacks.guard import logits
-from amata.engine import current, launched, started_first, together
+from amata.distributed import current, init_distributed, is_main, launched
 from amata.errors import InputError
 from amata.evaluation import Result, evaluate, parse_attack
 from amata.recipes import Recipe
+from amata.reporter import Reporter
+from amata.runs.files import describe_weights, write_json
+from amata.runs.folder import RunFolder
+from amata.training.checks import check_divisible
 from amata.training.device import resolve_device
-from amata.training.division import check_divisible
-from amata.training.files import describe_weights, write_json
-from amata.training.fit import fit, part_of
 from amata.training.interrupt import Interrupted
-from amata.training.reporter import Reporter
-from amata.training.run import RunFolder
+from amata.training.loop import fit, part_of
 
 
 def load_data(recipe: Recipe) -> data.Splits:
@@ -43,7 +44,13 @@ def build_model(recipe: Recipe, images: data.ImageSet) -> nn.Module:
     """The recipe's network for these images, checked on one of them before any time is spent."""
     c = recipe.model
     model = models.build(
-        c.name, in_channels=images.channels, classes=images.classes, args=c.args, mean=c.mean, std=c.std, seed=recipe.train.seed
+        c.name,
+        in_channels=images.channels,
+        classes=images.classes,
+        args=c.args,
+        mean=c.mean,
+        std=c.std,
+        seed=recipe.train.seed,
     )
     if c.weights:
         models.load_weights(model, c.weights)
@@ -52,29 +59,40 @@ def build_model(recipe: Recipe, images: data.ImageSet) -> nn.Module:
         out = logits(model.eval(), x)
     if not isinstance(out, torch.Tensor) or out.dim() != 2 or len(out) != len(x):
         kind = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
-        raise InputError(f"model {c.name} must give logits of shape (N, classes); for {len(x)} images it gave {kind}")
+        raise InputError(
+            f"model {c.name} must give logits of shape (N, classes); for {len(x)} images it "
+            f"gave {kind}"
+        )
     if out.shape[1] != images.classes:
-        raise InputError(f"model {c.name} has {out.shape[1]} outputs and the data {images.classes} classes; set model.args to match")
+        raise InputError(
+            f"model {c.name} has {out.shape[1]} outputs and the data {images.classes} classes; "
+            "set model.args to match"
+        )
     return model.train()
 
 
 def train(recipe: Recipe, out: Path, reporter: Reporter | None = None) -> RunFolder:
-    """Run a recipe into a new folder. All that can be wrong with the input is found before the folder is made.
+    """Run a recipe into a new folder. All that can be wrong with the input is found before the
+    folder is made.
 
-    Under torchrun all processes call this alike, and the first one writes. torchrun starts them anew after a failure, with the same
-    command: they go on with an unfinished run of the same recipe.
+    Under torchrun all processes call this alike, and the first one writes. torchrun starts them
+    anew after a failure, with the same command: they go on with an unfinished run of the same
+    recipe.
     """
     if launched() and (out / "recipe.toml").is_file():
         run, begun = RunFolder.open(out)
         if not run.finished and begun.fingerprint() == recipe.fingerprint():
             return _carry_out(recipe, lambda: run, reporter or Reporter())
-    if started_first():
+    if is_main():
         RunFolder.check_free(out)
     return _carry_out(recipe, lambda: RunFolder.create(out, recipe), reporter or Reporter())
 
 
-def resume(path: Path, overrides: tuple[str, ...] = (), reporter: Reporter | None = None) -> RunFolder:
-    """Go on with an interrupted run from its newest whole checkpoint; a finished run is left as it is."""
+def resume(
+    path: Path, overrides: tuple[str, ...] = (), reporter: Reporter | None = None
+) -> RunFolder:
+    """Go on with an interrupted run from its newest whole checkpoint; a finished run is left as it
+    is."""
     run, recipe = RunFolder.open(path, overrides)
     reporter = reporter or Reporter()
     if run.finished:
@@ -89,22 +107,26 @@ def _carry_out(recipe: Recipe, folder: Callable[[], RunFolder], reporter: Report
         parse_attack(attack)
     splits = load_data(recipe)
     model = build_model(recipe, splits.train)
-    with together(device) as ranks:
+    with init_distributed(device) as ranks:
         check_divisible(recipe, ranks)
-        run = ranks.tell(_prepared(folder, recipe, splits, device) if ranks.first else None)
+        run = ranks.broadcast(_prepared(folder, recipe, splits, device) if ranks.is_main else None)
         assert run is not None
-        _train_and_evaluate(run, recipe, model, splits, reporter if ranks.first else Reporter())
+        _train_and_evaluate(run, recipe, model, splits, reporter if ranks.is_main else Reporter())
     return run
 
 
-def _prepared(folder: Callable[[], RunFolder], recipe: Recipe, splits: data.Splits, device: torch.device) -> RunFolder:
+def _prepared(
+    folder: Callable[[], RunFolder], recipe: Recipe, splits: data.Splits, device: torch.device
+) -> RunFolder:
     run = folder()
     run.record_split(recipe.train.seed, splits)
     run.write_environment(device)
     return run
 
 
-def _train_and_evaluate(run: RunFolder, recipe: Recipe, model: nn.Module, splits: data.Splits, reporter: Reporter) -> None:
+def _train_and_evaluate(
+    run: RunFolder, recipe: Recipe, model: nn.Module, splits: data.Splits, reporter: Reporter
+) -> None:
     fitted = fit(model, splits.train, splits.valid, recipe, run=run, reporter=reporter)
     again = f"training is done and saved, `amata train --resume {run.path}` evaluates again"
     try:
@@ -125,12 +147,17 @@ def _train_and_evaluate(run: RunFolder, recipe: Recipe, model: nn.Module, splits
         "best_epoch": fitted.best_epoch,
         "evaluation": {name: result.to_dict() for name, result in results.items()},
     }
-    if current().first:
+    if current().is_main:
         write_json(run.path / "summary.json", summary)
 
 
 def evaluate_recipe(
-    model: nn.Module, recipe: Recipe, images: data.ImageSet, reporter: Reporter, attacks: list[str] | None = None, limit: int | None = None
+    model: nn.Module,
+    recipe: Recipe,
+    images: data.ImageSet,
+    reporter: Reporter,
+    attacks: list[str] | None = None,
+    limit: int | None = None,
 ) -> dict[str, Result]:
     """The recipe's evaluation on these images, on the device the model is on."""
     c = recipe.eval
@@ -155,17 +182,26 @@ def evaluate_recipe(
 
 
 def load_trained(
-    path: Path, overrides: tuple[str, ...] = (), recipe_name: str | None = None, *, to_test: bool = False
+    path: Path,
+    overrides: tuple[str, ...] = (),
+    recipe_name: str | None = None,
+    *,
+    to_test: bool = False,
 ) -> tuple[nn.Module, Recipe, data.Splits]:
     """The model of a run folder (its best weights) or of a weights file, with its recipe and data.
 
-    Where it is `to_test`, the test images must be those that the run kept apart, unless other data are named.
+    Where it is `to_test`, the test images must be those that the run kept apart, unless other data
+    are named.
     """
     if path.is_dir():
         weights, (run, trained) = path / "model.safetensors", RunFolder.open(path)
         recipe = recipes.parse(trained.tables, trained.name, overrides)
         if not weights.is_file():
-            again = "its weights were not kept" if run.finished else f"`amata train --resume {path}` goes on until there is one"
+            again = (
+                "its weights were not kept"
+                if run.finished
+                else f"`amata train --resume {path}` goes on until there is one"
+            )
             raise InputError(f"{path} has no model.safetensors; {again}")
     elif path.is_file():
         weights = path
@@ -175,12 +211,18 @@ def load_trained(
         elif "tables" in about:
             recipe = recipes.parse(about["tables"], about["recipe"], overrides)
         else:
-            raise InputError(f"{path} does not say which model and data it belongs to; add --recipe NAME_OR_FILE")
+            raise InputError(
+                f"{path} does not say which model and data it belongs to; add --recipe NAME_OR_FILE"
+            )
     else:
         raise InputError(f"no run folder or weights file at {path}")
     recipe = replace(recipe, model=recipe.model.model_copy(update={"weights": None}))
     splits = load_data(recipe)
-    if to_test and path.is_dir() and not any(o.startswith(("data.root=", "data.name=")) for o in overrides):
+    if (
+        to_test
+        and path.is_dir()
+        and not any(o.startswith(("data.root=", "data.name=")) for o in overrides)
+    ):
         run.check_test(splits)
     model = build_model(recipe, splits.train)
     models.load_weights(model, weights)

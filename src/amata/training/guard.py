@@ -1,7 +1,8 @@
 """Trainings that go wrong, seen on held-out images, and the way back from there.
 
-A single-step method's robustness can vanish within an epoch while its own loss goes on falling: catastrophic overfitting. And any
-training can fall back to guessing, when one update too large leaves a network that gives every image the same logits.
+A single-step method's robustness can vanish within an epoch while its own loss goes on falling:
+catastrophic overfitting. And any training can fall back to guessing, when one update too large
+leaves a network that gives every image the same logits.
 """
 
 import math
@@ -15,23 +16,24 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from amata.attacks.guard import check_images, check_logits, logits, untouched
-from amata.engine import untuned
+from amata.engine import no_cudnn_benchmark
 from amata.errors import AmataError, InputError
 from amata.training.batches import Batches
-from amata.training.trainer import State, Trainer
+from amata.training.trainer import Snapshot, Trainer
 
-PROBE = "pgd-10"
+ATTACK = "pgd-10"
 IMAGES = 256
 DROP = 0.2
-"""A fall of the probe's accuracy by this much from one epoch to the next is a collapse (the threshold of Wong et al. 2020)."""
+"""A fall of the probe's accuracy by this much from one epoch to the next is a collapse (the
+threshold of Wong et al. 2020)."""
 FEW = 30
 """Images that are too few to tell a guess from bad luck."""
 TRIES = 5
-"""Remedies of each kind, after which trouble ends the run."""
+"""Remedies of each kind, after which failure ends the run."""
 
 
 @dataclass(frozen=True)
-class Trouble(ABC):
+class Failure(ABC):
     """An epoch that went wrong, with the accuracy before and after it."""
 
     epoch: int
@@ -50,7 +52,7 @@ class Trouble(ABC):
         """That value, changed once more."""
 
 
-class Collapse(Trouble):
+class Collapse(Failure):
     """The accuracy under the probe fell too far. One more inner step helps."""
 
     event = "collapse"
@@ -61,11 +63,11 @@ class Collapse(Trouble):
         return value + 1
 
     def __str__(self) -> str:
-        fell = f"{PROBE} on held-out images fell from {self.before:.1%} to {self.after:.1%}"
+        fell = f"{ATTACK} on held-out images fell from {self.before:.1%} to {self.after:.1%}"
         return f"catastrophic overfitting in epoch {self.epoch + 1}: {fell}"
 
 
-class Fall(Trouble):
+class ChanceCollapse(Failure):
     """The network only guesses. A lower learning rate helps."""
 
     event = "fall"
@@ -84,7 +86,7 @@ def collapsed(before: float, after: float) -> bool:
     return after < before - DROP
 
 
-class Look(NamedTuple):
+class GuardStats(NamedTuple):
     """What the weights make of some clean held-out images."""
 
     images: int
@@ -98,16 +100,17 @@ class Look(NamedTuple):
     """The loss of equal logits."""
 
     def fallen(self, best: float) -> bool:
-        """Whether a network that had learnt something now guesses. One whose BatchNorm is off for an epoch may also give one answer to
-        most, but is sure of it: its loss is higher. Few images say nothing."""
+        """Whether a network that had learnt something now guesses. One whose BatchNorm is off for
+        an epoch may also give one answer to most, but is sure of it: its loss is higher. Few images
+        say nothing."""
         guesses = self.same > 0.5 and 0.95 * self.informed < self.loss < 1.05 * self.equal
         return self.images >= FEW and guesses and self.accuracy < max(best - DROP, best / 2)
 
 
-def look_at(model: nn.Module, batches: Batches) -> Look:
-    """Look at the first images of these, and leave the model as it was."""
+def guard_stats(model: nn.Module, batches: Batches) -> GuardStats:
+    """GuardStats at the first images of these, and leave the model as it was."""
     pairs: list[tuple[Tensor, Tensor]] = []
-    with untouched(model), torch.no_grad(), untuned():
+    with untouched(model), torch.no_grad(), no_cudnn_benchmark():
         for batch in batches.epoch():
             if sum(len(y) for _, y in pairs) >= IMAGES:  # a stream may go on
                 break
@@ -119,7 +122,7 @@ def look_at(model: nn.Module, batches: Batches) -> Look:
         raise InputError("there is no held-out image to look at; give none or some")
     z, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     answers, labels = (torch.bincount(t, minlength=z.shape[1]) / len(y) for t in (z.argmax(1), y))
-    return Look(
+    return GuardStats(
         images=len(y),
         accuracy=float((z.argmax(1) == y).float().mean()),
         same=float(answers.max()),
@@ -132,49 +135,70 @@ def look_at(model: nn.Module, batches: Batches) -> Look:
 class Guard:
     """Looks at the trained weights after every epoch, and knows the way back."""
 
-    def __init__(self, trainer: Trainer, probe: Callable[[Batches], float], images: Batches) -> None:
-        """`images` are some held-out ones, and `probe` gives the accuracy of the weights under PROBE on such."""
-        self.trainer, self.probe, self.images = trainer, probe, images
-        self.good: State | None = None
+    def __init__(
+        self, trainer: Trainer, robust_accuracy: Callable[[Batches], float], images: Batches
+    ) -> None:
+        """`images` are some held-out ones, and `probe` gives the accuracy of the weights under
+        ATTACK on such."""
+        self.trainer, self.robust_accuracy, self.images = trainer, robust_accuracy, images
+        self.good: Snapshot | None = None
         """The state at the end of the last good epoch."""
 
     @property
     def armed(self) -> bool:
-        """Whether the schedule asks for a single gradient step now, of a method that may collapse by it."""
+        """Whether the schedule asks for a single gradient step now, of a method that may collapse
+        by it."""
         may_collapse = getattr(self.trainer.recipe.method, "may_collapse", False)
         return self.trainer.scheduled().steps == 1 and may_collapse
 
     def remember(self) -> None:
         """Keep the state after a good epoch."""
         self.good = None  # not both at once
-        tensors, record = self.trainer.state()
+        tensors, record = self.trainer.snapshot()
         self.good = {k: v.detach().clone() for k, v in tensors.items()}, record
 
-    def look(self) -> Trouble | None:
+    def check(self) -> Failure | None:
         """After an epoch: what has gone wrong since the last good one."""
-        at = self.trainer.at
-        seen = self.trainer.ranks.tell(look_at(self.trainer.model, self.images))  # all processes must agree
-        if seen.fallen(at.clean):  # a guess fails the probe too, but needs another remedy
-            return Fall(at.epoch, at.clean, seen.accuracy)
-        robust = self.probe(self.images) if self.armed else None
-        if at.probe is not None and robust is not None and collapsed(at.probe, robust):
-            return Collapse(at.epoch, at.probe, robust)
-        at.probe, at.clean = robust, max(at.clean, seen.accuracy)
+        state = self.trainer.state
+        # all processes must agree
+        seen = self.trainer.ranks.broadcast(guard_stats(self.trainer.model, self.images))
+        if seen.fallen(state.guard_clean):  # a guess fails the probe too, but needs another remedy
+            return ChanceCollapse(state.epoch, state.guard_clean, seen.accuracy)
+        robust = self.robust_accuracy(self.images) if self.armed else None
+        if (
+            state.guard_robust is not None
+            and robust is not None
+            and collapsed(state.guard_robust, robust)
+        ):
+            return Collapse(state.epoch, state.guard_robust, robust)
+        state.guard_robust, state.guard_clean = robust, max(state.guard_clean, seen.accuracy)
         return None
 
-    def event(self, trouble: Trouble) -> dict[str, Any]:
+    def event(self, failure: Failure) -> dict[str, Any]:
         """What is to be done about it, as the recipe says, in a row of metrics.jsonl."""
-        value = getattr(self.trainer.at, trouble.key)
-        action = "stop" if self.good is None or value == trouble.last else self.trainer.recipe.train.guard
-        change = {trouble.key: trouble.remedied(value) if action == "rollback" else value}
-        return {"event": trouble.event, "action": action, **change, **asdict(trouble)}
+        value = getattr(self.trainer.state, failure.key)
+        action = (
+            "stop"
+            if self.good is None or value == failure.last
+            else self.trainer.recipe.train.guard
+        )
+        change = {failure.key: failure.remedied(value) if action == "rollback" else value}
+        return {"event": failure.event, "action": action, **change, **asdict(failure)}
 
-    def go_back(self, trouble: Trouble, event: dict[str, Any]) -> str:
-        """To the last good epoch, to go on from there otherwise, or to stop there. Says what is otherwise."""
+    def go_back(self, failure: Failure, event: dict[str, Any]) -> str:
+        """To the last good epoch, to go on from there otherwise, or to stop there. Says what is
+        otherwise."""
         if self.good is not None:
             self.trainer.rewind(*self.good)
         if event["action"] == "stop":
-            raise AmataError(f"{trouble}; stopped, with the last good checkpoint kept: {trouble.advice}, or set train.guard")
-        setattr(self.trainer.at, trouble.key, event[trouble.key])
-        at = self.trainer.at
-        return f"{self.trainer.control().steps} inner steps" if isinstance(trouble, Collapse) else f"{at.lr_scale:g} of the learning rate"
+            raise AmataError(
+                f"{failure}; stopped, with the last good checkpoint kept: {failure.advice}, or "
+                "set train.guard"
+            )
+        setattr(self.trainer.state, failure.key, event[failure.key])
+        state = self.trainer.state
+        return (
+            f"{self.trainer.control().steps} inner steps"
+            if isinstance(failure, Collapse)
+            else f"{state.lr_scale:g} of the learning rate"
+        )

@@ -17,7 +17,8 @@ class Interrupted(AmataError):
 
 
 class Interrupt:
-    """While active, the first SIGINT or SIGTERM sets `number`; a second one stops the process as it always did."""
+    """While active, the first SIGINT or SIGTERM sets `number`; a second one stops the process as it
+    always did."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -29,7 +30,12 @@ class Interrupt:
                 self._previous[number] = signal.signal(number, self._request)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._restore()
 
     def _request(self, number: int, frame: FrameType | None) -> None:

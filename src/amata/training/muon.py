@@ -1,4 +1,5 @@
-"""Muon (Jordan et al. 2024): gradient descent with momentum, in which the update of a matrix has all its singular values near 1."""
+"""Muon (Jordan et al. 2024): gradient descent with momentum, in which the update of a matrix has
+all its singular values near 1."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -8,11 +9,13 @@ from torch import Tensor
 
 ITERATIONS = 5
 QUINTIC = (3.4445, -4.7750, 2.0315)
-"""Coefficients of p(s) = a s + b s^3 + c s^5 with a steep rise at 0: five applications bring singular values from 0.01 on to 0.7 to 1.2."""
+"""Coefficients of p(s) = a s + b s^3 + c s^5 with a steep rise at 0: five applications bring
+singular values from 0.01 on to 0.7 to 1.2."""
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """U V^T of each matrix U S V^T of a stack, but for singular values of 0.7 to 1.2 in place of 1, by products of matrices alone."""
+    """U V^T of each matrix U S V^T of a stack, but for singular values of 0.7 to 1.2 in place of 1,
+    by products of matrices alone."""
     a, b, c = QUINTIC
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
@@ -26,11 +29,23 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Groups with `orthogonal` hold weights of two and more dimensions, of which all but the first are taken as one; other groups get
-    gradient descent with momentum. `weight_decay` shrinks weights by lr * weight_decay, apart from the gradient."""
+    """Groups with `orthogonal` hold weights of two and more dimensions, of which all but the first
+    are taken as one; other groups get gradient descent with momentum. `weight_decay` shrinks
+    weights by lr * weight_decay, apart from the gradient."""
 
-    def __init__(self, groups: Iterable[dict[str, Any]], *, lr: float, momentum: float, nesterov: bool) -> None:
-        super().__init__(groups, {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": 0.0, "orthogonal": False})
+    def __init__(
+        self, groups: Iterable[dict[str, Any]], *, lr: float, momentum: float, nesterov: bool
+    ) -> None:
+        super().__init__(
+            groups,
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "nesterov": nesterov,
+                "weight_decay": 0.0,
+                "orthogonal": False,
+            },
+        )
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         assert closure is None, "a loss that is to be computed anew is not what training does here"
@@ -39,11 +54,16 @@ class Muon(torch.optim.Optimizer):
 
     def momenta(self) -> list[Tensor]:
         """What `directions` changes."""
-        return [momentum for group in self.param_groups for momentum in self._momenta(self._moving(group))]
+        return [
+            momentum
+            for group in self.param_groups
+            for momentum in self._momenta(self._moving(group))
+        ]
 
     @torch.no_grad()
     def directions(self) -> list[list[Tensor]]:
-        """What the weights of each group move against, by the rate. All the work is here, and the rate is not: an engine may record it."""
+        """What the weights of each group move against, by the rate. All the work is here, and the
+        rate is not: an engine may record it."""
         return [self._directions(group) for group in self.param_groups]
 
     @torch.no_grad()
@@ -70,13 +90,18 @@ class Muon(torch.optim.Optimizer):
         momenta = self._momenta(weights)
         torch._foreach_mul_(momenta, group["momentum"])
         torch._foreach_add_(momenta, grads)
-        updates = list(torch._foreach_add(grads, momenta, alpha=group["momentum"])) if group["nesterov"] else momenta
+        updates = (
+            list(torch._foreach_add(grads, momenta, alpha=group["momentum"]))
+            if group["nesterov"]
+            else momenta
+        )
         return _made_orthogonal(updates) if group["orthogonal"] else updates
 
 
 def _made_orthogonal(updates: list[Tensor]) -> list[Tensor]:
-    """Each update as an orthogonal matrix; those of one shape are one stack. A matrix with more rows than columns is scaled up by the
-    root of their ratio, so that what comes out of a layer changes as much as with a square one."""
+    """Each update as an orthogonal matrix; those of one shape are one stack. A matrix with more
+    rows than columns is scaled up by the root of their ratio, so that what comes out of a layer
+    changes as much as with a square one."""
     made: list[Tensor] = list(updates)
     shapes: dict[torch.Size, list[int]] = {}
     for index, update in enumerate(updates):
@@ -85,5 +110,6 @@ def _made_orthogonal(updates: list[Tensor]) -> list[Tensor]:
         stack = orthogonal(torch.stack([updates[index].flatten(1) for index in indices]))
         stack *= max(1.0, stack.shape[1] / stack.shape[2]) ** 0.5
         for index, matrix in zip(indices, stack, strict=True):
-            made[index] = torch.empty_like(updates[index]).copy_(matrix.view(shape))  # laid out in memory as the weight is
+            # laid out in memory as the weight is
+            made[index] = torch.empty_like(updates[index]).copy_(matrix.view(shape))
     return made

@@ -11,7 +11,8 @@ from amata.training.muon import Muon
 
 
 def make_optimizer(model: nn.Module, config: Optim) -> torch.optim.Optimizer:
-    """SGD, AdamW or Muon over the model's trainable parameters; biases and norms may be exempt from weight decay."""
+    """SGD, AdamW or Muon over the model's trainable parameters; biases and norms may be exempt from
+    weight decay."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     weights = [p for p in trainable if p.dim() > 1]
     others = [p for p in trainable if p.dim() <= 1]  # biases, and scales of norms
@@ -19,29 +20,48 @@ def make_optimizer(model: nn.Module, config: Optim) -> torch.optim.Optimizer:
     if config.name == "muon":
         # The layer that makes the logits is none of the hidden matrices that Muon is for.
         hidden = {"params": weights[:-1], "weight_decay": config.weight_decay, "orthogonal": True}
-        rest = [{"params": weights[-1:], "weight_decay": config.weight_decay}, {"params": others, "weight_decay": spared}]
-        return Muon([hidden, *rest], lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
+        rest = [
+            {"params": weights[-1:], "weight_decay": config.weight_decay},
+            {"params": others, "weight_decay": spared},
+        ]
+        return Muon(
+            [hidden, *rest], lr=config.lr, momentum=config.momentum, nesterov=config.nesterov
+        )
     if config.decay_all:
         groups = [{"params": trainable, "weight_decay": config.weight_decay}]
     else:
-        groups = [{"params": weights, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": spared}]
-    fused = all(p.is_cuda for p in trainable)  # one kernel for all weights; on a CPU the plain loop is the reference
+        groups = [
+            {"params": weights, "weight_decay": config.weight_decay},
+            {"params": others, "weight_decay": spared},
+        ]
+    # one kernel for all weights; on a CPU the plain loop is the reference
+    fused = all(p.is_cuda for p in trainable)
     if config.name == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr, fused=fused)
-    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused)
+    return torch.optim.SGD(
+        groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused
+    )
 
 
 def learning_rate(config: Optim, progress: float, epochs: int) -> float:
     """The rate at `progress` epochs (a fraction inside an epoch) of a run of `epochs`.
 
-    piecewise: lr * factor^(milestones passed). one-cycle: linear 0 -> lr at `peak` of the run -> 0. cosine: lr (1 + cos(pi t)) / 2.
+    piecewise: lr * factor^(milestones passed). one-cycle: linear 0 -> lr at `peak` of the run -> 0.
+    cosine: lr (1 + cos(pi t)) / 2.
     """
     if config.rate == "one-cycle":
         share = progress / epochs
-        return config.lr * (share / config.peak if share < config.peak else (1 - share) / (1 - config.peak))
+        return config.lr * (
+            share / config.peak if share < config.peak else (1 - share) / (1 - config.peak)
+        )
     lr = config.lr
     if config.rate == "piecewise":
         lr *= config.factor ** bisect.bisect_right(sorted(config.milestones), math.floor(progress))
     if config.rate == "cosine":
-        lr *= (1 + math.cos(math.pi * max(0.0, progress - config.warmup) / max(epochs - config.warmup, 1e-9))) / 2
+        lr *= (
+            1
+            + math.cos(
+                math.pi * max(0.0, progress - config.warmup) / max(epochs - config.warmup, 1e-9)
+            )
+        ) / 2
     return lr * min(1.0, progress / config.warmup) if config.warmup else lr

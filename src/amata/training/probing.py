@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from amata.batch import Batch
 from amata.control import Probe
-from amata.engine import ProbeNet, Ranks
+from amata.distributed import Ranks
+from amata.engine import ProbeNet
 from amata.methods import Memory, Method
 from amata.schedules import Control, Response
 from amata.seeds import derive
@@ -20,7 +21,8 @@ def probe(
     place: tuple[int, int],
     ranks: Ranks,
 ) -> list[Response]:
-    """Value and cost of each control, averaged over the batches. Several processes share the work; `place` is (seed, epoch)."""
+    """Value and cost of each control, averaged over the batches. Several processes share the work;
+    `place` is (seed, epoch)."""
     curve = []
     for number, u in enumerate(controls):
         value = cost = 0.0

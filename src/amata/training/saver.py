@@ -1,4 +1,5 @@
-"""What a training leaves in its run folder, written by a thread beside it: an epoch may be shorter than a disk takes for its checkpoint."""
+"""What a training leaves in its run folder, written by a thread beside it: an epoch may be shorter
+than a disk takes for its checkpoint."""
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -8,25 +9,27 @@ from typing import Any
 
 from torch import Tensor
 
-from amata.training.checkpoint import begins, discard_after, save_checkpoint
-from amata.training.files import load_tensors, save_tensors
-from amata.training.run import RunFolder
-from amata.training.trainer import State, Trainer
+from amata.runs.checkpoint import begins, discard_after, save_checkpoint
+from amata.runs.files import load_tensors, save_tensors
+from amata.runs.folder import RunFolder
+from amata.training.trainer import Snapshot, Trainer
 
 PATIENCE = 1.0
 """Seconds that a checkpoint may take before the next one is left out rather than waited for."""
 
 
 class Saver:
-    """Checkpoints and the best weights of one call of fit(). Several processes call it alike, and the first one writes.
+    """Checkpoints and the best weights of one call of fit(). Several processes call it alike, and
+    the first one writes.
 
-    What is saved is copied at once and written while training goes on. A checkpoint that comes while the disk is still busy with the one
-    before is left out, unless it `must` be there. An error in writing is raised by the next call.
+    What is saved is copied at once and written while training goes on. A checkpoint that comes
+    while the disk is still busy with the one before is left out, unless it `must` be there. An
+    error in writing is raised by the next call.
     """
 
     def __init__(self, trainer: Trainer, run: RunFolder | None) -> None:
         self.trainer, self.run, self.ranks = trainer, run, trainer.ranks
-        self.recorded = self.ranks.tell(run is not None)
+        self.recorded = self.ranks.broadcast(run is not None)
         """Whether there is a run folder; with several processes, the first one's."""
         self.place: tuple[int, int] | None = None
         """The epoch and batch of the newest checkpoint."""
@@ -40,7 +43,12 @@ class Saver:
     def __enter__(self) -> "Saver":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.pool.shutdown()
         if error is None:
             self.wait()
@@ -49,36 +57,42 @@ class Saver:
 
     def keep_best(self) -> None:
         """The weights as they are now are the best so far."""
-        if self.ranks.first:
+        if self.ranks.is_main:
             self.best, self.best_unsaved = _copied(self.trainer.result.state_dict()), True
 
-    def checkpoint(self, *, must: bool = False, now: bool = False, start: State | None = None) -> bool:
+    def checkpoint(
+        self, *, must: bool = False, now: bool = False, start: Snapshot | None = None
+    ) -> bool:
         """Save the state, and with `now` wait until it is on the disk. False where it was left out.
 
-        `start` is the state that the epoch began with: it is saved first, where it was left out, for a resumed run to go back to.
+        `start` is the state that the epoch began with: it is saved first, where it was left out,
+        for a resumed run to go back to.
         """
-        at = self.trainer.at
-        if not self.recorded or (at.epoch, at.batch) == self.place:
+        state = self.trainer.state
+        if not self.recorded or (state.epoch, state.batch) == self.place:
             if now:
                 self.wait()
             return True
-        if not self.ranks.tell(must or now or self._is_ready()):
+        if not self.ranks.broadcast(must or now or self._is_ready()):
             return False
-        tensors, record = self.trainer.state()  # all processes have a hand in it
+        tensors, record = self.trainer.snapshot()  # all processes have a hand in it
         if self.run:
             failed = self._failure()
             best, self.best_unsaved = self.best if self.best_unsaved else None, False
-            self.pending = self.pool.submit(self._write, self.run, _copied(tensors), record, best, start)
+            self.pending = self.pool.submit(
+                self._write, self.run, _copied(tensors), record, best, start
+            )
             self.started = time.monotonic()
             if now:
                 self.wait()  # what could not be written before no longer matters if this can
             elif failed is not None:
                 raise failed
-        self.place, self.time = (at.epoch, at.batch), time.monotonic()
+        self.place, self.time = (state.epoch, state.batch), time.monotonic()
         return True
 
     def discard_after(self, epoch: int) -> None:
-        """Forget what was saved after the beginning of an epoch: a rolled-back run must not be resumed from it."""
+        """Forget what was saved after the beginning of an epoch: a rolled-back run must not be
+        resumed from it."""
         self.wait()
         self.place = None
         if self.run:
@@ -87,15 +101,19 @@ class Saver:
     def finish(self) -> dict[str, Tensor] | None:
         """Write the last weights and the best ones; gives back the best, if any were held to be."""
         self.wait()
-        at, last = self.trainer.at, self.trainer.recipe.train.epochs - 1
+        state, last = self.trainer.state, self.trainer.recipe.train.epochs - 1
         if self.run:
-            self.run.promote(at.best_epoch)
-            self._save_weights(self.run.path / "last.safetensors", self.trainer.result.state_dict(), last)
-            if at.best_epoch is None:  # nothing was held out to choose by
-                self._save_weights(self.run.path / "model.safetensors", self.trainer.result.state_dict(), last)
+            self.run.promote(state.best_epoch)
+            self._save_weights(
+                self.run.path / "last.safetensors", self.trainer.result.state_dict(), last
+            )
+            if state.best_epoch is None:  # nothing was held out to choose by
+                self._save_weights(
+                    self.run.path / "model.safetensors", self.trainer.result.state_dict(), last
+                )
             else:
                 self.best = load_tensors(self.run.path / "model.safetensors")
-        best: dict[str, Tensor] | None = self.ranks.tell(self.best)
+        best: dict[str, Tensor] | None = self.ranks.broadcast(self.best)
         return best
 
     def wait(self) -> None:
@@ -126,10 +144,18 @@ class Saver:
     def _is_ready(self) -> bool:
         if self.pending is None:
             return True
-        return self.pending in wait([self.pending], max(0.0, self.started + PATIENCE - time.monotonic())).done
+        return (
+            self.pending
+            in wait([self.pending], max(0.0, self.started + PATIENCE - time.monotonic())).done
+        )
 
     def _write(
-        self, run: RunFolder, tensors: dict[str, Tensor], record: dict[str, Any], best: dict[str, Tensor] | None, start: State | None
+        self,
+        run: RunFolder,
+        tensors: dict[str, Tensor],
+        record: dict[str, Any],
+        best: dict[str, Tensor] | None,
+        start: Snapshot | None,
     ) -> None:
         epoch = record["best_epoch"]
         if best is not None:
@@ -141,7 +167,9 @@ class Saver:
 
     def _save_weights(self, path: Path, weights: dict[str, Tensor], epoch: int) -> None:
         recipe = self.trainer.recipe
-        save_tensors(path, weights, {"recipe": recipe.name, "tables": recipe.deciding(), "epoch": epoch})
+        save_tensors(
+            path, weights, {"recipe": recipe.name, "tables": recipe.deciding(), "epoch": epoch}
+        )
 
 
 def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -13,41 +13,47 @@ from torch import Tensor, nn
 from amata.attacks.guard import check_images, check_logits, logits
 from amata.batch import Batch
 from amata.data import Feed
-from amata.engine import ProbeNet, WeightAverage, current, make_net, share_norms, untuned
+from amata.distributed import current, sync_batchnorms
+from amata.engine import EMA, ProbeNet, make_net, no_cudnn_benchmark
 from amata.errors import AmataError, InputError
 from amata.losses import smooth_ce
 from amata.methods import Memory
 from amata.recipes import Recipe
+from amata.runs.files import under
 from amata.schedules import Account, ClosedLoop, Control, Response
 from amata.seeds import derive, generator
 from amata.training.batches import Batches
+from amata.training.checks import check_divisible, check_equal_batches
 from amata.training.clock import Clock
-from amata.training.division import check_alike, check_divisible
-from amata.training.files import under
 from amata.training.optim import learning_rate, make_optimizer
-from amata.training.position import SPENT, Position
 from amata.training.probing import probe
+from amata.training.state import SPENT, TrainState
 
 CHECK_EVERY = 50
 """Batches between looks at the loss; each look waits for the device."""
 
 
-State = tuple[dict[str, Tensor], dict[str, Any]]
+Snapshot = tuple[dict[str, Tensor], dict[str, Any]]
 """Everything a resumed run needs, as tensors and JSON."""
 
 
 class Trainer:
-    def __init__(self, model: nn.Module, batches: Batches, recipe: Recipe, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, batches: Batches, recipe: Recipe, device: torch.device
+    ) -> None:
         self.recipe, self.batches, self.device = recipe, batches, device
         self.ranks = current()
         check_divisible(recipe, self.ranks)
-        check_alike(len(batches), self.ranks)
+        check_equal_batches(len(batches), self.ranks)
         self.model = model.to(device)
         if self.ranks.size > 1:
-            self.ranks.average([t for t in self.model.state_dict().values() if t.is_floating_point()], float(self.ranks.first))
+            self.ranks.average(
+                [t for t in self.model.state_dict().values() if t.is_floating_point()],
+                float(self.ranks.is_main),
+            )
             if recipe.train.sync_bn:
-                share_norms(self.model)
-        self.average = WeightAverage(self.model, recipe.optim.ema) if recipe.optim.ema else None
+                sync_batchnorms(self.model)
+        self.ema = EMA(self.model, recipe.optim.ema) if recipe.optim.ema else None
         self.optimizer = make_optimizer(self.model, recipe.optim)
         if device.type == "cuda":
             if device.index is not None:
@@ -62,39 +68,42 @@ class Trainer:
             precision=recipe.train.precision,
             loss=smooth_ce(recipe.optim.label_smoothing),
             attack_mode=recipe.train.attack_mode,
-            average=self.average,
+            ema=self.ema,
             first_layer=recipe.model.first_layer,
             ranks=self.ranks,
         )
         self.clock = Clock(device)
         self._images = 0
         self.memory: Memory = {}
-        self.at = Position()
+        self.state = TrainState()
         self.loss_sum = torch.zeros((), device=device, dtype=torch.float64)
 
     @property
     def result(self) -> nn.Module:
         """The model that is validated and kept: the weight average where there is one."""
-        return self.average.model if self.average else self.model
+        return self.ema.model if self.ema else self.model
 
     def scheduled(self) -> Control:
-        """What the schedule says of this epoch; of a closed-loop one that has not been asked yet, its least candidate."""
+        """What the schedule says of this epoch; of a closed-loop one that has not been asked yet,
+        its least candidate."""
         schedule = self.recipe.schedule
         if not isinstance(schedule, ClosedLoop):
-            return schedule(self.at.epoch, self.recipe.train.epochs)
-        if self.at.chosen is None:
+            return schedule(self.state.epoch, self.recipe.train.epochs)
+        if self.state.chosen is None:
             return schedule.candidates()[0]
-        return Control(int(self.at.chosen[0]), self.at.chosen[1])
+        return Control(int(self.state.chosen[0]), self.state.chosen[1])
 
     def control(self) -> Control:
-        """What this epoch is trained with: the schedule's control, and the steps that the guard has added."""
+        """What this epoch is trained with: the schedule's control, and the steps that the guard has
+        added."""
         u = self.scheduled()
-        return u._replace(steps=u.steps + self.at.extra_steps)
+        return u._replace(steps=u.steps + self.state.extra_steps)
 
     def _ask_schedule(self) -> None:
-        """Let a closed-loop schedule choose the control of this epoch. Its probing is counted and timed as training."""
-        schedule, at = self.recipe.schedule, self.at
-        if not isinstance(schedule, ClosedLoop) or at.chosen is not None:
+        """Let a closed-loop schedule choose the control of this epoch. Its probing is counted and
+        timed as training."""
+        schedule, state = self.recipe.schedule, self.state
+        if not isinstance(schedule, ClosedLoop) or state.chosen is not None:
             return
         net = ProbeNet(
             self.model,
@@ -103,51 +112,73 @@ class Trainer:
             first_layer=self.recipe.model.first_layer,
             precision=self.net.precision,
         )
-        batches = list(islice(self.batches.whole().epoch(at.epoch), schedule.probe_batches))
-        if at.epoch == 0:
+        batches = list(islice(self.batches.whole().epoch(state.epoch), schedule.probe_batches))
+        if state.epoch == 0:
             self._check_batch(batches[0])
-        place = (self.recipe.train.seed, at.epoch)
-        curve = probe(net, self.recipe.method, schedule.candidates(), batches, self.memory, place=place, ranks=self.ranks)
-        at.curves.append([[*r.control, r.value, r.cost] for r in curve])
-        probing, first_layer = (int(v) for v in self.ranks.sum([net.grad_evals, net.first_layer_evals]))
-        at.grad_evals += probing
-        at.first_layer_evals += first_layer
-        at.probe_evals += probing
+        place = (self.recipe.train.seed, state.epoch)
+        curve = probe(
+            net,
+            self.recipe.method,
+            schedule.candidates(),
+            batches,
+            self.memory,
+            place=place,
+            ranks=self.ranks,
+        )
+        state.curves.append([[*r.control, r.value, r.cost] for r in curve])
+        probing, first_layer = (
+            int(v) for v in self.ranks.sum([net.grad_evals, net.first_layer_evals])
+        )
+        state.grad_evals += probing
+        state.first_layer_evals += first_layer
+        state.probe_evals += probing
         self._count_on()
-        # A stream's images are counted as they come; before the first epoch its batches are taken to be alike.
-        images = self.batches.count or (at.images / at.epoch if at.epoch else len(self.batches) * len(batches[0].x))
-        account = Account(at.epoch, self.recipe.train.epochs, at.grad_evals / images, probing / images)
-        curves = [[Response(Control(int(k), alpha), value, cost) for k, alpha, value, cost in past] for past in at.curves]
+        # A stream's images are counted as they come; before the first epoch its batches are taken
+        # to be alike.
+        images = self.batches.count or (
+            state.images / state.epoch if state.epoch else len(self.batches) * len(batches[0].x)
+        )
+        account = Account(
+            state.epoch, self.recipe.train.epochs, state.grad_evals / images, probing / images
+        )
+        curves = [
+            [Response(Control(int(k), alpha), value, cost) for k, alpha, value, cost in past]
+            for past in state.curves
+        ]
         choice = schedule.choose(curves, account)
-        at.chosen = [*choice.control, choice.gamma]
+        state.chosen = [*choice.control, choice.gamma]
 
     def _in_rows(self, key: str) -> bool:
-        """Whether what a method remembers under this name has a row for each image of a batch, of which each process keeps its own."""
+        """Whether what a method remembers under this name has a row for each image of a batch, of
+        which each process keeps its own."""
         return self.ranks.size > 1 and key in getattr(self.recipe.method, "memory_rows", ())
 
     def lr(self, batch: int) -> float:
         """The learning rate of a batch of the current epoch."""
         # Mid-batch, so that a one-cycle rate is zero neither in the first batch nor in the last.
-        progress = self.at.epoch + (batch + 0.5) / len(self.batches)
-        return self.at.lr_scale * learning_rate(self.recipe.optim, progress, self.recipe.train.epochs)
+        progress = self.state.epoch + (batch + 0.5) / len(self.batches)
+        return self.state.lr_scale * learning_rate(
+            self.recipe.optim, progress, self.recipe.train.epochs
+        )
 
     def train_epoch(self, after_batch: Callable[[Control], bool]) -> bool:
-        """Train the rest of the current epoch. `after_batch` may end it early by returning True; then so does this."""
+        """Train the rest of the current epoch. `after_batch` may end it early by returning True;
+        then so does this."""
         self.start_clock()
         self._ask_schedule()
         u, first = self.control(), True
-        feed = Feed(self.batches.epoch(self.at.epoch, self.at.batch), self.device)
+        feed = Feed(self.batches.epoch(self.state.epoch, self.state.batch), self.device)
         for batch in feed:
-            self.at.data_seconds, feed.waited = self.at.data_seconds + feed.waited, 0.0
+            self.state.data_seconds, feed.waited = self.state.data_seconds + feed.waited, 0.0
             if first:
                 self._check_batch(batch)
                 first = False
-            lr = self.lr(self.at.batch)
+            lr = self.lr(self.state.batch)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self._train_batch(batch, u)
-            self.at.batch += 1
-            if self.device.type == "cpu" or self.at.batch % CHECK_EVERY == 0:
+            self.state.batch += 1
+            if self.device.type == "cpu" or self.state.batch % CHECK_EVERY == 0:
                 self.check_finite()
             if self.ranks.size == 1:  # several processes add up at the end of an epoch
                 self._add_up()
@@ -161,8 +192,12 @@ class Trainer:
 
     def _train_batch(self, batch: Batch, u: Control) -> None:
         """One update, on a batch as a whole or in parts."""
-        place = (self.recipe.train.seed, self.at.epoch, self.at.batch)
-        parts = batch.parts(self.recipe.train.accumulate) if self.recipe.train.accumulate > 1 else [batch]
+        place = (self.recipe.train.seed, self.state.epoch, self.state.batch)
+        parts = (
+            batch.parts(self.recipe.train.accumulate)
+            if self.recipe.train.accumulate > 1
+            else [batch]
+        )
         for index, part in enumerate(parts):
             # Dropout draws from the global generator.
             rank = (self.ranks.rank,) if self.ranks.rank else ()
@@ -171,20 +206,31 @@ class Trainer:
             self.net.share, self.net.more = len(part.x) / len(batch.x), index < len(parts) - 1
             self.recipe.method.step(self.net, part, u, rng, self.memory)
             if self.net.last_loss is None:
-                raise InputError(f"the schedule gives {u.steps} steps, with which this method does not train at all; raise schedule.steps")
+                raise InputError(
+                    f"the schedule gives {u.steps} steps, with which this method does not "
+                    "train at all; raise schedule.steps"
+                )
             self.loss_sum += self.net.last_loss * self.net.share
         self._images += len(batch.x)
 
     def _add_up(self) -> None:
         """Bring the account up to date with what all processes have done since the last time."""
-        at, net = self.at, self.net
-        done = [net.grad_evals - at.grad_evals, net.first_layer_evals - at.first_layer_evals, self._images]
+        state, net = self.state, self.net
+        done = [
+            net.grad_evals - state.grad_evals,
+            net.first_layer_evals - state.first_layer_evals,
+            self._images,
+        ]
         if self.ranks.size > 1:
-            *done, loss = (*map(int, self.ranks.sum(done)), self.ranks.sum([self.loss_sum.item()])[0])
-            self.loss_sum.fill_(loss / self.ranks.size)  # parts of a batch have the same size, or nearly so
-        at.grad_evals += int(done[0])
-        at.first_layer_evals += int(done[1])
-        at.images += int(done[2])
+            *done, loss = (
+                *map(int, self.ranks.sum(done)),
+                self.ranks.sum([self.loss_sum.item()])[0],
+            )
+            # parts of a batch have the same size, or nearly so
+            self.loss_sum.fill_(loss / self.ranks.size)
+        state.grad_evals += int(done[0])
+        state.first_layer_evals += int(done[1])
+        state.images += int(done[2])
         self._count_on()
         self._images = 0
 
@@ -195,80 +241,104 @@ class Trainer:
         self._spend(*self.clock.stop(self.net.compile_seconds))
 
     def _spend(self, training: float, compiling: float) -> None:
-        self.at.train_seconds += training
-        self.at.compile_seconds += compiling
+        self.state.train_seconds += training
+        self.state.compile_seconds += compiling
 
     def _check_batch(self, batch: Batch) -> None:
-        """Refuse images outside [0, 1], labels outside the classes and models without logits before an epoch is spent on them."""
+        """Refuse images outside [0, 1], labels outside the classes and models without logits before
+        an epoch is spent on them."""
         self.stop_clock()  # the first pass of a process loads libraries for seconds
         check_images(batch.x, batch.y)
         self.model.eval()
-        with torch.no_grad(), untuned():
+        with torch.no_grad(), no_cudnn_benchmark():
             check_logits(logits(self.model, batch.x[:2]), batch.y, n=len(batch.x[:2]))
         self.start_clock()
 
     def check_finite(self) -> None:
         if not math.isfinite(self.loss_sum.item()):
-            lr = self.lr(self.at.batch - 1)
+            lr = self.lr(self.state.batch - 1)
             raise AmataError(
-                f"the loss is not finite at or before {self.at} (lr {lr:.3g}); "
-                "the last good checkpoint is kept: start a new run with a lower optim.lr or a longer optim.warmup, or check the data"
+                f"the loss is not finite at or before {self.state} (lr {lr:.3g}); "
+                "the last good checkpoint is kept: start a new run with a lower optim.lr or a "
+                "longer optim.warmup, or check the data"
             )
 
     def mean_loss(self) -> float:
-        return self.loss_sum.item() / max(self.at.batch, 1)
+        return self.loss_sum.item() / max(self.state.batch, 1)
 
     def next_epoch(self) -> None:
-        self.at.epoch, self.at.batch, self.at.chosen = self.at.epoch + 1, 0, None
+        self.state.epoch, self.state.batch, self.state.chosen = self.state.epoch + 1, 0, None
         self.loss_sum.zero_()
 
     def rewind(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         """Go back to an earlier state, but not in what was spent since."""
-        spent = self.at
-        self.restore({k: v.clone() for k, v in tensors.items()}, record)  # the state gone back to may be needed once more
+        spent = self.state
+        # the state gone back to may be needed once more
+        self.restore({k: v.clone() for k, v in tensors.items()}, record)
         for name in SPENT:
-            setattr(self.at, name, getattr(spent, name))
+            setattr(self.state, name, getattr(spent, name))
         self._count_on()
 
-    def state(self) -> State:
+    def snapshot(self) -> Snapshot:
         """Several processes must ask for it together."""
         self.check_finite()
         self._add_up()
         tensors = {f"model/{k}": v for k, v in self.model.state_dict().items()}
         if not all(bool(v.isfinite().all()) for v in tensors.values() if v.is_floating_point()):
-            raise AmataError(f"weights are not finite in {self.at}; the last good checkpoint is kept")
-        if self.average:
-            tensors |= {f"average/{k}": v for k, v in self.average.model.state_dict().items()}
-            self.at.average_steps = self.average.steps
+            raise AmataError(
+                f"weights are not finite in {self.state}; the last good checkpoint is kept"
+            )
+        if self.ema:
+            tensors |= {f"ema/{k}": v for k, v in self.ema.model.state_dict().items()}
+            self.state.ema_steps = self.ema.steps
         for index, entries in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optim/{index}/{k}": v for k, v in entries.items() if isinstance(v, Tensor)}
-        tensors |= {f"memory/{k}": self.ranks.join_rows(v) if self._in_rows(k) else v for k, v in self.memory.items()}
+            tensors |= {
+                f"optim/{index}/{k}": v for k, v in entries.items() if isinstance(v, Tensor)
+            }
+        tensors |= {
+            f"memory/{k}": self.ranks.join_rows(v) if self._in_rows(k) else v
+            for k, v in self.memory.items()
+        }
         tensors["loss_sum"] = self.loss_sum
-        return tensors, {"fingerprint": self.recipe.fingerprint(), **asdict(self.at)}
+        return tensors, {"fingerprint": self.recipe.fingerprint(), **asdict(self.state)}
 
     def restore(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         """Become what `state` described."""
         self.model.load_state_dict(under(tensors, "model/"))
-        if self.average:
-            self.average.model.load_state_dict(under(tensors, "average/"))
-            self.average.steps = record["average_steps"]
+        if self.ema:
+            self.ema.model.load_state_dict(under(tensors, "ema/"))
+            self.ema.steps = record["ema_steps"]
         state: dict[int, dict[str, Tensor]] = {}
         for name, value in under(tensors, "optim/").items():
             index, _, key = name.partition("/")
             state.setdefault(int(index), {})[key] = value
-        self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
-        for p, entries in self.optimizer.state.items():  # laid out in memory as the weights are, which fused optimisers rely on
-            entries |= {k: torch.empty_like(p).copy_(v) for k, v in entries.items() if isinstance(v, Tensor) and v.shape == p.shape}
+        self.optimizer.load_state_dict(
+            {"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]}
+        )
+        # laid out in memory as the weights are, which fused optimisers rely on
+        for p, entries in self.optimizer.state.items():
+            entries |= {
+                k: torch.empty_like(p).copy_(v)
+                for k, v in entries.items()
+                if isinstance(v, Tensor) and v.shape == p.shape
+            }
         # On the CPU, or where it was: each method knows where it wants its own.
         self.memory = under(tensors, "memory/")
         for key in filter(self._in_rows, self.memory):
-            self.memory[key] = self.memory[key].tensor_split(self.ranks.size)[self.ranks.rank].clone()
+            self.memory[key] = (
+                self.memory[key].tensor_split(self.ranks.size)[self.ranks.rank].clone()
+            )
         self.loss_sum = tensors["loss_sum"].to(self.device)
         self._images = 0
-        self.at = Position(**copy.deepcopy({k: record[k] for k in asdict(self.at) if k in record}))
+        self.state = TrainState(
+            **copy.deepcopy({k: record[k] for k in asdict(self.state) if k in record})
+        )
         self._count_on()
         self.net.weights_changed()
 
     def _count_on(self) -> None:
         """Let the engine count from where the account stands."""
-        self.net.grad_evals, self.net.first_layer_evals = self.at.grad_evals, self.at.first_layer_evals
+        self.net.grad_evals, self.net.first_layer_evals = (
+            self.state.grad_evals,
+            self.state.first_layer_evals,
+        )

@@ -1,0 +1,243 @@
+"""Rewrites the tables of docs/control.md from the files under evidence/results/control/: python
+evidence/control.py (--check only compares them).
+
+With --measure it first makes what is missing there: the toy, the logistic example and Theorem 1
+(under a minute), three seeds of four strategies with their criterion (half an hour on two cores),
+and the search (a quarter of an hour).
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from page import refuse_others, rewrite
+from study import amata, keep_run
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "evidence" / "results" / "control"
+PAGE = ROOT / "docs" / "control.md"
+SEEDS = (0, 1, 2)
+STRATEGIES = {
+    "mnist5k-pgd": "Constant(10)",
+    "mnist5k-pgd2": "Constant(2)",
+    "mnist5k-amata": "Linear(2, 10)",
+    "mnist5k-adaptive": "Adaptive",
+}
+
+
+def measure() -> None:
+    from amata.control.logistic import Logistic
+    from amata.report.figures import logistic_figure
+
+    for name in ("toy", "convergence"):
+        if not (RESULTS / name).is_dir():
+            amata(name, "--out", RESULTS / name)
+    if not (RESULTS / "logistic").is_dir():
+        result = Logistic().report()
+        logistic_figure(result, RESULTS / "logistic" / "logistic")
+        (RESULTS / "logistic" / "logistic.json").write_text(json.dumps(result, indent=2) + "\n")
+    for seed in SEEDS:
+        target = RESULTS / f"criterion-seed{seed}"
+        if target.is_dir():
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            work = Path(folder) / target.name
+            amata(
+                "criterion",
+                *STRATEGIES,
+                "--set",
+                f"train.seed={seed}",
+                "--set",
+                "train.tensorboard=false",
+                "--out",
+                work,
+            )
+            keep(work, target)
+    if not (RESULTS / "search").is_dir():
+        with tempfile.TemporaryDirectory() as folder:
+            work = Path(folder) / "search"
+            amata(
+                "search",
+                "mnist5k-amata",
+                "--set",
+                "data.valid=500",
+                "--set",
+                "train.tensorboard=false",
+                "--budget",
+                "0.6",
+                "--trials",
+                "20",
+                "--out",
+                work,
+            )
+            (RESULTS / "search").mkdir(parents=True)
+            for file in ("search.json", "best.toml", "pareto.svg", "pareto.png"):
+                shutil.copy(work / file, RESULTS / "search" / file)
+
+
+def keep(work: Path, target: Path) -> None:
+    """The numbers of a criterion study and of its runs, without weights."""
+    target.mkdir(parents=True)
+    for file in ("criterion.json", "criterion.svg", "criterion.png"):
+        shutil.copy(work / file, target / file)
+    for run in sorted((work / "runs").iterdir()):
+        keep_run(run, target / run.name)
+
+
+def read(*parts: str) -> Any:
+    return json.loads(RESULTS.joinpath(*parts).read_text())
+
+
+def per_seed(values: list[str]) -> str:
+    return " · ".join(values)
+
+
+def criterion_table() -> str:
+    studies = [
+        {s["strategy"]: s for s in read(f"criterion-seed{seed}", "criterion.json")["strategies"]}
+        for seed in SEEDS
+    ]
+    lines = [
+        "| strategy | C | C of the means | FOSC | PGD-40 % | gradient evaluations |",
+        "|---" * 6 + "|",
+    ]
+    for recipe, title in STRATEGIES.items():
+        rows = [study[recipe] for study in studies]
+        cells = (
+            per_seed([f"{r['c']:.2f} ± {r['c_stderr']:.2f}" for r in rows]),
+            per_seed([f"{r['c_of_means']:.2f}" for r in rows]),
+            per_seed([f"{r['fosc']:.2f}" for r in rows]),
+            per_seed([f"{100 * r['robust_accuracy']:.1f}" for r in rows]),
+            per_seed(list(dict.fromkeys(f"{r['grad_evals']:,}" for r in rows))),
+        )
+        lines.append(f"| {title} (`{recipe}`) | {' | '.join(cells)} |")
+    about = read("criterion-seed0", "criterion.json")["settings"]
+    n = studies[0]["mnist5k-amata"]["robust_n"]
+    grid = f"K = 1 to {about['k_max']} with {about['alphas']} step sizes each"
+    lines.append(
+        f"\nOne value per seed (0, 1, 2), or one for all. gamma = {about['gamma']}, "
+        f"{about['batches']} probe batches, G: {grid}; ± is the "
+        f"standard error over the probe batches; {n:,} test digits; from "
+        "`evidence/results/control/criterion-seed*/`."
+    )
+    return "\n".join(lines)
+
+
+def adaptive_table() -> str:
+    lines = [
+        "| schedule | seed | K of each epoch | gradient evaluations | of them probing | PGD-40 % |",
+        "|---" * 6 + "|",
+    ]
+    for recipe in ("mnist5k-amata", "mnist5k-adaptive"):
+        for seed in SEEDS:
+            summary = read(f"criterion-seed{seed}", recipe, "summary.json")
+            rows = [
+                json.loads(x)
+                for x in (RESULTS / f"criterion-seed{seed}" / recipe / "metrics.jsonl")
+                .read_text()
+                .splitlines()
+            ]
+            steps = " ".join(str(r["steps"]) for r in rows)
+            probing = f"{rows[-1].get('probe_evals', 0):,}"
+            robust = 100 * summary["evaluation"]["pgd-40"]["accuracy"]
+            lines.append(
+                f"| {STRATEGIES[recipe]} | {seed} | {steps} | {summary['grad_evals']:,} | "
+                f"{probing} | {robust:.1f} |"
+            )
+    means = {
+        recipe: sum(
+            100
+            * read(f"criterion-seed{s}", recipe, "summary.json")["evaluation"]["pgd-40"]["accuracy"]
+            for s in SEEDS
+        )
+        / len(SEEDS)
+        for recipe in ("mnist5k-amata", "mnist5k-adaptive")
+    }
+    lines.append(
+        f"\nMeans over seeds: Linear {means['mnist5k-amata']:.2f}%, Adaptive "
+        f"{means['mnist5k-adaptive']:.2f}%."
+    )
+    return "\n".join(lines)
+
+
+def search_table() -> str:
+    result = read("search", "search.json")
+    lines = [f"| schedule | cost | held-out {result['attack']} % |", "|---" * 3 + "|"]
+    for t in sorted((t for t in result["trials"] if t["front"]), key=lambda t: t["cost"]):
+        schedule = ", ".join(
+            f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}"
+            for k, v in t["schedule"].items()
+            if k != "name"
+        )
+        star = " (winner)" if t["number"] == result["best"]["number"] else ""
+        lines.append(
+            f"| {t['schedule']['name']}: {schedule}{star} | {t['cost']:.2f} | "
+            f"{100 * t['accuracy']:.1f} |"
+        )
+    own = next(t for t in result["trials"] if t["number"] == 0)
+    done = sum(t["state"] == "complete" for t in result["trials"])
+    lines.append(
+        f"\nThe front of {len(result['trials'])} trials, {done} of them trained to the end. "
+        "The recipe's own Linear(2, 10): cost "
+        f"{own['cost']:.2f}, {100 * own['accuracy']:.1f}%. {result['valid_n']} held-out "
+        "digits, one seed; from `evidence/results/control/search/`."
+    )
+    return "\n".join(lines)
+
+
+def toy_line() -> str:
+    toy = read("toy", "toy.json")
+    worst = max(abs(a / b - 1) for a, b in zip(toy["k_msa"], toy["k_closed_form"], strict=True))
+    drift = max(abs(a - b) for a, b in zip(toy["theta"], toy["theta_closed_form"], strict=True))
+    return (
+        f"For theta0 = {toy['theta0']:g}, tau = {toy['tau']:g}, gamma = {toy['gamma']:g} the "
+        f"solver's K is within {worst:.0e} of K*, its "
+        f"theta within {drift:.0e} of theta0 e^(-t). C over the whole interval: optimal "
+        f"{toy['c_optimal']:.2g}, Linear "
+        f"{toy['c_linear']:.2g}, Constant {toy['c_constant']:.2g} "
+        "(`evidence/results/control/toy/`)."
+    )
+
+
+def convergence_line() -> str:
+    study = read("convergence", "convergence.json")
+    rows = [*study["over_steps"], *study["over_delta"]]
+    share = max(r["squares"] / r["printed"] for r in rows)
+    return (
+        f"All {len(rows)} points lie below the bound; the nearest reaches {share:.0%} of it "
+        "(`evidence/results/control/convergence/`)."
+    )
+
+
+def logistic_line() -> str:
+    r = read("logistic", "logistic.json")
+    o, c = r["objectives"], r["criteria"]
+    return (
+        f"Objective: optimal {o['optimal']:.4f}, no adversary {o['none']:.4f}, full adversary "
+        f"{o['full']:.4f}; C: {c['optimal']:.1g}, "
+        f"{c['none']:.1g}, {c['full']:.1g} (`evidence/results/control/logistic/`)."
+    )
+
+
+PARTS = {
+    "toy": toy_line,
+    "criterion": criterion_table,
+    "adaptive": adaptive_table,
+    "search": search_table,
+    "convergence": convergence_line,
+    "logistic": logistic_line,
+}
+
+
+def main() -> None:
+    if "--measure" in sys.argv:
+        measure()
+    rewrite({PAGE: PARTS}, "control")
+
+
+if __name__ == "__main__":
+    refuse_others(__doc__, "--check", "--measure")
+    main()

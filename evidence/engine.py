@@ -1,0 +1,239 @@
+"""Rewrites the tables of docs/engine.md from evidence/results/bench/: python evidence/engine.py
+(--check only compares them)."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from page import refuse_others, rewrite
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "evidence" / "results" / "bench" / "h200"
+PAGE = ROOT / "docs" / "engine.md"
+
+
+def read(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text())
+
+
+def speed_table() -> str:
+    results = [read("pgd.json"), read("lenet.json")]
+    lines = [
+        "| recipe | batch | K | variant | s / epoch | TFLOP/s | of the ceiling | times the "
+        "reference | compile s | memory MiB | Python |"
+    ]
+    lines.append("|---" * 11 + "|")
+    for result in results:
+        for r in result["rows"]:
+            host = f"{r['host_share']:.1%}" if r["host_share"] is not None else ""
+            numbers = (
+                f"{r['seconds_per_epoch']:.2f} | {r['tflops']:.1f} | {r['ceiling_share']:.1%} "
+                f"| {r['ratio_to_reference']:.2f}"
+            )
+            rest = f"{r['compile_seconds']:.0f} | {r['peak_memory_bytes'] / 2**20:,.0f} | {host}"
+            lines.append(
+                f"| {r['recipe']} | {r['batch']} | {r['steps']} | {r['variant']} | {numbers} | "
+                f"{rest} |"
+            )
+    first = results[0]
+    lines.append(
+        f"\n{first['device']}, torch {first['torch']}; matrix product "
+        f"{first['matmul_tflops']:.0f} TFLOP/s in bf16."
+    )
+    return "\n".join(lines)
+
+
+def schedule_line() -> str:
+    result = read("schedule.json")
+    (pgd,) = [r["seconds_per_epoch"] for r in result["rows"] if r["recipe"] == "cifar10-pgd10"]
+    (amata,) = [
+        s["seconds_per_epoch"] for s in result["schedules"] if s["recipe"] == "cifar10-amata"
+    ]
+    return (
+        f"At batch 128 an epoch of PGD-10 takes {pgd:.2f} s and one of Amata 2 → 10, on "
+        f"average over its schedule, {amata:.2f} s: "
+        f"{amata / pgd:.3f} of it, where the FLOPs say 0.652."
+    )
+
+
+def training_table() -> str:
+    lines = [
+        "| run | engine | seconds | compile s | last loss | clean % | PGD-20 % |",
+        "|---" * 7 + "|",
+    ]
+    for name in ("amata-plain", "amata-fast", "amata-fast-seed1", "pgd10-fast"):
+        summary = read(f"{name}/summary.json")
+        last = json.loads((RESULTS / name / "metrics.jsonl").read_text().splitlines()[-1])
+        clean, robust = (summary["evaluation"][a]["accuracy"] for a in ("clean", "pgd-20"))
+        engine = "plain fp32" if "plain" in name else "fast bf16"
+        compiled = f"{last.get('compile_seconds', 0):.0f}"
+        cells = (
+            f"{summary['train_seconds']:.1f}",
+            compiled,
+            f"{last['loss']:.4f}",
+            f"{100 * clean:.1f}",
+            f"{100 * robust:.1f}",
+        )
+        lines.append(f"| {name} | {engine} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def ascent(name: str, tag: str) -> str:
+    """The microseconds of an ascent step that a table under tried/ holds."""
+    found = re.search(
+        rf"^== {re.escape(tag)}: ascent ([\d.]+) us", (RESULTS / "tried" / name).read_text(), re.M
+    )
+    assert found, (name, tag)
+    return f"{float(found[1]):,.0f} µs"
+
+
+def tried_table() -> str:
+    before = re.search(r"default B=512: ascent ([\d.]+) ms", (RESULTS / "profile.txt").read_text())
+    assert before
+    first, second = "layers-first.txt", "layers-second.txt"
+    rows = {
+        "folded copy in bf16, compiled, one graph a step "
+        "(`../profile.txt`)": f"{1000 * float(before[1]):,.0f} µs",
+        "bias and ReLU inside cuDNN's convolution": ascent(first, "prn, no patches B=512"),
+        "with it, first convolution as windows × weights, windows made by `cat`: nine kernels "
+        "of 20 µs each": ascent(first, "prn B=512"),
+        "the same without bias and ReLU inside": ascent(first, "prn, no convrelu B=512"),
+        "windows by one strided read, gradients by one sum of shifts, step and projection "
+        "compiled": ascent(second, "prn B=512"),
+    }
+    lines = [
+        "| change | ascent step, batch 512 |",
+        "|---|---|",
+        *(f"| {change} | {time} |" for change, time in rows.items()),
+    ]
+    lenet, small = (
+        (ascent(first, "lenet B=256"), ascent(second, "lenet B=256")),
+        ascent(second, "prn B=128"),
+    )
+    return "\n".join(
+        [
+            *lines,
+            f"\nThe last line takes LeNet's step from {lenet[0]} to {lenet[1]}, and batch 128 "
+            f"to {small}.",
+        ]
+    )
+
+
+def methods_table() -> str:
+    lines = [
+        "| recipe | network | batch | K | reference, s / epoch | fast, s / epoch | times the "
+        "reference | Python |",
+        "|---" * 8 + "|",
+    ]
+    for name in ("methods.json", "yopo.json", "trades.json"):
+        rows = read(name)["rows"]
+        for fast in (r for r in rows if r["variant"] == "fast"):
+            (reference,) = [
+                r for r in rows if r["variant"] == "reference" and r["recipe"] == fast["recipe"]
+            ]
+            seconds = f"{reference['seconds_per_epoch']:.2f} | {fast['seconds_per_epoch']:.2f}"
+            numbers = f"{seconds} | {fast['ratio_to_reference']:.2f} | {fast['host_share']:.0%}"
+            lines.append(
+                f"| {fast['recipe']} | {fast['model']} | {fast['batch']} | {fast['steps']} | "
+                f"{numbers} |"
+            )
+    return "\n".join(lines)
+
+
+def kernels_table() -> str:
+    """How the time of one ascent step and of one update is shared out between kinds of kernels."""
+    columns: dict[str, dict[str, float]] = {}
+    totals = []
+    for block in (RESULTS / "kernels.txt").read_text().split("== ")[1:]:
+        head, *rows = block.splitlines()
+        found = re.match(r"(five ascent steps|one update), batch (\d+): (\d+) us", head)
+        assert found, head
+        divisor = 5 if found[1].startswith("five") else 1
+        title = f"{'ascent step' if divisor == 5 else 'update'}, batch {found[2]}"
+        totals.append(f"{int(found[3]) / divisor:,.0f} µs")
+        shares = [re.match(r" *([\d.]+) us +[\d.]+%  (.+)", row) for row in rows]
+        columns[title] = {m[2]: float(m[1]) / divisor for m in shares if m}
+    kinds = list(next(iter(columns.values())))
+    lines = [f"| kernels | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    lines += [
+        f"| {kind} | {' | '.join(f'{column[kind]:,.0f} µs' for column in columns.values())} |"
+        for kind in kinds
+    ]
+    return "\n".join([*lines, f"| by the clock | {' | '.join(totals)} |"])
+
+
+def buckets_table() -> str:
+    result = read("buckets.json")
+    lines = [
+        "| recipe | shapes | s per pass over the images | gradients an image |",
+        "|---" * 4 + "|",
+    ]
+    lines += [
+        f"| {r['recipe']} | {r['shapes']} | {r['seconds']:.2f} | {r['grad_evals_per_image']:.1f} |"
+        for r in result["rows"]
+    ]
+    return "\n".join(
+        [*lines, f"\n{result['images']:,} images of CIFAR-10 (JPEG copy), batch {result['batch']}."]
+    )
+
+
+def evaluation_table() -> str:
+    run = json.loads(
+        (ROOT / "evidence/results/paper/cifar10/runs/amata-seed0/summary.json").read_text()
+    )["evaluation"]
+    found = {
+        "pgd-20, eager": read("evaluation/pgd-20-plain.json")["pgd-20"],
+        "pgd-20": run["pgd-20"],
+        "cw-pgd-20": run["cw-pgd-20"],
+        "pgd-50-10": read("evaluation/pgd-50-10.json")["pgd-50-10"],
+        "autoattack": read("evaluation/autoattack.json")["autoattack@1000"],
+    }
+    lines = ["| attack | images | gradients | seconds | accuracy % |", "|---" * 5 + "|"]
+    for name, r in found.items():
+        lines.append(
+            f"| {name} | {r['n']:,} | {r['grad_evals']:,} | {r['seconds']:.1f} | "
+            f"{100 * r['accuracy']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def lanes_line() -> str:
+    found = re.findall(
+        r"^(prn|lenet) B=(\d+) lanes=([12]): ascent step ([\d.]+) us",
+        (RESULTS / "tried" / "lanes.txt").read_text(),
+        re.M,
+    )
+    steps = {(net, batch, lanes): float(us) for net, batch, lanes, us in found}
+    told = [
+        f"batch {b}: {steps[n, b, '1']:,.0f} to {steps[n, b, '2']:,.0f} µs"
+        for n, b in (("prn", "128"), ("prn", "512"))
+    ]
+    lenet = f"LeNet {steps['lenet', '256', '1']:,.0f} to {steps['lenet', '256', '2']:,.0f} µs"
+    return (
+        "A batch in two halves side by side on two streams, so that one fills what the other "
+        "leaves idle: "
+        f"slower ({'; '.join(told)}; {lenet})."
+    )
+
+
+PARTS = {
+    "speed": speed_table,
+    "schedule": schedule_line,
+    "methods": methods_table,
+    "evaluation": evaluation_table,
+    "kernels": kernels_table,
+    "tried": tried_table,
+    "lanes": lanes_line,
+    "buckets": buckets_table,
+    "training": training_table,
+}
+
+
+def main() -> None:
+    rewrite({PAGE: PARTS}, "engine")
+
+
+if __name__ == "__main__":
+    refuse_others(__doc__, "--check")
+    main()

@@ -1,0 +1,323 @@
+"""The speed record for robust CIFAR-10.
+
+python evidence/records.py explore [SECONDS]     tries what is listed in TRIALS and not yet in
+evidence/records/tried.jsonl, for some seconds python evidence/records.py enter NAME TRIAL
+writes evidence/records/NAME.toml: the trial on all training images python evidence/records.py
+measure NAME [WORK]   trains evidence/records/NAME.toml with three seeds into WORK (runs/records)
+and keeps the small files python evidence/records.py                       rewrites the tables of
+evidence/records/README.md (--check only compares)
+
+CIFAR-10 is looked for in $AMATA_DATA.
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from page import markdown, rewrite
+from results import mean
+from study import autoattack, carry_out
+
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "evidence" / "records"
+TRIED = RECORDS / "tried.jsonl"
+SEEDS = 3
+
+HELD_OUT = ("data.valid=5000", "train.valid_every=2", 'eval.attacks=["clean"]')
+"""Trials are judged on held-out training images, by their last weights; test images choose
+nothing."""
+
+START = "cifar10-amata"
+BASE = (
+    "data.batch_size=512",
+    "data.drop_last=true",
+    "optim.rate=one-cycle",
+    "optim.lr=0.4",
+    "optim.peak=0.3",
+    "optim.ema=0.998",
+    "train.tensorboard=false",
+    "train.guard=ignore",
+    "eval.step_size=2/255",
+)
+"""What trials have in common, unless they say otherwise."""
+
+Sets = tuple[str, ...]
+
+
+def linear(epochs: int, k_min: int, k_max: int, tau: float, *more: str) -> Sets:
+    return (
+        f"train.epochs={epochs}",
+        f"schedule.k_min={k_min}",
+        f"schedule.k_max={k_max}",
+        f"schedule.tau={tau}/255",
+        *more,
+    )
+
+
+MUON = (
+    "optim.name=muon",
+    "optim.nesterov=true",
+    "optim.weight_decay=0.05",
+    "optim.decay_all=false",
+)
+FLAT = ("optim.rate=piecewise", "optim.warmup=3", "optim.factor=0.2")
+
+
+def muon(lr: float) -> Sets:
+    return (*MUON, f"optim.lr={lr}")
+
+
+def flat(milestone: int) -> Sets:
+    return (*FLAT, f"optim.milestones=[{milestone}]")
+
+
+TRIALS = {
+    "1-2": linear(27, 1, 2, 10),
+    "2-3": linear(22, 2, 3, 12),
+    "N-FGSM": linear(32, 1, 1, 8, "method.name=nfgsm", "method.noise=2.0"),
+    "1-4, smooth labels": linear(21, 1, 4, 12, "optim.label_smoothing=0.1"),
+    "1-2, batch 256": linear(
+        23, 1, 2, 10, "data.batch_size=256", "optim.lr=0.2", "optim.ema=0.999"
+    ),
+    "2-7, long": linear(29, 2, 7, 20),
+    "TRADES 2-5, long": linear(24, 2, 5, 16, "method.name=trades", "method.beta=6.0"),
+    "1-2, Muon": linear(27, 1, 2, 10, *muon(0.03)),
+    "2-3, Muon": linear(21, 2, 3, 12, *muon(0.03)),
+    "N-FGSM, Muon": linear(30, 1, 1, 8, "method.name=nfgsm", "method.noise=2.0", *muon(0.03)),
+    "2-4, Muon, long": linear(35, 2, 4, 14, *muon(0.03)),
+    "2-3, Muon, slower": linear(21, 2, 3, 12, *muon(0.015)),
+    # With Muon clean accuracy is four points above what is asked for, and longer training gives no
+    # more robustness. What follows keeps the rate up nearly to the end, where the average of the
+    # weights does what a falling rate would do, or reaches farther.
+    "2-3, Muon, flat": linear(21, 2, 3, 12, *muon(0.03), *flat(19)),
+    "1-2, flat": linear(27, 1, 2, 10, *flat(24)),
+    "2-3, Muon, reach": linear(21, 2, 3, 15, *muon(0.03), "method.reach=1.25"),
+    "TRADES 2-4, Muon, long": linear(
+        24, 2, 4, 16, *muon(0.03), "method.name=trades", "method.beta=5.0"
+    ),
+    "2-3, Muon, flat, reach": linear(21, 2, 3, 14, *muon(0.03), *flat(19), "method.reach=1.15"),
+    "3-5, Muon, flat, reach, long": linear(
+        28, 3, 5, 18, *muon(0.03), *flat(25), "method.reach=1.25"
+    ),
+    "2-3, Muon, flat, less reach": linear(
+        19, 2, 3, 13, *muon(0.03), *flat(17), "method.reach=1.08"
+    ),
+    "2-3, Muon, flat, less reach, faster": linear(
+        19, 2, 3, 13, *muon(0.06), *flat(17), "method.reach=1.08"
+    ),
+    "3-5, Muon, flat, more reach, long": linear(
+        29, 3, 5, 20, *muon(0.03), *flat(26), "method.reach=1.5"
+    ),
+    "2-4, Muon, flat, reach, long": linear(
+        33, 2, 4, 16, *muon(0.03), *flat(29), "method.reach=1.2"
+    ),
+    "2-3, Muon, flat, some reach": linear(19, 2, 3, 13, *muon(0.03), *flat(17), "method.reach=1.1"),
+    # For the second claim, which asks for no clean accuracy. In the long trials robustness was at
+    # its best before the rate fell.
+    "2-4, Muon, flat, reach, slow average, long": linear(
+        35, 2, 4, 17, *muon(0.03), *flat(33), "method.reach=1.25", "optim.ema=0.999"
+    ),
+    "2-4, Muon, flat, reach, decay, long": linear(
+        35, 2, 4, 17, *muon(0.03), *flat(32), "method.reach=1.25", "optim.weight_decay=0.2"
+    ),
+    "2-4, Muon, flat, reach, slow average, less decay, long": linear(
+        35,
+        2,
+        4,
+        17,
+        *muon(0.03),
+        *flat(33),
+        "method.reach=1.25",
+        "optim.ema=0.999",
+        "optim.weight_decay=0.025",
+    ),
+    "3-5, Muon, flat, reach, slow average, long": linear(
+        29, 3, 5, 18, *muon(0.03), *flat(27), "method.reach=1.2", "optim.ema=0.999"
+    ),
+}
+"""What is changed of cifar10-amata. The short ones are to take 27 s on an H200, so that training on
+all images takes 30; the long ones 53 s, so that it takes 60."""
+
+
+def explore(seconds: float) -> None:
+    from amata import recipes
+    from amata.console import ConsoleReporter
+    from amata.training.experiment import evaluate_recipe, load_trained, train
+
+    started = time.monotonic()
+    for name, sets in TRIALS.items():
+        if name in {row["trial"] for row in tried()}:
+            continue
+        if time.monotonic() - started > seconds:
+            print(f"time is up before {name}")
+            return
+        with tempfile.TemporaryDirectory() as folder, ConsoleReporter() as reporter:
+            run = train(
+                recipes.load(START, [*BASE, *HELD_OUT, *sets]), Path(folder) / "run", reporter
+            )
+            # an entry holds no images out to choose others by
+            model, recipe, splits = load_trained(run.path / "last.safetensors")
+            assert splits.valid is not None
+            results = evaluate_recipe(model, recipe, splits.valid, reporter, list(JUDGED))
+            accuracies = {attack: result.accuracy for attack, result in results.items()}
+            rows = run.read_rows()
+            course = [(row["epoch"] + 1, row["valid"]) for row in rows if row.get("valid")]
+            where = {
+                key: value
+                for key, value in json.loads((run.path / "env.json").read_text()).items()
+                if key in ("commit", "device")
+            }
+            row = {
+                "trial": name,
+                "set": sets,
+                **accuracies,
+                "train_seconds": rows[-1]["train_seconds"],
+                "course": course,
+                **where,
+            }
+        with TRIED.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(row, flush=True)
+
+
+JUDGED = {"pgd-20": "PGD-20 %", "cw-pgd-20": "CW-PGD-20 %", "clean": "clean %"}
+"""CW-PGD stands for AutoAttack, which would take longer than the training."""
+
+
+def enter(name: str, trial: str) -> None:
+    """The trial as an entry: all training images, no held-out ones."""
+    from amata import recipes
+
+    if name not in CLAIMS or trial not in TRIALS:
+        sys.exit(
+            f"error: there are the records {', '.join(CLAIMS)}, and the trials {'; '.join(TRIALS)}"
+        )
+    recipe = recipes.load(
+        START,
+        [*BASE, *TRIALS[trial], "data.valid=0", 'eval.attacks=["clean","pgd-20","cw-pgd-20"]'],
+    )
+    (RECORDS / f"{name}.toml").write_text(recipe.to_toml())
+
+
+def tried() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in TRIED.read_text().splitlines()] if TRIED.is_file() else []
+
+
+CLAIMS = {"pgd20": {"pgd-20": 0.476, "clean": 0.77}, "autoattack": {"autoattack@1000": 0.46}}
+"""What the mean over the seeds must be at least."""
+
+
+def measure(name: str, work: Path, overrides: Sequence[str]) -> None:
+    sets = [part for override in overrides for part in ("--set", override)]
+    compared = (str(RECORDS / f"{name}.toml"), "--seeds", str(SEEDS), *sets)
+    seeds = (
+        range(SEEDS)
+        if any(attack.startswith("autoattack") for attack in CLAIMS[name])
+        else [SEEDS - 1]
+    )
+    after = autoattack(*(f"{name}-seed{seed}" for seed in seeds))
+    carry_out(
+        work / (f"{name}-other" if overrides else name),
+        None if overrides else RECORDS / name,
+        compared,
+        after,
+    )
+
+
+# The page
+
+
+def records_table() -> str:
+    rows = []
+    for name, claims in CLAIMS.items():
+        claim = " and ".join(f"{attack} ≥ {100 * least:g}%" for attack, least in claims.items())
+        files = sorted((RECORDS / name).glob("runs/*/summary.json"))
+        summaries = [json.loads(file.read_text()) for file in files]
+        devices = {json.loads(file.with_name("env.json").read_text())["device"] for file in files}
+        evaluations = [s["evaluation"] for s in summaries] + [
+            json.loads(f.read_text()) for f in (RECORDS / name).glob("autoattack-*.json")
+        ]
+        found: dict[str, list[float]] = {}
+        for attack, result in ((a, r) for evaluation in evaluations for a, r in evaluation.items()):
+            found.setdefault(attack, []).append(result["accuracy"])
+        if any(len(found.get(attack, [])) < SEEDS for attack in claims):
+            rows.append([claim, "not measured yet", "", "", "", ""])
+            continue
+        met = all(statistics.mean(found[attack]) >= least for attack, least in claims.items())
+        told = ", ".join(f"{attack} {mean(values, 2, 100)}" for attack, values in found.items())
+        spent = mean([s["train_seconds"] for s in summaries], 1)
+        rows.append(
+            [
+                claim,
+                "yes" if met else "**no**",
+                spent,
+                told,
+                f"[`{name}.toml`]({name}.toml), {len(files)} seeds",
+                ", ".join(devices),
+            ]
+        )
+    return markdown(["claim", "met", "seconds", "accuracy %", "recipe", "device"], rows)
+
+
+def tried_table() -> str:
+    if not tried():
+        return "Nothing yet."
+    rows = [
+        [
+            row["trial"],
+            f"`{' '.join(s for s in row['set'] if s not in hidden(row['set']))}`",
+            f"{row['train_seconds']:.1f}",
+            *(f"{100 * row[attack]:.2f}" for attack in JUDGED),
+        ]
+        for row in sorted(tried(), key=lambda row: row["train_seconds"])
+    ]
+    return markdown(["trial", "settings beside those shared", "seconds", *JUDGED.values()], rows)
+
+
+def hidden(sets: Sequence[str]) -> set[str]:
+    """What a row need not repeat."""
+    return {s for group in (MUON, FLAT) if set(group) <= set(sets) for s in group}
+
+
+def shared_line() -> str:
+    return (
+        f"Unless a row says otherwise: `{' '.join(BASE)}`, the rest as in `{START}`. Those "
+        f"with Muon also: `{' '.join(MUON)}`; flat ones: "
+        f"`{' '.join(FLAT)}`. 45,000 images, one seed each, tested on the 5,000 others."
+    )
+
+
+def main(command: str = "", *rest: str) -> None:
+    if command == "explore":
+        explore(float(rest[0]) if rest else 3600)
+    elif command == "enter" and len(rest) == 2:
+        enter(*rest)
+    elif command == "measure" and rest:
+        name, work, *overrides = rest if len(rest) > 1 else (*rest, "runs/records")
+        if name not in CLAIMS:
+            sys.exit(f"error: there is no record {name!r}; there are {', '.join(CLAIMS)}")
+        measure(name, Path(work), overrides)
+    elif command not in ("", "--check") or rest:
+        sys.exit(f"error: this is not understood\n\n{__doc__}")
+    else:
+        rewrite(
+            {
+                RECORDS / "README.md": {
+                    "records": records_table,
+                    "shared": shared_line,
+                    "tried": tried_table,
+                }
+            },
+            "records",
+        )
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    main(*sys.argv[1:])

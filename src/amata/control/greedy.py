@@ -1,0 +1,242 @@
+"""The greedy criterion C(u, t) = max over v in G of H(v) - H(u): how far the control of an epoch is
+from the best one at hand.
+
+C >= 0, because u itself is always among the candidates, and C = 0 exactly where u maximises the
+Hamiltonian over G. Every candidate meets the same batches, starts and noise, so that candidates
+differ in nothing but the control. The maximum is taken for each probe batch and then averaged, as
+the paper defines it; where gradients are noisy that is biased upwards, so the difference of the
+averages, which is so less, is given beside.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from torch import nn
+
+from amata.batch import Batch
+from amata.control.hamiltonian import GradientCost, Probe, RunningCost, StepCost, hamiltonian
+from amata.engine import ProbeNet
+from amata.errors import InputError, missing
+from amata.methods import Memory, Method
+from amata.quantity import positive, whole
+from amata.schedules import Control
+from amata.seeds import derive
+from amata.threat import Ball
+
+Search = Literal["grid", "tpe", "gp"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlSpace:
+    """G: every K from 1 to k_max, with steps alpha from `low` to `high`."""
+
+    k_max: int
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        whole(self.k_max, "k_max", 1)
+        if positive(self.low, "low") > positive(self.high, "high"):
+            raise InputError(f"the least step size {self.low:g} is above the largest {self.high:g}")
+
+    @classmethod
+    def of(cls, ball: Ball, k_max: int) -> "ControlSpace":
+        """The usual range: from a twentieth of the radius to its double, which takes any step from
+        corner to corner."""
+        return cls(k_max=k_max, low=ball.eps / 20, high=2 * ball.eps)
+
+    def grid(self, count: int) -> list[float]:
+        """`count` step sizes, evenly spaced in ratio."""
+        if count == 1:
+            return [math.sqrt(self.low * self.high)]
+        return [self.low * (self.high / self.low) ** (i / (count - 1)) for i in range(count)]
+
+
+class Tried(NamedTuple):
+    """A control with its Hamiltonian on each probe batch."""
+
+    control: Control
+    values: list[float]
+
+    @property
+    def mean(self) -> float:
+        return sum(self.values) / len(self.values)
+
+
+def maximise(
+    value: Callable[[Control], list[float]],
+    space: ControlSpace,
+    incumbent: Control,
+    *,
+    search: Search = "grid",
+    alphas: int = 6,
+    seed: int = 0,
+) -> list[Tried]:
+    """Try every K of G with `alphas` step sizes each, from a grid or proposed by optuna (TPE or
+    GP); the incumbent comes first."""
+    tried = [Tried(incumbent, value(incumbent))]
+    for steps in range(1, space.k_max + 1):
+
+        def of(alpha: float, steps: int = steps) -> float:
+            tried.append(Tried(Control(steps, alpha), value(Control(steps, alpha))))
+            return tried[-1].mean
+
+        if search == "grid":
+            for alpha in space.grid(alphas):
+                of(alpha)
+        else:
+            _propose(of, space, search, alphas, derive(seed, steps))
+    return tried
+
+
+def _propose(
+    of: Callable[[float], float], space: ControlSpace, search: Search, trials: int, seed: int
+) -> None:
+    try:
+        import optuna
+    except ImportError:
+        raise missing("optuna", f"--search {search}", "search") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    kind = {"tpe": optuna.samplers.TPESampler, "gp": optuna.samplers.GPSampler}[search]
+    study = optuna.create_study(
+        direction="maximize", sampler=kind(seed=seed % 2**31, n_startup_trials=min(4, trials))
+    )
+    study.optimize(
+        lambda trial: of(trial.suggest_float("alpha", space.low, space.high, log=True)),
+        n_trials=trials,
+    )
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """C of one control at one state of the network, over several probe batches."""
+
+    control: Control
+    per_batch: list[float]
+    hamiltonian: float
+    """H(u), averaged over the batches."""
+    best_hamiltonian: float
+    """max_v H(v), averaged over the batches."""
+    argmax: Control
+    """The control with the highest average Hamiltonian."""
+    of_means: float
+    """The criterion of the averages, max_v mean H(v) - mean H(u): less biased than picking a winner
+    on every batch."""
+    fosc: float
+    """The mean first-order stationarity of the inner maximisation under u, for comparison."""
+
+    @property
+    def c(self) -> float:
+        return sum(self.per_batch) / len(self.per_batch)
+
+    @property
+    def c_stderr(self) -> float | None:
+        return standard_error(self.per_batch)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "steps": self.control.steps,
+            "step_size": self.control.step_size,
+            "c": self.c,
+            "c_stderr": self.c_stderr,
+            "c_of_means": self.of_means,
+            "hamiltonian": self.hamiltonian,
+            "best_hamiltonian": self.best_hamiltonian,
+            "best_steps": self.argmax.steps,
+            "best_step_size": self.argmax.step_size,
+            "fosc": self.fosc,
+            "per_batch": self.per_batch,
+        }
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """Of the mean; none of a single value."""
+    if len(values) < 2:
+        return None
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
+
+
+def criterion(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    u: Control,
+    *,
+    method: Method,
+    ball: Ball,
+    space: ControlSpace | None = None,
+    cost: RunningCost | None = None,
+    z: Control | None = None,
+    memory: Memory | None = None,
+    search: Search = "grid",
+    alphas: int = 6,
+    seed: int = 0,
+    net: ProbeNet | None = None,
+) -> Criterion:
+    """C(u) of a model as it stands, under a method. The model is left alone.
+
+    `z` chooses the inner-product form with that fixed control. `net` is a ProbeNet of the model
+    where one with other losses or modes than the defaults is wanted.
+    """
+    if not batches:
+        raise InputError("the criterion needs at least one probe batch")
+    cost = cost or StepCost()
+    net = net or ProbeNet(model, shares=may_share(search, cost))
+    probes = [
+        Probe(net, method, batch, memory or {}, derive(seed, i), z)
+        for i, batch in enumerate(batches)
+    ]
+
+    def value(v: Control) -> list[float]:
+        return [hamiltonian(probe(v), cost) for probe in probes]
+
+    tried = maximise(
+        value,
+        space or ControlSpace.of(ball, max(10, u.steps)),
+        u,
+        search=search,
+        alphas=alphas,
+        seed=seed,
+    )
+    best = max(tried, key=lambda t: t.mean)
+    own = tried[0]
+    highest = [max(values) for values in zip(*(t.values for t in tried), strict=True)]
+    return Criterion(
+        control=u,
+        per_batch=[high - h for high, h in zip(highest, own.values, strict=True)],
+        hamiltonian=own.mean,
+        best_hamiltonian=sum(highest) / len(highest),
+        argmax=best.control,
+        of_means=best.mean - own.mean,
+        fosc=sum(float(probe.fosc(u, ball).mean()) for probe in probes) / len(probes),
+    )
+
+
+def may_share(search: Search, cost: RunningCost) -> bool:
+    """Whether controls may share their steps: proposed step sizes do not come again, and a cost in
+    seconds must see each by itself."""
+    return search == "grid" and isinstance(cost, StepCost | GradientCost)
+
+
+class StrategyCriterion(NamedTuple):
+    """C of a whole strategy: the mean over its epochs and the probe batches, with the standard
+    error over the batches."""
+
+    c: float
+    c_stderr: float | None
+    c_of_means: float
+
+
+def strategy(epochs: Sequence[Criterion]) -> StrategyCriterion:
+    """The criterion of a strategy from those of its epochs, which share their probe batches: the
+    batches are what was sampled."""
+    per_batch = [
+        sum(values) / len(epochs) for values in zip(*(e.per_batch for e in epochs), strict=True)
+    ]
+    return StrategyCriterion(
+        sum(per_batch) / len(per_batch),
+        standard_error(per_batch),
+        sum(e.of_means for e in epochs) / len(epochs),
+    )

@@ -1,0 +1,61 @@
+"""What schedules cost, in gradient evaluations, before anything is trained."""
+
+from dataclasses import dataclass
+
+import torch
+
+from amata.batch import Batch
+from amata.data import Splits
+from amata.engine import ProbeNet
+from amata.errors import InputError
+from amata.recipes import Recipe
+from amata.schedules import Control, Schedule
+from amata.seeds import generator
+from amata.training.experiment import build_model
+
+
+@dataclass(frozen=True)
+class MethodCost:
+    """What a method costs per image: base + per_step * K gradient evaluations, measured on two
+    images."""
+
+    base: float
+    per_step: float
+
+    @classmethod
+    def of(cls, recipe: Recipe, splits: Splits) -> "MethodCost":
+        images = splits.train
+        positions = torch.arange(2)
+        x, y = next(iter(images.read([positions], torch.device("cpu"), None)))
+        batch = Batch(x, y, images.ids[positions], int(images.ids.max()) + 1, 0, None)
+        net = ProbeNet(build_model(recipe, images), first_layer=recipe.model.first_layer)
+        costs = []
+        for steps in (1, 2):
+            before = net.grad_evals
+            recipe.method.step(
+                net, batch, Control(steps, recipe.ball.eps / steps), generator(0, "price"), {}
+            )
+            costs.append((net.grad_evals - before) / 2)
+        if costs[1] <= costs[0]:
+            raise InputError(
+                f"method {recipe.tables['method']['name']} costs no more for more steps; there "
+                "is no schedule to search for"
+            )
+        return cls(2 * costs[0] - costs[1], costs[1] - costs[0])
+
+    def __call__(self, schedule: Schedule, epochs: int) -> float:
+        """Gradient evaluations per image and epoch under a schedule."""
+        return (
+            self.base
+            + self.per_step * sum(schedule(t, epochs).steps for t in range(epochs)) / epochs
+        )
+
+
+def reference_cost(recipe: Recipe, price: MethodCost, steps: int | None) -> tuple[float, int]:
+    """What PGD-K costs per image and epoch; K is where the recipe's schedule ends unless given."""
+    if steps is None:
+        schedule, epochs = recipe.schedule, recipe.train.epochs
+        steps = getattr(schedule, "k_max", None) or max(
+            schedule(t, epochs).steps for t in range(epochs)
+        )
+    return price.base + price.per_step * steps, steps
