@@ -21,7 +21,7 @@ import torch
 from amata.cli import main
 from tests.conftest import Called
 from tests.test_data import idx, write_folder, write_mnist
-from tests.test_training import QUICK
+from tests.toy import QUICK
 
 Amata = Callable[..., Called]
 FAST = [f"--set={o}" for o in QUICK]

@@ -15,7 +15,7 @@ from amata import recipes
 from amata.errors import InputError
 from amata.runs.files import load_tensors
 from amata.training.experiment import resume, train
-from tests.together import CASES, trained
+from tests.processes import CASES, trained
 
 ROOT = Path(__file__).parents[1]
 
@@ -46,7 +46,7 @@ def torchrun(*arguments: str | Path, restarts: int = 0) -> "subprocess.Completed
 def by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All cases, trained by two processes."""
     folder = tmp_path_factory.mktemp("two")
-    done = torchrun(ROOT / "tests" / "together.py", folder)
+    done = torchrun(ROOT / "tests" / "processes.py", folder)
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
 
@@ -96,7 +96,7 @@ def _differing(rows: list[dict[str, Any]], folder: Path, index: int) -> set[str]
 
 
 DIGITS = [
-    "model.name=tests.together:mortal",
+    "model.name=tests.processes:mortal",
     "train.device=cpu",
     "train.epochs=3",
     "data.batch_size=100",

@@ -26,7 +26,7 @@ from amata.studies.search import Search, SearchSettings
 from amata.studies.space import Space, schedule_key
 from amata.training.experiment import load_data
 from tests.conftest import Called
-from tests.test_training import QUICK
+from tests.toy import QUICK
 
 Amata = Callable[..., Called]
 FAST = [f"--set={o}" for o in (*QUICK, "train.epochs=2", "optim.ema=0")]

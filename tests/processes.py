@@ -1,5 +1,5 @@
 """What each of two processes runs for tests/test_ranks.py: python -m torch.distributed.run
---nproc-per-node 2 tests/together.py FOLDER."""
+--nproc-per-node 2 tests/processes.py FOLDER."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from amata.distributed import current, init_distributed
 from amata.runs.files import save_tensors
 from amata.training import fit
 from tests.conftest import small_net
-from tests.test_training import toy_data, toy_recipe
+from tests.toy import toy_data, toy_recipe
 
 CASES: dict[str, tuple[list[str], int]] = {
     "erm": (["method.name=erm"], 96),

@@ -1,0 +1,79 @@
+"""Checkpoints on disk: damaged ones, full disks, other recipes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from amata.errors import AmataError, InputError
+from amata.reporter import Reporter
+from amata.runs import RunFolder
+from amata.runs.checkpoint import load_checkpoint, save_checkpoint
+from amata.training import Interrupted, fit
+from tests.conftest import small_net
+from tests.toy import StopAt, toy_data, toy_recipe
+
+
+def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path: Path) -> None:
+    recipe = toy_recipe("train.tensorboard=false")
+    fit(small_net(), toy_data(), toy_data(40), recipe, run=tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        fit(
+            small_net(),
+            toy_data(),
+            toy_data(40),
+            recipe,
+            run=tmp_path / "cut",
+            reporter=StopAt(2, 3),
+        )
+    newest = tmp_path / "cut" / "checkpoints" / "00002-0000003.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[-5] ^= 1  # one flipped bit, which the format itself would not notice
+    newest.write_bytes(content)
+    notes: list[str] = []
+
+    class Listen(Reporter):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    run, _ = RunFolder.open(tmp_path / "cut")
+    fit(small_net(), toy_data(), toy_data(40), recipe, run=run, reporter=Listen())
+    assert any("00002-0000003 is damaged" in n and "falling back" in n for n in notes)
+    assert any("resumed at epoch 3" in n for n in notes)
+    assert (tmp_path / "cut" / "last.safetensors").read_bytes() == (
+        tmp_path / "whole" / "last.safetensors"
+    ).read_bytes()
+
+
+def test_two_checkpoints_are_kept_and_all_damaged_is_an_error(tmp_path: Path) -> None:
+    for batch in range(1, 5):
+        save_checkpoint(tmp_path, 0, batch, {"t": torch.ones(3) * batch}, {"fingerprint": "f"})
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        f"00000-000000{b}.{s}" for b in (3, 4) for s in ("json", "safetensors")
+    ]
+    for path in tmp_path.glob("*.json"):
+        path.write_text("{")
+    with pytest.raises(AmataError, match=r"no checkpoint in .* can be read"):
+        load_checkpoint(tmp_path, "f", lambda _: None)
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 0, 1, {"t": torch.ones(3)}, {"fingerprint": "f"})
+    with pytest.raises(InputError, match="belongs to another recipe"):
+        load_checkpoint(tmp_path, "g", print)
+
+
+def test_a_full_disk_keeps_the_old_checkpoint(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 0, 1, {"t": torch.ones(3)}, {"fingerprint": "f"})
+    # the next save writes into a device that is always full
+    (tmp_path / ".00000-0000002.safetensors.part").symlink_to("/dev/full")
+    with pytest.raises(
+        AmataError,
+        match=r"cannot write .*00000-0000002\.safetensors \(No space left on device\).*resume",
+    ):
+        save_checkpoint(tmp_path, 0, 2, {"t": torch.ones(3)}, {"fingerprint": "f"})
+    loaded = load_checkpoint(tmp_path, "f", print)
+    assert loaded is not None
+    assert loaded[0]["t"].tolist() == [1, 1, 1]
+    # and the next try works
+    save_checkpoint(tmp_path, 0, 2, {"t": torch.ones(3) * 2}, {"fingerprint": "f"})

@@ -1,0 +1,100 @@
+"""Training with a closed-loop schedule."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from amata import recipes
+from amata.reporter import Moment, Reporter
+from amata.runs import RunFolder
+from amata.training import Interrupted, fit
+from tests.conftest import small_net
+from tests.toy import toy_data, toy_recipe, without_times
+
+ADAPTIVE = ["schedule.name=adaptive", "schedule.tau=0.1", "schedule.k_max=6"]
+
+
+@pytest.mark.parametrize(
+    ("method", "budget"), [("pgd", 5.5), ("free", 4.5), ("yopo", 4.5), ("trades", 6.5)]
+)
+def test_a_closed_loop_meets_its_budget_and_counts_its_probing(method: str, budget: float) -> None:
+    net = small_net()
+    net.first_layer = "0"  # type: ignore[assignment]
+    recipe = toy_recipe(
+        *ADAPTIVE,
+        f"schedule.budget={budget}",
+        f"method.name={method}",
+        "train.epochs=8",
+        "optim.lr=0.005",
+        "train.guard=ignore",
+    )
+    fitted = fit(net, toy_data(192), None, recipe)
+    assert fitted.rows[-1]["grad_evals_per_image"] == pytest.approx(budget, rel=0.05)
+    probes = fitted.rows[-1]["probe_evals"]
+    base = {"pgd": 1, "free": 0, "yopo": 0, "trades": 2}[method]
+    per_image = sum(k + base for k in (1, 2, 6))
+    assert probes == 8 * 2 * 16 * per_image  # epochs, batches, their size
+    assert fitted.grad_evals == probes + sum(192 * (row["steps"] + base) for row in fitted.rows)
+    assert [r[0] for r in fitted.rows[0]["probed"]] == [1, 2, 6]
+
+
+def test_a_closed_loop_trains_like_its_own_choices_laid_down_beforehand() -> None:
+    """Probing leaves no trace in the training: replayed as a piecewise schedule, the same controls
+    give the same weights."""
+    recipe = toy_recipe(*ADAPTIVE, "schedule.budget=6.5", "train.guard=ignore")
+    fitted = fit(small_net(), toy_data(), None, recipe)
+    stages = [[row["epoch"], row["steps"]] for row in fitted.rows]
+    assert len({k for _, k in stages}) > 1
+    replay = recipes.parse(
+        {**recipe.tables, "schedule": {"name": "piecewise", "tau": 0.1, "stages": stages}}, "replay"
+    )
+    again = fit(small_net(), toy_data(), None, replay)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(
+            fitted.model.state_dict().values(), again.model.state_dict().values(), strict=True
+        )
+    )
+
+
+def test_a_closed_loop_that_is_interrupted_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    class Stop(Reporter):
+        def batch(self, moment: Moment) -> None:
+            if moment.epoch == 2 and moment.batch == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    recipe = toy_recipe(
+        *ADAPTIVE,
+        "schedule.budget=5.5",
+        "train.epochs=5",
+        "train.tensorboard=false",
+        "train.keep_epochs=true",
+    )
+    fit(small_net(), toy_data(192), toy_data(40), recipe, run=tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        fit(
+            small_net(),
+            toy_data(192),
+            toy_data(40),
+            recipe,
+            run=tmp_path / "broken",
+            reporter=Stop(),
+        )
+    run, recipe = RunFolder.open(tmp_path / "broken")
+    fit(small_net(), toy_data(192), toy_data(40), recipe, run=run)
+    for name in (
+        "last.safetensors",
+        "model.safetensors",
+        *(f"epochs/{e:05d}.safetensors" for e in range(6)),
+    ):
+        assert (tmp_path / "whole" / name).read_bytes() == (
+            tmp_path / "broken" / name
+        ).read_bytes(), name
+    rows = [
+        [without_times(r) for r in RunFolder(tmp_path / name).read_rows()]
+        for name in ("whole", "broken")
+    ]
+    assert rows[0] == rows[1]

@@ -1,0 +1,168 @@
+"""fit(): trains any module, refuses bad input, returns the best weights."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from amata import recipes
+from amata.errors import AmataError, InputError
+from amata.reporter import Moment, Reporter
+from amata.runs import RunFolder
+from amata.runs.files import load_tensors
+from amata.training import fit
+from tests.conftest import small_net
+from tests.toy import toy_data, toy_recipe
+
+
+def test_fit_trains_any_module_on_tensors_and_on_batches() -> None:
+    data, held = toy_data(), toy_data(40)
+    fitted = fit(small_net(), data, held, toy_recipe())
+    assert [row["steps"] for row in fitted.rows] == [2, 2, 3, 3]
+    assert fitted.grad_evals == 96 * (3 + 3 + 4 + 4)
+    assert fitted.rows[-1]["grad_evals_per_image"] == 3.5
+    assert (
+        fitted.rows[fitted.best_epoch or 0]["valid"]["pgd-20"]
+        == max(row["valid"]["pgd-20"] for row in fitted.rows)
+        > 0.9
+    )
+    assert fitted.rows[-1]["loss"] < fitted.rows[0]["loss"]
+    batches = [(data[0][i : i + 16], data[1][i : i + 16]) for i in range(0, 96, 16)]
+    assert fit(small_net(), batches, [held], toy_recipe()).rows[-1]["valid"]["clean"] > 0.9
+
+
+def test_fit_leaves_the_global_generator_alone_and_does_not_depend_on_it() -> None:
+    finals = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        finals.append(fit(small_net(), toy_data(), None, toy_recipe()).model.state_dict())
+        assert torch.equal(torch.get_rng_state(), before)
+    assert all(
+        torch.equal(a, b) for a, b in zip(finals[0].values(), finals[1].values(), strict=True)
+    )
+
+
+def test_the_best_model_is_chosen_by_held_out_robust_accuracy(tmp_path: Path) -> None:
+    class Ruin(Reporter):
+        """Spoils the weights after the second epoch, so that a later epoch cannot be the best."""
+
+        def batch(self, moment: Moment) -> None:
+            if moment.epoch >= 2:
+                with torch.no_grad():
+                    for p in net.parameters():
+                        p.zero_()
+
+    net = small_net()
+    with pytest.raises(
+        AmataError,
+        match=r"fell back to guessing in epoch 3.*stopped, with the last good checkpoint kept: "
+        r"lower optim.lr",
+    ):
+        fit(
+            net,
+            toy_data(),
+            toy_data(40),
+            toy_recipe("train.tensorboard=false"),
+            run=tmp_path / "stopped",
+            reporter=Ruin(),
+        )
+    assert [row.get("lr_scale") for row in RunFolder(tmp_path / "stopped").read_rows()] == [
+        None,
+        None,
+        1 / 2,
+        1 / 4,
+        1 / 8,
+        1 / 16,
+        1 / 32,
+        1 / 32,
+    ]
+    net = small_net()
+    recipe = toy_recipe("train.tensorboard=false", "train.guard=ignore")
+    fitted = fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=Ruin())
+    assert fitted.best_epoch is not None
+    assert fitted.best_epoch < 2
+    assert any(p.any() for p in fitted.model.parameters())
+    best = load_tensors(tmp_path / "run" / "model.safetensors")
+    last = load_tensors(tmp_path / "run" / "last.safetensors")
+    assert all(torch.equal(v, best[k]) for k, v in fitted.model.state_dict().items())
+    assert not any(last[k].any() for k, _ in fitted.model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("optim.name=adamw", "optim.lr=0.003"),
+        ("optim.name=muon",),
+        ("optim.ema=0.9",),
+        ("optim.label_smoothing=0.1",),
+    ],
+)
+def test_options_train(options: tuple[str, ...]) -> None:
+    fitted = fit(small_net(), toy_data(), toy_data(40), toy_recipe("train.epochs=8", *options))
+    assert fitted.rows[-1]["valid"]["clean"] > 0.9
+
+
+def test_the_average_is_what_is_kept() -> None:
+    net = small_net()
+    fitted = fit(net, toy_data(), None, toy_recipe("optim.ema=0.99"))
+    assert fitted.model is not net
+    assert any(
+        not torch.equal(a, b)
+        for a, b in zip(fitted.model.parameters(), net.parameters(), strict=True)
+    )
+
+
+def test_fit_refuses_what_it_cannot_train_on() -> None:
+    (x, y), recipe = toy_data(), toy_recipe()
+    for model, data, message in (
+        (small_net(), [(4 * x - 2, y)], r"outside \[0, 1\]"),
+        (small_net(), (x, y + 4), r"outside the model's 4 classes"),
+        (torch.nn.Conv2d(1, 3, 3), (x, y), r"logits of shape \(2, classes\)"),
+    ):
+        with pytest.raises(InputError, match=message):
+            fit(model, data, None, recipe)
+
+
+BAD_HELD_OUT = {
+    "too large": ([torch.full((40,), 10)], "outside the model's 4 classes"),
+    "negative": ([torch.full((40,), -1)], "outside the model's 4 classes"),
+    "floats": ([torch.zeros(40)], "labels"),
+    "none": ([], "no held-out image"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_HELD_OUT)
+def test_a_bad_held_out_stream_is_named(case: str) -> None:
+    labels, said = BAD_HELD_OUT[case]
+    valid = [(toy_data(40)[0], y) for y in labels]
+    with pytest.raises(InputError, match=said):
+        fit(small_net(), toy_data(), valid, toy_recipe("train.tensorboard=false", "train.epochs=1"))
+
+
+def test_training_on_clean_images_keeps_the_weights_that_are_best_on_them() -> None:
+    """Under an attack they are all bad, and the least bad of them have hardly been trained."""
+    recipe = toy_recipe(
+        "train.tensorboard=false",
+        "method.name=erm",
+        "threat.eps=0.5",
+        "train.epochs=4",
+        "optim.lr=0.3",
+    )
+    rows = (fitted := fit(small_net(), toy_data(), toy_data(40), recipe)).rows
+    clean, robust = ([row["valid"][attack] for row in rows] for attack in ("clean", "pgd-20"))
+    assert robust.index(max(robust)) != clean.index(max(clean)) == fitted.best_epoch
+
+
+def test_equal_bounds_end_with_the_same_bytes_as_a_constant(tmp_path: Path) -> None:
+    common = ["train.epochs=3", "data.batch_size=16", "optim.lr=0.02", "train.tensorboard=false"]
+    linear = recipes.load(
+        "mnist5k-amata", [*common, "schedule.k_min=3", "schedule.k_max=3", "schedule.tau=0.15"]
+    )
+    constant = recipes.load(
+        "mnist5k-pgd", [*common, "schedule.steps=3", f"schedule.step_size={0.15 / 3!r}"]
+    )
+    for recipe, name in ((linear, "linear"), (constant, "constant")):
+        fit(small_net(), toy_data(), None, recipe, run=tmp_path / name)
+    a, b = (load_tensors(tmp_path / name / "last.safetensors") for name in ("linear", "constant"))
+    assert all(torch.equal(a[k], b[k]) for k in a)

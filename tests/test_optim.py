@@ -1,0 +1,38 @@
+"""Optimisers and learning-rate schedules."""
+
+from typing import Any
+
+import pytest
+
+from amata.recipes.schema import Optim
+from amata.training.optim import learning_rate, make_optimizer
+from tests.conftest import small_net
+
+
+def test_learning_rates() -> None:
+    step = Optim(lr=1.0, rate="piecewise", milestones=[2, 4], factor=0.1)
+    assert [learning_rate(step, t, 6) for t in (0, 1.99, 2, 3.9, 4, 5)] == pytest.approx(
+        [1, 1, 0.1, 0.1, 0.01, 0.01]
+    )
+    cycle = Optim(lr=1.0, rate="one-cycle", peak=0.25)
+    assert [learning_rate(cycle, t, 8) for t in (0, 1, 2, 5, 8)] == pytest.approx(
+        [0, 0.5, 1, 0.5, 0]
+    )
+    cosine = Optim(lr=1.0, rate="cosine", warmup=2)
+    assert [learning_rate(cosine, t, 10) for t in (0, 1, 2, 6, 10)] == pytest.approx(
+        [0, 0.5, 1, 0.5, 0], abs=1e-9
+    )
+    assert learning_rate(Optim(lr=0.3), 5, 10) == 0.3
+
+
+@pytest.mark.parametrize("decay_all", [True, False])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+def test_weight_decay_can_spare_biases_and_norms(name: Any, decay_all: bool) -> None:
+    model = small_net()
+    groups = make_optimizer(
+        model, Optim(name=name, weight_decay=0.1, decay_all=decay_all)
+    ).param_groups
+    decayed = {id(p) for g in groups if g["weight_decay"] == 0.1 for p in g["params"]}
+    expected = {id(p) for p in model.parameters() if decay_all or p.dim() > 1}
+    assert decayed == expected
+    assert sum(len(g["params"]) for g in groups) == len(list(model.parameters()))

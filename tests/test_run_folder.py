@@ -1,0 +1,156 @@
+"""What a run leaves in its folder, and who may write there."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from amata import recipes
+from amata.errors import InputError
+from amata.reporter import Moment, Reporter
+from amata.runs import RunFolder
+from amata.runs.files import load_tensors
+from amata.training import fit
+from amata.training.experiment import load_trained, resume, train
+from tests.conftest import small_net
+from tests.toy import QUICK, toy_data, toy_recipe
+
+
+def test_images_that_came_later_are_no_test_images(tmp_path: Path) -> None:
+    """The test share of a folder is another one when a file has come: images that were trained on
+    would be in it."""
+    from tests.test_data import write_folder
+
+    write_folder(tmp_path / "data", parts=("",), per_class=10)
+    sizes = [
+        "data.resize=16",
+        "data.crop=12",
+        "data.workers=0",
+        "data.batch_size=8",
+        'eval.attacks=["clean"]',
+        "train.tensorboard=false",
+    ]
+    small = [
+        "model.name=tests.conftest:flat_net",
+        "model.args={}",
+        "train.epochs=1",
+        "train.device=cpu",
+        "data.valid=2",
+    ]
+    train(
+        recipes.load(
+            "caltech256-pgd20",
+            [*sizes, *small, "schedule.steps=1", f"data.root={tmp_path / 'data'}"],
+        ),
+        tmp_path / "run",
+    )
+    load_trained(tmp_path / "run", to_test=True)
+    bad = load_trained(tmp_path / "run")[2].test.files[0]  # type: ignore[attr-defined]
+    good = bad.read_bytes()
+    bad.write_bytes(b"no image")
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(
+        InputError,
+        match=rf"{bad.name}.*; training is done and saved, `amata train --resume .*` evaluates "
+        rf"again",
+    ):
+        resume(tmp_path / "run")
+    bad.write_bytes(good)
+    split = json.loads((tmp_path / "run" / "split.json").read_text())
+    (tmp_path / "run" / "split.json").write_text(
+        json.dumps({k: v for k, v in split.items() if "hash" not in k})
+    )
+    resume(tmp_path / "run")
+    # what an earlier version left out is written down
+    assert json.loads((tmp_path / "run" / "split.json").read_text()) == split
+    first = next((tmp_path / "data").glob("*/*.png"))
+    shutil.copy(first, first.with_name("00-new.png"))
+    with pytest.raises(
+        InputError, match=r"images came or went since; put them back, or say --set data\.root"
+    ):
+        load_trained(tmp_path / "run", ("data.workers=1",), to_test=True)
+    # nor do its images in memory forget where they were
+    with pytest.raises(InputError, match="images came or went"):
+        load_trained(tmp_path / "run", ("data.in_memory=true",), to_test=True)
+    load_trained(tmp_path / "run", (f"data.root={tmp_path / 'data'}",), to_test=True)
+    load_trained(tmp_path / "run")  # to export it, say
+
+
+def test_a_whole_run_leaves_what_it_promises(tmp_path: Path) -> None:
+    recipe = recipes.load("mnist5k-amata", [*QUICK, "train.tensorboard=true", "train.epochs=2"])
+    run = train(recipe, tmp_path / "run")
+    files = {p.name for p in run.path.iterdir()}
+    assert files == {
+        "recipe.toml",
+        "env.json",
+        "split.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "last.safetensors",
+        "checkpoints",
+        "summary.json",
+        "tensorboard",
+    }
+    rows = run.read_rows()
+    assert [r["epoch"] for r in rows] == [0, 1]
+    assert {
+        "steps",
+        "step_size",
+        "loss",
+        "train_seconds",
+        "grad_evals",
+        "lr",
+        "valid",
+        "valid_n",
+    } <= rows[0].keys()
+    summary = json.loads((run.path / "summary.json").read_text())
+    assert {"train_seconds", "grad_evals", "best_epoch", "evaluation"} <= summary.keys()
+    assert {"accuracy", "n", "low", "high", "grad_evals", "params"} <= summary["evaluation"][
+        "clean"
+    ].keys()
+    assert summary["grad_evals"] == rows[-1]["grad_evals"] == 3960 * (3 + 4)
+    split = json.loads((run.path / "split.json").read_text())
+    assert len(set(split["valid_ids"])) == split["valid"] == 40
+    env = json.loads((run.path / "env.json").read_text())
+    assert env["packages"]["torch"] == torch.__version__
+    assert list((run.path / "tensorboard").glob("events.*"))
+    before = {p: p.stat().st_mtime_ns for p in run.path.rglob("*")}
+    resume(run.path)
+    assert {p: p.stat().st_mtime_ns for p in run.path.rglob("*")} == before, (
+        "a finished run was touched"
+    )
+    with pytest.raises(InputError, match="exists already"):
+        train(recipe, run.path)
+
+
+def test_kept_epochs_are_the_states_that_epochs_begin_with(tmp_path: Path) -> None:
+    recipe = toy_recipe(
+        "method.name=free",
+        "train.keep_epochs=true",
+        "train.tensorboard=false",
+        "train.epochs=2",
+        "schedule.k_min=1",
+    )
+    net = small_net()
+    start = {k: v.clone() for k, v in net.state_dict().items()}
+    fit(net, toy_data(), None, recipe, run=tmp_path / "run")
+    states = [load_tensors(tmp_path / "run" / "epochs" / f"{e:05d}.safetensors") for e in range(3)]
+    assert all(torch.equal(states[0][f"model/{k}"], v) for k, v in start.items())
+    last = load_tensors(tmp_path / "run" / "last.safetensors")
+    assert all(torch.equal(states[2][f"model/{k}"], v) for k, v in last.items())
+    assert "memory/noise" not in states[0]
+    assert states[1]["memory/noise"].any()
+
+
+def test_a_run_folder_is_held_while_it_is_trained_in(tmp_path: Path) -> None:
+    class Second(Reporter):
+        def batch(self, moment: Moment) -> None:
+            if moment.batch == 1 and moment.epoch == 0:
+                run, recipe = RunFolder.open(tmp_path / "run")
+                with pytest.raises(InputError, match="another process is training in"):
+                    fit(small_net(), toy_data(), None, recipe, run=run)
+
+    recipe = toy_recipe("train.tensorboard=false", "train.epochs=1")
+    fit(small_net(), toy_data(), None, recipe, run=tmp_path / "run", reporter=Second())

@@ -1,0 +1,106 @@
+"""A small task, recipes that train on it in a second, and what tests of training share."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amata import recipes
+from amata.recipes import Recipe
+from amata.reporter import Moment, Reporter
+from amata.seeds import generator
+
+# A run of a few seconds that exercises everything that could break a resume: momentum, average,
+# BatchNorm, dropout, augmentation.
+QUICK = [
+    "train.device=cpu",
+    "optim.name=sgd",
+    "optim.lr=0.05",
+    "train.epochs=3",
+    "model.name=tests.conftest:dropout_net",
+    "data.valid=40",
+    "data.batch_size=100",
+    "data.augment=crop-flip",
+    "data.pad=2",
+    "schedule.k_max=3",
+    "optim.ema=0.9",
+    "train.valid_attack=pgd-2",
+    'eval.attacks=["clean"]',
+    "eval.limit=50",
+    "train.tensorboard=false",
+]
+
+
+def toy_data(n: int = 96) -> tuple[Tensor, Tensor]:
+    """Two classes told apart by brightness."""
+    y = torch.arange(n) % 2
+    noise = 0.2 * torch.rand(n, 1, 6, 6, generator=generator(n))
+    return (0.2 + 0.4 * y.view(-1, 1, 1, 1) + noise), y
+
+
+def toy_recipe(*more: str) -> Recipe:
+    base = [
+        "train.device=cpu",
+        "optim.name=sgd",
+        "threat.eps=0.05",
+        "schedule.tau=0.1",
+        "schedule.k_max=3",
+        "train.epochs=4",
+        "data.batch_size=16",
+        "optim.lr=0.02",
+    ]
+    return recipes.load("mnist5k-amata", [*base, *more])
+
+
+class StopAt(Reporter):
+    """Sends this process a signal at one moment of training."""
+
+    def __init__(self, epoch: int, batch: int, number: int = signal.SIGTERM) -> None:
+        self.at, self.number = (epoch, batch), number
+
+    def batch(self, moment: Moment) -> None:
+        if (moment.epoch, moment.batch) == self.at:
+            os.kill(os.getpid(), self.number)
+
+
+STATEFUL = {
+    "free": ("method.name=free", "schedule.k_min=2"),
+    "fast": (
+        "method.name=fast",
+        "method.init=previous",
+        "schedule.name=constant",
+        "schedule.steps=1",
+        "schedule.step_size=0.06",
+    ),
+    "atta": ("method.name=atta", "method.reset=2", "schedule.k_max=2"),
+    "atta on the CPU": ("method.name=atta", "method.store=cpu"),
+    "dat": ("method.name=dat", "method.dynamic_epochs=3"),
+    "yopo": ("method.name=yopo", "method.inner=2", "model.first_layer='0'"),
+}
+
+
+def stateful_recipe(name: str) -> Recipe:
+    options = STATEFUL[name]
+    base = {"data.augment": "crop-flip", "data.pad": "1", "train.tensorboard": "false"}
+    if "schedule.name=constant" not in options:
+        return toy_recipe(*[f"{k}={v}" for k, v in base.items()], *options)
+    common = [
+        "train.device=cpu",
+        "threat.eps=0.05",
+        "train.epochs=4",
+        "data.batch_size=4",
+        "optim.name=adamw",
+        "optim.lr=0.003",
+    ]
+    return recipes.load("mnist5k-pgd", [*common, *[f"{k}={v}" for k, v in base.items()], *options])
+
+
+def without_times(row: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in row.items() if not k.endswith("_seconds")}
+
+
+def newest(run: Path) -> str:
+    return max((p.name for p in (run / "checkpoints").glob("[0-9]*.json")), default="")
