@@ -14,7 +14,7 @@ import torch
 from amata import recipes
 from amata.engine import fast
 from amata.training.experiment import build_model, load_data
-from amata.training.loop import fit
+from amata.training.loop import train_model
 
 EPOCHS, IMAGES = 8, 12_800
 
@@ -35,9 +35,9 @@ def main(root: str, out: str) -> None:
         images = load_data(recipe).train.subset(torch.arange(IMAGES))
         for kind, buckets in (("compacted", (1.0, 0.5, 0.25, 0.125)), ("full size", (1.0,))):
             fast.BUCKETS = buckets
-            fitted = fit(build_model(recipe, images), images, None, recipe)
-            spent = [row["train_seconds"] for row in fitted.rows]
-            cost = fitted.rows[-1]["grad_evals"] - fitted.rows[-2]["grad_evals"]
+            fitted = train_model(build_model(recipe, images), images, None, recipe)
+            spent = [row["train_seconds"] for row in fitted.epochs]
+            cost = fitted.epochs[-1]["grad_evals"] - fitted.epochs[-2]["grad_evals"]
             rows.append(
                 {
                     "recipe": name,

@@ -166,7 +166,7 @@ def explore(seconds: float) -> None:
             assert splits.valid is not None
             results = evaluate_recipe(model, recipe, splits.valid, reporter, list(JUDGED))
             accuracies = {attack: result.accuracy for attack, result in results.items()}
-            rows = run.read_rows()
+            rows = run.epochs()
             course = [(row["epoch"] + 1, row["valid"]) for row in rows if row.get("valid")]
             where = {
                 key: value

@@ -6,16 +6,15 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from amata.distributed import current, init_distributed
+from amata.metrics import EpochRow
 from amata.runs.files import save_tensors
-from amata.training import fit
 from tests.conftest import small_net
-from tests.toy import toy_data, toy_recipe
+from tests.toy import fit, toy_data, toy_recipe
 
 CASES: dict[str, tuple[list[str], int]] = {
     "erm": (["method.name=erm"], 96),
@@ -65,13 +64,13 @@ class Exact(nn.Module):
         return self.net(x.double())
 
 
-def trained(name: str, folder: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+def trained(name: str, folder: Path) -> tuple[dict[str, Tensor], list[EpochRow]]:
     """The weights and rows of a case, by however many processes are at it; the run is left in
     `folder`."""
     more, n = CASES[name]
     recipe = toy_recipe("train.epochs=3", "eval.batch_size=8", "train.tensorboard=false", *more)
     fitted = fit(Exact("BatchNorm" in name), toy_data(n), toy_data(40), recipe, run=folder / name)
-    return fitted.model.state_dict(), fitted.rows
+    return fitted.model.state_dict(), fitted.epochs
 
 
 class Mortal(nn.Module):

@@ -9,9 +9,9 @@ from amata.errors import AmataError, InputError
 from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.runs.checkpoint import load_checkpoint, save_checkpoint
-from amata.training import Interrupted, fit
+from amata.training import Interrupted
 from tests.conftest import small_net
-from tests.toy import StopAt, toy_data, toy_recipe
+from tests.toy import StopAt, fit, toy_data, toy_recipe
 
 
 def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from amata.reporter import Moment, Reporter
-from amata.training import fit
 from tests.conftest import small_net
-from tests.toy import toy_data, toy_recipe
+from tests.toy import fit, toy_data, toy_recipe
 
 
 def test_training_time_counts_what_the_reporter_waits_for_and_not_the_saving(
@@ -61,8 +60,8 @@ def test_time_spent_waiting_for_data_is_told(capfd: pytest.CaptureFixture[str]) 
                 yield x[16 * part : 16 * part + 16], y[16 * part : 16 * part + 16]
 
     recipe = toy_recipe("train.epochs=1")
-    slow = fit(small_net(), Slow(), None, recipe, reporter=ConsoleReporter()).rows[0]
+    slow = fit(small_net(), Slow(), None, recipe, reporter=ConsoleReporter()).epochs[0]
     assert 0.6 <= slow["data_seconds"] < slow["train_seconds"]
     assert re.search(r"epoch   1 .* \d\d% waiting for data", capfd.readouterr().err)
-    quick = fit(small_net(), toy_data(48), None, recipe, reporter=Reporter()).rows[0]
+    quick = fit(small_net(), toy_data(48), None, recipe, reporter=Reporter()).epochs[0]
     assert quick["data_seconds"] < 0.6

@@ -10,9 +10,9 @@ import torch
 from amata import recipes
 from amata.reporter import Moment, Reporter
 from amata.runs import RunFolder
-from amata.training import Interrupted, fit
+from amata.training import Interrupted
 from tests.conftest import small_net
-from tests.toy import toy_data, toy_recipe, without_times
+from tests.toy import fit, toy_data, toy_recipe, without_times
 
 ADAPTIVE = ["schedule.name=adaptive", "schedule.tau=0.1", "schedule.k_max=6"]
 
@@ -32,13 +32,13 @@ def test_a_closed_loop_meets_its_budget_and_counts_its_probing(method: str, budg
         "train.guard=ignore",
     )
     fitted = fit(net, toy_data(192), None, recipe)
-    assert fitted.rows[-1]["grad_evals_per_image"] == pytest.approx(budget, rel=0.05)
-    probes = fitted.rows[-1]["probe_evals"]
+    assert fitted.epochs[-1]["grad_evals_per_image"] == pytest.approx(budget, rel=0.05)
+    probes = fitted.epochs[-1]["probe_evals"]
     base = {"pgd": 1, "free": 0, "yopo": 0, "trades": 2}[method]
     per_image = sum(k + base for k in (1, 2, 6))
     assert probes == 8 * 2 * 16 * per_image  # epochs, batches, their size
-    assert fitted.grad_evals == probes + sum(192 * (row["steps"] + base) for row in fitted.rows)
-    assert [r[0] for r in fitted.rows[0]["probed"]] == [1, 2, 6]
+    assert fitted.grad_evals == probes + sum(192 * (row["steps"] + base) for row in fitted.epochs)
+    assert [r[0] for r in fitted.epochs[0]["probed"]] == [1, 2, 6]
 
 
 def test_a_closed_loop_trains_like_its_own_choices_laid_down_beforehand() -> None:
@@ -46,7 +46,7 @@ def test_a_closed_loop_trains_like_its_own_choices_laid_down_beforehand() -> Non
     give the same weights."""
     recipe = toy_recipe(*ADAPTIVE, "schedule.budget=6.5", "train.guard=ignore")
     fitted = fit(small_net(), toy_data(), None, recipe)
-    stages = [[row["epoch"], row["steps"]] for row in fitted.rows]
+    stages = [[row["epoch"], row["steps"]] for row in fitted.epochs]
     assert len({k for _, k in stages}) > 1
     replay = recipes.parse(
         {**recipe.tables, "schedule": {"name": "piecewise", "tau": 0.1, "stages": stages}}, "replay"
@@ -94,7 +94,7 @@ def test_a_closed_loop_that_is_interrupted_ends_with_the_same_bytes(tmp_path: Pa
             tmp_path / "broken" / name
         ).read_bytes(), name
     rows = [
-        [without_times(r) for r in RunFolder(tmp_path / name).read_rows()]
+        [without_times(r) for r in RunFolder(tmp_path / name).epochs()]
         for name in ("whole", "broken")
     ]
     assert rows[0] == rows[1]

@@ -68,7 +68,7 @@ def trained(
     # where steps follow signs, one that hangs on a rounding error would tell nothing
     if dtype == torch.float32:
         # and TRADES, whose first gradient is zero but for its noise, needs more of that.
-        method = replace(method, ball=L2(0.3), **({"noise": 0.1} if name == "trades" else {}))  # type: ignore[type-var]
+        method = replace(method, ball=L2(0.3), **({"noise": 0.1} if name == "trades" else {}))
     net = kind(model, sgd(model), first_layer="stem", precision="fp32", **options)
     memory: Memory = {}
     for index in range(BATCHES):
@@ -439,7 +439,7 @@ def test_nothing_is_compiled_or_recorded_again_when_k_and_alpha_change() -> None
 def test_a_run_on_a_gpu_resumes_in_both_engines(tmp_path: Any) -> None:
     from amata import recipes
     from amata.runs import RunFolder
-    from amata.training import fit
+    from tests.toy import fit
 
     x, y = blobs(200, 0)
     options = [
@@ -454,7 +454,7 @@ def test_a_run_on_a_gpu_resumes_in_both_engines(tmp_path: Any) -> None:
         stop = recipes.load("cifar10-amata", [*options, f"train.engine={engine}"])
         net = build("preactresnet18", in_channels=3, classes=10, seed=0)
         fitted = fit(net, (x.cpu(), y.cpu()), None, recipe, run=tmp_path / engine)
-        assert fitted.rows[-1]["loss"] > 0
+        assert fitted.epochs[-1]["loss"] > 0
         run, stop = RunFolder.open(tmp_path / engine)
         (tmp_path / engine / "checkpoints" / "00002-0000000.json").unlink()
         again = fit(
@@ -464,4 +464,4 @@ def test_a_run_on_a_gpu_resumes_in_both_engines(tmp_path: Any) -> None:
             stop,
             run=run,
         )
-        assert again.rows[-1]["loss"] == pytest.approx(fitted.rows[-1]["loss"], rel=0.05)
+        assert again.epochs[-1]["loss"] == pytest.approx(fitted.epochs[-1]["loss"], rel=0.05)

@@ -10,25 +10,24 @@ from amata.errors import AmataError, InputError
 from amata.reporter import Moment, Reporter
 from amata.runs import RunFolder
 from amata.runs.files import load_tensors
-from amata.training import fit
 from tests.conftest import small_net
-from tests.toy import toy_data, toy_recipe
+from tests.toy import fit, toy_data, toy_recipe
 
 
 def test_fit_trains_any_module_on_tensors_and_on_batches() -> None:
     data, held = toy_data(), toy_data(40)
     fitted = fit(small_net(), data, held, toy_recipe())
-    assert [row["steps"] for row in fitted.rows] == [2, 2, 3, 3]
+    assert [row["steps"] for row in fitted.epochs] == [2, 2, 3, 3]
     assert fitted.grad_evals == 96 * (3 + 3 + 4 + 4)
-    assert fitted.rows[-1]["grad_evals_per_image"] == 3.5
+    assert fitted.epochs[-1]["grad_evals_per_image"] == 3.5
     assert (
-        fitted.rows[fitted.best_epoch or 0]["valid"]["pgd-20"]
-        == max(row["valid"]["pgd-20"] for row in fitted.rows)
+        fitted.epochs[fitted.best_epoch or 0]["valid"]["pgd-20"]
+        == max(row["valid"]["pgd-20"] for row in fitted.epochs)
         > 0.9
     )
-    assert fitted.rows[-1]["loss"] < fitted.rows[0]["loss"]
+    assert fitted.epochs[-1]["loss"] < fitted.epochs[0]["loss"]
     batches = [(data[0][i : i + 16], data[1][i : i + 16]) for i in range(0, 96, 16)]
-    assert fit(small_net(), batches, [held], toy_recipe()).rows[-1]["valid"]["clean"] > 0.9
+    assert fit(small_net(), batches, [held], toy_recipe()).epochs[-1]["valid"]["clean"] > 0.9
 
 
 def test_fit_leaves_the_global_generator_alone_and_does_not_depend_on_it() -> None:
@@ -67,9 +66,7 @@ def test_the_best_model_is_chosen_by_held_out_robust_accuracy(tmp_path: Path) ->
             run=tmp_path / "stopped",
             reporter=Ruin(),
         )
-    assert [row.get("lr_scale") for row in RunFolder(tmp_path / "stopped").read_rows()] == [
-        None,
-        None,
+    assert [event["lr_scale"] for event in RunFolder(tmp_path / "stopped").events()] == [
         1 / 2,
         1 / 4,
         1 / 8,
@@ -100,7 +97,7 @@ def test_the_best_model_is_chosen_by_held_out_robust_accuracy(tmp_path: Path) ->
 )
 def test_options_train(options: tuple[str, ...]) -> None:
     fitted = fit(small_net(), toy_data(), toy_data(40), toy_recipe("train.epochs=8", *options))
-    assert fitted.rows[-1]["valid"]["clean"] > 0.9
+    assert fitted.epochs[-1]["valid"]["clean"] > 0.9
 
 
 def test_the_average_is_what_is_kept() -> None:
@@ -149,7 +146,7 @@ def test_training_on_clean_images_keeps_the_weights_that_are_best_on_them() -> N
         "train.epochs=4",
         "optim.lr=0.3",
     )
-    rows = (fitted := fit(small_net(), toy_data(), toy_data(40), recipe)).rows
+    rows = (fitted := fit(small_net(), toy_data(), toy_data(40), recipe)).epochs
     clean, robust = ([row["valid"][attack] for row in rows] for attack in ("clean", "pgd-20"))
     assert robust.index(max(robust)) != clean.index(max(clean)) == fitted.best_epoch
 

@@ -14,10 +14,10 @@ from amata.errors import AmataError
 from amata.reporter import Moment, Reporter
 from amata.runs import RunFolder
 from amata.runs.checkpoint import load_checkpoint
-from amata.training import Interrupted, fit
+from amata.training import Interrupted
 from amata.training.guard import GuardStats
 from tests.conftest import small_net
-from tests.toy import StopAt, stateful_recipe, toy_data, toy_recipe, without_times
+from tests.toy import StopAt, fit, stateful_recipe, toy_data, toy_recipe, without_times
 
 
 def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
@@ -123,19 +123,21 @@ def test_a_resumed_run_can_be_rolled_back_also_where_the_disk_was_slow(
         run=RunFolder.open(tmp_path / "run")[0],
         reporter=kind(net, epoch=2),
     )
-    event = "fall" if kind is Falling else "collapse"
-    assert [row.get("event", row["epoch"]) for row in fitted.rows] == [0, 1, event, 2, 3]
+    event = "chance-collapse" if kind is Falling else "catastrophic-overfitting"
+    assert [(e["event"], e["epoch"]) for e in fitted.events] == [(event, 2)]
+    assert [row["epoch"] for row in fitted.epochs] == [0, 1, 2, 3]
 
 
 def test_a_collapse_is_rolled_back_and_training_goes_on_with_one_more_step(tmp_path: Path) -> None:
     recipe, net = stateful_recipe("fast"), small_net()
     reporter = Collapsing(net, epoch=2)
     fitted = fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=reporter)
-    assert [row.get("event", row["epoch"]) for row in fitted.rows] == [0, 1, "collapse", 2, 3]
-    event = fitted.rows[2]
+    assert [row["epoch"] for row in fitted.epochs] == [0, 1, 2, 3]
+    (event,) = fitted.events
+    assert event["event"] == "catastrophic-overfitting"
     assert (event["epoch"], event["action"], event["extra_steps"]) == (2, "rollback", 1)
     assert event["after"] < event["before"] - 0.2
-    assert [row["steps"] for row in fitted.rows if "event" not in row] == [1, 1, 2, 2]
+    assert [row["steps"] for row in fitted.epochs] == [1, 1, 2, 2]
     assert fitted.grad_evals == 96 * (2 + 2 + 2 + 3 + 3), (
         "what the lost epoch cost is not forgotten"
     )
@@ -143,8 +145,9 @@ def test_a_collapse_is_rolled_back_and_training_goes_on_with_one_more_step(tmp_p
         "catastrophic overfitting in epoch 3" in n and "now with 2 inner steps" in n
         for n in reporter.notes
     )
-    assert fitted.rows[-1]["valid"]["pgd-20"] > 0.9
-    assert RunFolder(tmp_path / "run").read_rows() == fitted.rows
+    assert fitted.epochs[-1]["valid"]["pgd-20"] > 0.9
+    run = RunFolder(tmp_path / "run")
+    assert (run.epochs(), run.events()) == (fitted.epochs, fitted.events)
 
 
 @pytest.mark.parametrize("trouble", [Collapsing, Falling])
@@ -170,10 +173,9 @@ def test_a_rolled_back_run_resumes_with_its_remedy(
     assert (tmp_path / "cut" / "last.safetensors").read_bytes() == (
         tmp_path / "whole" / "last.safetensors"
     ).read_bytes()
-    assert [without_times(r) for r in run.read_rows()] == [
-        without_times(r) for r in RunFolder(tmp_path / "whole").read_rows()
-    ]
-    assert any("event" in row for row in run.read_rows())
+    whole = RunFolder(tmp_path / "whole")
+    assert [without_times(r) for r in run.epochs()] == [without_times(r) for r in whole.epochs()]
+    assert run.events() == whole.events() != []
 
 
 def test_what_a_collapsed_epoch_saved_is_never_resumed(tmp_path: Path) -> None:
@@ -198,7 +200,7 @@ def test_what_a_collapsed_epoch_saved_is_never_resumed(tmp_path: Path) -> None:
             fit(net, toy_data(), toy_data(40), recipe, run=run, reporter=Both(net, 2))
     run, _ = RunFolder.open(tmp_path / "cut")
     resumed = fit(small_net(), toy_data(), toy_data(40), recipe, run=run)
-    assert [row["steps"] for row in resumed.rows if "event" not in row] == [1, 1, 2, 2]
+    assert [row["steps"] for row in resumed.epochs] == [1, 1, 2, 2]
     assert (tmp_path / "cut" / "last.safetensors").read_bytes() == (
         tmp_path / "whole" / "last.safetensors"
     ).read_bytes()
@@ -216,10 +218,10 @@ def test_a_second_collapse_goes_back_to_an_unspoilt_state() -> None:
 
     net = small_net()
     fitted = fit(net, toy_data(), toy_data(40), recipe, reporter=Twice(net, -1))
-    assert [row["extra_steps"] for row in fitted.rows if "event" in row] == [1, 2]
-    assert [row["steps"] for row in fitted.rows if "event" not in row] == [1, 1, 3, 3]
+    assert [event["extra_steps"] for event in fitted.events] == [1, 2]
+    assert [row["steps"] for row in fitted.epochs] == [1, 1, 3, 3]
     assert [steps for steps, _ in states] == [1, 2, 3]
-    assert fitted.rows[-1]["valid"]["pgd-20"] > 0.9
+    assert fitted.epochs[-1]["valid"]["pgd-20"] > 0.9
 
 
 # of a single step the probe fails too, but that is not what went wrong
@@ -236,18 +238,19 @@ def test_a_network_that_falls_back_to_guessing_goes_on_from_before_with_half_the
     net = small_net()
     reporter = Falling(net, epoch=2)
     fitted = fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=reporter)
-    assert [row.get("event", row["epoch"]) for row in fitted.rows] == [0, 1, "fall", 2, 3]
-    event = fitted.rows[2]
+    assert [row["epoch"] for row in fitted.epochs] == [0, 1, 2, 3]
+    (event,) = fitted.events
+    assert event["event"] == "chance-collapse"
     assert (event["epoch"], event["action"], event["lr_scale"]) == (2, "rollback", 0.5)
     assert event["after"] == 0.5 < event["before"]  # two classes, and one answer
-    rows = [row for row in fitted.rows if "event" not in row]
+    rows = fitted.epochs
     untroubled = fit(small_net(), toy_data(), toy_data(40), recipe)
     assert [row["lr"] for row in rows] == pytest.approx(
-        [row["lr"] * s for row, s in zip(untroubled.rows, (1, 1, 0.5, 0.5), strict=True)]
+        [row["lr"] * s for row, s in zip(untroubled.epochs, (1, 1, 0.5, 0.5), strict=True)]
     )
     assert {row["steps"] for row in rows} == {steps}
     note = "back to the end of epoch 2, now with 0.5 of the learning rate"
-    assert any("fell back to guessing in epoch 3" in n and note in n for n in reporter.notes)
+    assert any("collapsed to chance accuracy in epoch 3" in n and note in n for n in reporter.notes)
     assert rows[-1]["valid"]["clean"] > 0.9
 
 
@@ -268,22 +271,20 @@ def test_one_trouble_does_not_undo_the_remedy_of_another() -> None:
 
         def note(self, text: str) -> None:
             super().note(text)
-            if "guessing" in text:
+            if "chance accuracy" in text:
                 self.at = -2
 
     net = small_net()
     whole = fit(net, toy_data(), toy_data(40), recipe, reporter=Both(net, 2))
-    assert [row.get("event", row["epoch"]) for row in whole.rows] == [
-        0,
-        1,
-        "fall",
-        "collapse",
-        2,
-        3,
+    assert [row["epoch"] for row in whole.epochs] == [0, 1, 2, 3]
+    assert [(e["event"], e["epoch"]) for e in whole.events] == [
+        ("chance-collapse", 2),
+        ("catastrophic-overfitting", 2),
     ]
-    last = whole.rows[-1]
+    last = whole.epochs[-1]
     untroubled = fit(small_net(), toy_data(), toy_data(40), recipe)
-    assert (last["steps"], last["lr"]) == (2, pytest.approx(untroubled.rows[-1]["lr"] / 2))
+    assert last["steps"] == 2
+    assert last["lr"] == pytest.approx(untroubled.epochs[-1]["lr"] / 2)
 
 
 def test_the_guard_looks_at_held_out_images_of_all_classes() -> None:
@@ -308,16 +309,16 @@ def test_the_guard_looks_at_held_out_images_of_all_classes() -> None:
 
 def test_what_is_no_fall_is_not_taken_for_one() -> None:
     guess = GuardStats(images=256, accuracy=0.12, same=1.0, loss=2.301, informed=2.30, equal=2.303)
-    assert guess.fallen(0.97)
-    assert guess._replace(same=0.6, accuracy=0.19).fallen(0.97)  # two answers
-    assert guess._replace(informed=1.9, loss=1.9).fallen(0.97)  # rare classes known to be rare
-    assert not guess.fallen(0.15)  # nothing had been learnt
-    assert not guess._replace(same=0.3).fallen(0.97)  # bad, but no guess
+    assert guess.collapsed(0.97)
+    assert guess._replace(same=0.6, accuracy=0.19).collapsed(0.97)  # two answers
+    assert guess._replace(informed=1.9, loss=1.9).collapsed(0.97)  # rare classes known to be rare
+    assert not guess.collapsed(0.15)  # nothing had been learnt
+    assert not guess._replace(same=0.3).collapsed(0.97)  # bad, but no guess
     # BatchNorm's statistics lag behind: sure, and wrong
-    assert not guess._replace(loss=4.0).fallen(0.97)
+    assert not guess._replace(loss=4.0).collapsed(0.97)
     # one class is nearly all there is
-    assert not guess._replace(accuracy=0.9, same=0.96, informed=0.2, loss=0.3).fallen(0.97)
-    assert not guess._replace(images=5).fallen(0.97)  # which says little
+    assert not guess._replace(accuracy=0.9, same=0.96, informed=0.2, loss=0.3).collapsed(0.97)
+    assert not guess._replace(images=5).collapsed(0.97)  # which says little
 
 
 @pytest.mark.parametrize("guard", ["stop", "ignore"])
@@ -336,7 +337,7 @@ def test_the_guard_can_stop_or_look_away(tmp_path: Path, guard: str) -> None:
             AmataError, match=r"catastrophic overfitting in epoch 3.*last good checkpoint kept"
         ):
             fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=reporter)
-        assert RunFolder(tmp_path / "run").read_rows()[-1]["action"] == "stop"
+        assert RunFolder(tmp_path / "run").events()[-1]["action"] == "stop"
         loaded = load_checkpoint(tmp_path / "run" / "checkpoints", recipe.fingerprint(), print)
         assert loaded is not None
         assert loaded[1]["epoch"] == 2
@@ -345,4 +346,4 @@ def test_the_guard_can_stop_or_look_away(tmp_path: Path, guard: str) -> None:
         )
     else:
         fitted = fit(net, toy_data(), toy_data(40), recipe, reporter=reporter)
-        assert [row["epoch"] for row in fitted.rows] == [0, 1, 2, 3]
+        assert [row["epoch"] for row in fitted.epochs] == [0, 1, 2, 3]

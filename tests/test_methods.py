@@ -375,12 +375,10 @@ def test_a_new_method_takes_one_file_one_name_and_one_row(monkeypatch: pytest.Mo
     from dataclasses import dataclass
 
     from amata import recipes
-    from amata.threat import Ball
-    from amata.training import fit
+    from tests.toy import fit
 
     @dataclass(frozen=True, kw_only=True)
-    class Noise:  # its file
-        ball: Ball
+    class Noise(Method):  # its file
         share: float = 1.0
 
         def step(
@@ -577,7 +575,7 @@ def test_a_first_layer_may_be_followed_by_work_in_place_and_may_have_no_weights(
 def test_methods_refuse_what_they_cannot_train_on() -> None:
     from amata import recipes
     from amata.errors import InputError
-    from amata.training import fit
+    from tests.toy import fit
 
     data = images(8), labels(8)
     for method, train_on, message in (

@@ -71,7 +71,10 @@ def test_the_demo_recipe_is_the_promised_one() -> None:
     ("name", "record"), [("cifar10-amata-quick", "pgd20"), ("cifar10-amata-minute", "autoattack")]
 )
 def test_recipes_that_hold_a_record_are_built_in(name: str, record: str) -> None:
-    own, entry = load(name).tables, load(str(ROOT / "evidence" / "records" / f"{record}.toml")).tables
+    own, entry = (
+        load(name).tables,
+        load(str(ROOT / "evidence" / "records" / f"{record}.toml")).tables,
+    )
     differing = {
         (table, key)
         for table in entry
@@ -157,7 +160,7 @@ def test_fractions_are_exact_quotients(top: int, bottom: int) -> None:
         ("schedule.name=constant", "schedule.steps and schedule.step_size: these are needed"),
         ("lr=1", "must read table.key=value"),
         ("method.name=[1]", "method.name: unknown method '[1]'"),
-        ("optim.lr.x.y=1", "optim.lr.x.y lies inside a value that is no table"),
+        ("optim.lr.x.y=1", "optim.lr.x.y is inside a value, not a table"),
     ],
 )
 def test_bad_recipes_are_refused_with_their_place(override: str, message: str) -> None:

@@ -13,13 +13,14 @@ import pytest
 from amata import recipes
 from amata.errors import InputError
 from amata.runs import RunFolder
-from amata.training import Interrupted, fit
+from amata.training import Interrupted
 from amata.training.experiment import resume, train
 from tests.conftest import small_net
 from tests.toy import (
     QUICK,
     STATEFUL,
     StopAt,
+    fit,
     newest,
     stateful_recipe,
     toy_data,
@@ -69,13 +70,13 @@ def test_an_interrupt_saves_and_a_resume_ends_with_the_same_bytes(
     assert stopped.value.exit_code == code
     run, again = RunFolder.open(tmp_path / "cut")
     assert again.fingerprint() == recipe.fingerprint()
-    run.append_row({"epoch": 99})  # as a kill between a row and its checkpoint would leave
+    run.append_row({"epoch": 99})  # type: ignore[arg-type]  # as a kill between a row and its checkpoint would leave
     resumed = fit(small_net(seed=9), toy_data(), toy_data(40), again, run=run)
     for name in ("last.safetensors", "model.safetensors"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert resumed.grad_evals == whole.grad_evals
-    assert [without_times(r) for r in resumed.rows] == [without_times(r) for r in whole.rows]
-    assert run.read_rows() == resumed.rows
+    assert [without_times(r) for r in resumed.epochs] == [without_times(r) for r in whole.epochs]
+    assert run.epochs() == resumed.epochs
 
 
 @pytest.mark.parametrize("name", STATEFUL)
@@ -166,7 +167,7 @@ def kill_and_resume(tmp_path: Path, options: list[str], anywhere: int, after_a_s
         kills += 1
     for name in ("last.safetensors", "model.safetensors"):
         assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
-    cut_rows, whole_rows = (RunFolder(p).read_rows() for p in (cut, whole))
+    cut_rows, whole_rows = (RunFolder(p).epochs() for p in (cut, whole))
     assert [without_times(r) for r in cut_rows] == [without_times(r) for r in whole_rows]
     return kills
 

@@ -12,10 +12,9 @@ from amata.errors import InputError
 from amata.reporter import Moment, Reporter
 from amata.runs import RunFolder
 from amata.runs.files import load_tensors
-from amata.training import fit
 from amata.training.experiment import load_trained, resume, train
 from tests.conftest import small_net
-from tests.toy import QUICK, toy_data, toy_recipe
+from tests.toy import QUICK, fit, toy_data, toy_recipe
 
 
 def test_images_that_came_later_are_no_test_images(tmp_path: Path) -> None:
@@ -93,7 +92,7 @@ def test_a_whole_run_leaves_what_it_promises(tmp_path: Path) -> None:
         "summary.json",
         "tensorboard",
     }
-    rows = run.read_rows()
+    rows = run.epochs()
     assert [r["epoch"] for r in rows] == [0, 1]
     assert {
         "steps",

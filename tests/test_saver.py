@@ -11,9 +11,8 @@ import torch
 
 from amata.errors import InputError
 from amata.reporter import Moment, Reporter
-from amata.training import fit
 from tests.conftest import small_net
-from tests.toy import StopAt, newest, toy_data, toy_recipe
+from tests.toy import StopAt, fit, newest, toy_data, toy_recipe
 
 
 def test_a_long_epoch_is_saved_every_few_minutes(

@@ -493,10 +493,11 @@ def test_an_epoch_told_of_twice_is_reported_once() -> None:
 
     study = optuna.create_study()
     watcher = PruningReporter(study.ask(), "pgd-2", Reporter())
-    row = {"epoch": 0, "valid": {"pgd-2": 0.25}}
+    row: Any = {"epoch": 0, "valid": {"pgd-2": 0.25}}
     watcher.report(row)
     watcher.report(row)
-    watcher.report({"epoch": 1, "valid": {"pgd-2": 0.5}})
+    later: Any = {"epoch": 1, "valid": {"pgd-2": 0.5}}
+    watcher.report(later)
     assert watcher.seen == {0: 0.25, 1: 0.5}
     assert study.trials[0].intermediate_values == {0: 0.25, 1: 0.5}
 

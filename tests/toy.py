@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from amata import recipes
+from amata.metrics import EpochRow
 from amata.recipes import Recipe
 from amata.reporter import Moment, Reporter
+from amata.runs import RunFolder
 from amata.seeds import generator
+from amata.training import Fitted, train_model
 
 # A run of a few seconds that exercises everything that could break a resume: momentum, average,
 # BatchNorm, dropout, augmentation.
@@ -53,6 +56,22 @@ def toy_recipe(*more: str) -> Recipe:
         "optim.lr=0.02",
     ]
     return recipes.load("mnist5k-amata", [*base, *more])
+
+
+def fit(
+    model: nn.Module,
+    train: Any,
+    valid: Any,
+    recipe: Recipe,
+    *,
+    run: RunFolder | Path | None = None,
+    reporter: Reporter | None = None,
+) -> Fitted:
+    """The training loop under a recipe, recorded in a new folder or in an open one."""
+    if isinstance(run, Path):
+        run = RunFolder.create(run, recipe)
+        run.write_environment(torch.device("cpu"))
+    return train_model(model, train, valid, recipe, run=run, reporter=reporter)
 
 
 class StopAt(Reporter):
@@ -98,7 +117,7 @@ def stateful_recipe(name: str) -> Recipe:
     return recipes.load("mnist5k-pgd", [*common, *[f"{k}={v}" for k, v in base.items()], *options])
 
 
-def without_times(row: dict[str, Any]) -> dict[str, Any]:
+def without_times(row: EpochRow) -> dict[str, Any]:
     return {k: v for k, v in row.items() if not k.endswith("_seconds")}
 
 

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from amata.metrics import EpochRow
 from amata.reporter import Moment, Reporter
 
 out = Console(highlight=False)
@@ -77,7 +78,7 @@ class ConsoleReporter(Reporter):
             )
             self.logged = now
 
-    def epoch(self, row: dict[str, Any]) -> None:
+    def epoch(self, row: EpochRow) -> None:
         valid = "  ".join(
             f"{name} {accuracy:6.1%}" for name, accuracy in row.get("valid", {}).items()
         )

@@ -1,9 +1,11 @@
 """What a run tells while it goes on. The base class is silent; the command line has one that
 draws."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
+
+from amata.metrics import EpochRow
 
 
 class Moment(NamedTuple):
@@ -25,7 +27,7 @@ class Reporter:
     def batch(self, moment: Moment) -> None:
         """After every batch."""
 
-    def epoch(self, row: dict[str, Any]) -> None:
+    def epoch(self, row: EpochRow) -> None:
         """After every epoch, with its row of metrics.jsonl."""
 
     def evaluating(self, attack: str, done: int, total: int) -> None:

@@ -6,7 +6,7 @@ maximisation is made of: `start`, `ascend`, `project`. Images are NCHW in [0, 1]
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -83,6 +83,10 @@ class Linf:
     eps: float
     """The radius, for images in [0, 1]."""
 
+    if TYPE_CHECKING:  # fractions such as "8/255" are read as numbers
+
+        def __init__(self, eps: float | str) -> None: ...
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "eps", positive(self.eps, "eps"))
         if self.eps > 1:
@@ -142,6 +146,10 @@ class L2:
     norm: ClassVar[str] = "l2"
     eps: float
     """The radius, for images in [0, 1]."""
+
+    if TYPE_CHECKING:  # fractions such as "8/255" are read as numbers
+
+        def __init__(self, eps: float | str) -> None: ...
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "eps", positive(self.eps, "eps"))

@@ -1,5 +1,6 @@
 """Sets of labelled images, and the loader that turns one into the batches of an epoch."""
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -89,6 +90,14 @@ class Arrays:
 
     def __len__(self) -> int:
         return len(self.x)
+
+    def sha256(self) -> str:
+        """A hash of pixels and labels."""
+        digest = hashlib.sha256()
+        for t in (self.x, self.y):
+            digest.update(f"{t.dtype}{tuple(t.shape)}".encode())
+            digest.update(t.cpu().contiguous().numpy().data)
+        return digest.hexdigest()
 
     def subset(self, positions: Tensor) -> "Arrays":
         return Arrays(

@@ -13,7 +13,7 @@ from amata.methods.pgd import PGD
 from amata.methods.trades import TRADES
 from amata.methods.yopo import YOPO
 
-METHODS: dict[str, type] = {
+METHODS: dict[str, type[Method]] = {
     "erm": ERM,
     "pgd": PGD,
     "free": Free,

@@ -1,13 +1,12 @@
-"""ATTA (Zheng et al. 2020, arXiv 1912.11969): perturbations are kept from epoch to epoch, so that
-few steps add up to a strong attack.
+"""ATTA (Zheng et al. 2020, arXiv 1912.11969): few steps from last epoch's perturbation.
 
-u = (K, alpha): K steps a visit, from where the sample's perturbation was left. The store holds
-perturbations in the frame of the padded image; the batch's crop and flip are applied to read them
-and inverted exactly to write them. Every `reset` epochs the store starts afresh, at 0.001 N(0, 1)
-in the window in which a sample is next seen. Amata on it: `early_reset` = 2 during the first
-`early_epochs` = 5, so that early attacks are weak. The reference divides the already averaged loss
-by the batch size; `loss_scale = "reference"` does so too (it wants another rate). Its padding is
-grey, ours black.
+u = (K, alpha): K steps per visit, from the perturbation that the sample had at its last visit. The
+store keeps perturbations in the frame of the padded image. The batch's crop and flip are applied to
+read them and inverted exactly to write them. Every `reset` epochs the store is cleared, and a
+sample then starts at 0.001 N(0, 1). Amata: `early_reset` = 2 during the first `early_epochs` = 5
+epochs, so that early attacks are weak. The reference code divides the mean loss by the batch size
+once more; `loss_scale = "reference"` does the same and needs another learning rate. Its padding is
+grey, ours is black.
 """
 
 from dataclasses import dataclass
@@ -18,30 +17,27 @@ from torch import Tensor
 
 from amata.batch import Batch
 from amata.errors import InputError
-from amata.methods.contract import Memory, Net
+from amata.methods.contract import Memory, Method, Net
 from amata.quantity import whole
 from amata.schedules import Control
 from amata.seeds import draw
-from amata.threat import Ball
 
 
 @dataclass(frozen=True, kw_only=True)
-class ATTA:
-    # a store that several would each keep a part of, and next epoch need another
-    one_process: ClassVar[bool] = True
-    ball: Ball
+class ATTA(Method):
+    one_process: ClassVar[bool] = True  # the store covers all samples, in any order
     reset: int = 10
-    """Epochs after which the kept perturbations start afresh."""
+    """Epochs between two resets of the stored perturbations."""
     early_reset: int = 0
-    """The same during the early epochs; 0 is off."""
+    """The same during the early epochs; 0 turns it off."""
     early_epochs: int = 5
-    """How many epochs are early."""
+    """How many epochs count as early."""
     noise: float = 0.001
-    """Standard deviation of a fresh start."""
+    """Standard deviation of the start after a reset."""
     loss_scale: Literal["mean", "reference"] = "mean"
-    """The mean loss, or the reference's, which is divided by the batch size once more."""
+    """Mean loss, or as in the reference code: divided by the batch size once more."""
     store: Literal["device", "cpu"] = "device"
-    """Where the perturbations are kept."""
+    """Where the perturbations are stored."""
 
     def __post_init__(self) -> None:
         whole(self.reset, "reset", 1)
@@ -53,7 +49,7 @@ class ATTA:
         x, y, region = batch.x, batch.y, self.ball.around(batch.x)
         self._prepare(batch, memory)
         ids = batch.ids.to(memory["store"].device)
-        # the perturbations of these samples, in their padded frames
+        # the samples' perturbations, in their padded frames
         kept = memory["store"][ids].to(x.device)
         delta = batch.frame.cut(kept) if batch.frame else kept
         fresh = memory["fresh"][ids].to(x.device).view(-1, 1, 1, 1)
@@ -68,13 +64,11 @@ class ATTA:
         self._keep(batch, memory, ids, kept, x_adv - x)
 
     def _prepare(self, batch: Batch, memory: Memory) -> None:
-        """The store, empty at first and again at the start of every epoch e (from 1) with e % reset
-        = 0."""
+        """Create the store, and clear it when an epoch e (from 1) has e % reset = 0."""
         if batch.total == 0:
             raise InputError(
-                "atta keeps a perturbation for every sample, so it needs data in memory: an "
-                "iterable has no ids, and images of a folder "
-                "are cut anew at every read unless data.in_memory is set"
+                "atta stores a perturbation per sample and needs data in memory: iterables have no "
+                "sample ids, and a folder's crops change at every read; set data.in_memory = true"
             )
         device = torch.device("cpu") if self.store == "cpu" else batch.x.device
         if "store" not in memory:
@@ -88,7 +82,7 @@ class ATTA:
             memory["store"] = torch.zeros(shape, device=device, dtype=batch.x.dtype)
             memory["fresh"] = torch.ones(batch.total, dtype=torch.bool, device=device)
             memory["epoch"] = torch.tensor(batch.epoch)
-        elif memory["store"].device != device:  # a resumed run has it where it was loaded
+        elif memory["store"].device != device:  # after a resume
             memory["store"], memory["fresh"] = (
                 memory["store"].to(device),
                 memory["fresh"].to(device),
@@ -107,5 +101,5 @@ class ATTA:
     def _keep(self, batch: Batch, memory: Memory, ids: Tensor, kept: Tensor, delta: Tensor) -> None:
         store = memory["store"]
         store[ids] = (batch.frame.paste(kept, delta) if batch.frame else delta).to(store.device)
-        # where assigning a number would make the host wait for the GPU
+        # index_fill_: assigning False would synchronise with the GPU
         memory["fresh"].index_fill_(0, ids, False)

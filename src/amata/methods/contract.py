@@ -5,15 +5,17 @@ them is computed. A method file holds the paper's algorithm box and its hyper-pa
 nothing else.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from amata.batch import Batch
 from amata.schedules import Control
-from amata.threat import Region
+from amata.threat import Ball, Region
 
 
 class Net(Protocol):
@@ -93,18 +95,39 @@ Memory = dict[str, Tensor]
 it as it was."""
 
 
-class Method(Protocol):
-    """One training method: a frozen dataclass whose fields are the keys of a recipe's [method]
-    table.
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """One training method: a frozen dataclass whose fields are the paper's hyper-parameters.
 
-    A class attribute `chosen_by = "clean"` chooses the best weights by clean instead of robust
-    held-out accuracy. A class attribute `may_collapse = True` asks for the guard against
-    catastrophic overfitting while the control has at most one step.
+    To write one, subclass this, add the fields, and write `step`. Every field but `ball` is a key
+    of a recipe's [method] table. The class attributes below tell the trainer what the method needs.
     """
 
+    ball: Ball
+    """The threat model; in a recipe it is the [threat] table."""
+
+    may_collapse: ClassVar[bool] = False
+    """Whether a single inner step can end in catastrophic overfitting; the collapse guard then runs
+    its attack after every epoch with K = 1."""
+    chosen_by: ClassVar[Literal["robust", "clean"]] = "robust"
+    """Which held-out accuracy selects the best checkpoint."""
+    one_process: ClassVar[bool] = False
+    """Whether its memory cannot be divided among processes."""
+    memory_rows: ClassVar[tuple[str, ...]] = ()
+    """Names in `memory` that hold one row per image of a batch: each process keeps its own rows."""
+
+    @property
+    def whole_batch(self) -> bool:
+        """Whether a batch must come in one piece, because state goes from one pass to the next."""
+        return False
+
+    @property
+    def training_ball(self) -> Ball:
+        """The ball that training attacks stay in."""
+        return self.ball
+
+    @abstractmethod
     def step(
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
     ) -> None:
-        """Train on one batch under the control u, drawing only from rng and keeping state only in
-        memory."""
-        ...
+        """Train on one batch under u. Draw only from rng, keep state only in memory."""

@@ -1,12 +1,11 @@
-"""Dynamic adversarial training (Wang et al. 2019, ICML): attack each sample until its first-order
-stationary condition is small enough.
+"""Dynamic adversarial training (Wang et al. 2019, ICML): stop a sample once its FOSC is small.
 
-FOSC(x_k) = eps |g|_dual - <x_k - x_0, g>, g the sample's own gradient at x_k; 0 exactly where no
-feasible move raises the loss. u = (K, alpha): at most K steps; after the first, a sample stops
-where FOSC <= c_t, and c_t falls from c_max to 0 over `dynamic_epochs`. The paper's x_0 is the
-natural image; the reference code takes the random start (`centre = "start"`), for which FOSC may be
-negative. The reference's weighting of each sample's loss by itself is not in the paper and left
-out. Finished samples leave the batch.
+The first-order stationary condition is FOSC(x_k) = eps |g|_dual - <x_k - x_0, g>, with g the
+sample's own gradient at x_k. u = (K, alpha): at most K steps. After the first step a sample stops
+once FOSC <= c_t, and c_t falls from c_max to 0 over `dynamic_epochs`. In the paper x_0 is the
+natural image. The reference code takes the random start (`centre = "start"`), and FOSC may then be
+negative. The reference also weights each sample's loss by itself; the paper does not, nor do we.
+Finished samples leave the batch.
 """
 
 from dataclasses import dataclass
@@ -15,15 +14,13 @@ from typing import Literal
 import torch
 
 from amata.batch import Batch
-from amata.methods.contract import Memory, Net
+from amata.methods.contract import Memory, Method, Net
 from amata.quantity import whole
 from amata.schedules import Control
-from amata.threat import Ball
 
 
 @dataclass(frozen=True, kw_only=True)
-class DAT:
-    ball: Ball
+class DAT(Method):
     c_max: float = 0.5
     """The FOSC at which samples stop in the first epoch."""
     dynamic_epochs: int = 100

@@ -1,21 +1,18 @@
-"""Empirical risk minimisation: ordinary training on clean images, the baseline that is not
-robust."""
+"""Empirical risk minimisation: ordinary training on clean images, the non-robust baseline."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
 from amata.batch import Batch
-from amata.methods.contract import Memory, Net
+from amata.methods.contract import Memory, Method, Net
 from amata.schedules import Control
-from amata.threat import Ball
 
 
 @dataclass(frozen=True, kw_only=True)
-class ERM:
-    ball: Ball  # unused: clean training knows no adversary
-    chosen_by: ClassVar[str] = "clean"
+class ERM(Method):
+    chosen_by: ClassVar[Literal["robust", "clean"]] = "clean"
 
     def step(
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory

@@ -1,12 +1,11 @@
-"""Fast adversarial training, FGSM-RS (Wong, Rice & Kolter 2020, arXiv 2001.03994): one attack step
-from a random start.
+"""Fast adversarial training, FGSM-RS (Wong, Rice & Kolter 2020, arXiv 2001.03994): one step.
 
-u = (K, alpha): K = 1 is the method (more steps may be asked for), K = 0 its weak version for early
-epochs. The paper says of Amata+Fast only that the weak version uses "a fixed non-zero
-initialization". `weak = "fixed"` reads that literally: one noise image, drawn once, is everybody's
-start, and the gradient step follows as always (two passes). `weak = "skip"` trains on that start
-itself (one pass), which alone can save time. As in the reference alpha is 1.25 eps, and the step is
-clipped to the ball.
+u = (K, alpha): K = 1 from a random start is the method; more steps are allowed. K = 0 is the weak
+version for early epochs. Of Amata+Fast the paper says only that the weak version uses "a fixed
+non-zero initialization". `weak = "fixed"` takes this literally: all samples start from one noise
+image, drawn once, and the gradient step follows as usual (two passes). `weak = "skip"` trains on
+that start directly (one pass); only this saves time. As in the reference code alpha is 1.25 eps and
+the step is clipped to the ball.
 """
 
 from dataclasses import dataclass
@@ -16,20 +15,23 @@ import torch
 from torch import Tensor
 
 from amata.batch import Batch
-from amata.methods.contract import Memory, Net
+from amata.methods.contract import Memory, Method, Net
 from amata.schedules import Control
-from amata.threat import Ball, Region
+from amata.threat import Region
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fast:
-    may_collapse: ClassVar[bool] = True  # with a single step
+class Fast(Method):
+    may_collapse: ClassVar[bool] = True
     memory_rows: ClassVar[tuple[str, ...]] = ("previous",)
-    ball: Ball
     init: Literal["random", "zero", "previous", "fixed"] = "random"
-    """Where the attack begins."""
+    """Where the attack starts."""
     weak: Literal["fixed", "skip"] = "fixed"
-    """What K = 0 means: a step from one fixed noise image, or training on that start itself."""
+    """What K = 0 means: one step from a fixed noise image, or training on that image directly."""
+
+    @property
+    def whole_batch(self) -> bool:
+        return self.init == "previous"
 
     def step(
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory

@@ -1,10 +1,9 @@
-"""Friendly adversarial training (Zhang et al. 2020, arXiv 2002.11242): stop attacking a sample soon
-after it is misclassified.
+"""Friendly adversarial training (Zhang et al. 2020, arXiv 2002.11242): stop soon after an error.
 
-u = (K, alpha): at most K steps; a sample leaves tau steps after its first error, with the image it
-had before the step. `tau` holds (first epoch, tau) stages, as the reference's dynamic schedule:
-[[0, 0], [50, 1], [90, 2]]. Finished samples leave the batch, so they cost nothing. `omega` is the
-reference's small noise in every step.
+u = (K, alpha): at most K steps. A sample stops tau steps after it is first misclassified, with the
+image that it had before the step. `tau` holds (first epoch, tau) stages, as in the reference's
+dynamic schedule: [[0, 0], [50, 1], [90, 2]]. Finished samples leave the batch and cost nothing.
+`omega` is the reference's small noise in every step.
 """
 
 from dataclasses import dataclass
@@ -13,14 +12,12 @@ import torch
 
 from amata.batch import Batch
 from amata.errors import InputError
-from amata.methods.contract import Memory, Net
+from amata.methods.contract import Memory, Method, Net
 from amata.schedules import Control
-from amata.threat import Ball
 
 
 @dataclass(frozen=True, kw_only=True)
-class FAT:
-    ball: Ball
+class FAT(Method):
     tau: tuple[tuple[int, int], ...] = ((0, 0),)
     """(First epoch, tau) stages: how many more steps a sample is attacked after its first error."""
     omega: float = 0.001

@@ -1,10 +1,9 @@
-"""Free adversarial training (Shafahi et al. 2019, arXiv 1904.12843): one backward pass serves the
-weights and the noise.
+"""Free adversarial training (Shafahi et al. 2019, arXiv 1904.12843): one pass for both gradients.
 
-u = (m, alpha): every batch is replayed m times, and each replay moves the noise by alpha. Amata on
-it raises m and lowers alpha. As in the reference the noise is one tensor, zero once and never
-reset: row i of a batch begins with what row i of the batch before it ended with. Clamped pixels
-pass no gradient and do not move.
+u = (m, alpha): every batch is replayed m times, and each replay moves the noise by alpha. Amata
+raises m and lowers alpha. As in the reference code the noise is one tensor, zero at the start of
+training and never reset: row i of a batch starts with the noise of row i of the previous batch.
+Clamped pixels pass no gradient and do not move.
 """
 
 from dataclasses import dataclass
@@ -13,16 +12,17 @@ from typing import ClassVar
 import torch
 
 from amata.batch import Batch
-from amata.methods.contract import Memory, Net
+from amata.methods.contract import Memory, Method, Net
 from amata.schedules import Control
-from amata.threat import Ball
 
 
 @dataclass(frozen=True, kw_only=True)
-class Free:
-    updates_often: ClassVar[bool] = True  # in every replay, so a batch cannot come in parts
+class Free(Method):
     memory_rows: ClassVar[tuple[str, ...]] = ("noise",)
-    ball: Ball
+
+    @property
+    def whole_batch(self) -> bool:
+        return True  # every replay updates the weights
 
     def step(
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory

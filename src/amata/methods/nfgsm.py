@@ -1,8 +1,8 @@
-"""N-FGSM (de Jorge et al. 2022, arXiv 2202.01181): one attack step from strong noise, without
-clipping to the ball.
+"""N-FGSM (de Jorge et al. 2022, arXiv 2202.01181): one step from strong noise, without clipping.
 
-u = (1, alpha). The noise is uniform in k eps, k = 2; the training image may lie up to k eps + K
-alpha from the clean one. That is what keeps a single-step method from catastrophic overfitting.
+u = (1, alpha). The noise is uniform in k eps with k = 2, and the result is not clipped to the ball:
+a training image may be k eps + K alpha away from the clean one. This keeps a single-step method
+from catastrophic overfitting.
 """
 
 from dataclasses import dataclass
@@ -11,16 +11,14 @@ from typing import ClassVar
 import torch
 
 from amata.batch import Batch
-from amata.methods.contract import Memory, Net
+from amata.methods.contract import Memory, Method, Net
 from amata.quantity import positive
 from amata.schedules import Control
-from amata.threat import Ball
 
 
 @dataclass(frozen=True, kw_only=True)
-class NFGSM:
-    may_collapse: ClassVar[bool] = True  # with a single step
-    ball: Ball
+class NFGSM(Method):
+    may_collapse: ClassVar[bool] = True
     noise: float = 2.0
     """k: the noise is uniform in k eps."""
 

@@ -1,10 +1,10 @@
-"""PGD adversarial training (Madry et al. 2018, arXiv 1706.06083), annealed by Amata (Ye et al.
-2021, arXiv 2012.08112, Algorithm 1).
+"""PGD adversarial training (Madry et al. 2018, arXiv 1706.06083), annealed by Amata
+(Ye et al. 2021, arXiv 2012.08112, Algorithm 1).
 
-The schedule hands in u_t = (K_t, alpha_t): a constant one makes this PGD-K training, `Linear` makes
-it Amata. The paper's box evaluates the gradient at x^k inside the update of x^k; it is the gradient
-at x^(k-1). It has no random start; Madry's training has one, and so do the reference runs the paper
-compares with: `random_start` is the choice.
+The schedule gives u_t = (K_t, alpha_t): `Constant` makes this PGD-K training, `Linear` makes it
+Amata. The paper's box evaluates the gradient at x^k inside the update of x^k; it is the gradient at
+x^(k-1). The box has no random start. Madry's training has one, and so do the reference runs that
+the paper compares with; `random_start` is the choice.
 """
 
 from dataclasses import dataclass
@@ -13,18 +13,17 @@ from typing import ClassVar
 import torch
 
 from amata.batch import Batch
-from amata.methods.contract import Memory, Net
+from amata.methods.contract import Memory, Method, Net
 from amata.quantity import positive
 from amata.schedules import Control
 from amata.threat import Ball
 
 
 @dataclass(frozen=True, kw_only=True)
-class PGD:
-    may_collapse: ClassVar[bool] = True  # with a single step
-    ball: Ball
+class PGD(Method):
+    may_collapse: ClassVar[bool] = True
     random_start: bool = True
-    """Whether the attack begins at a random point of the ball."""
+    """Whether the attack starts at a random point of the ball."""
     clean_term: bool = False
     """Whether the clean loss is added, as the PGD baseline of YOPO's code does and Madry's training
     does not."""
@@ -35,10 +34,14 @@ class PGD:
     def __post_init__(self) -> None:
         positive(self.reach, "reach")
 
+    @property
+    def training_ball(self) -> Ball:
+        return self.ball.scaled(self.reach)
+
     def step(
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
     ) -> None:
-        x, y, region = batch.x, batch.y, self.ball.scaled(self.reach).around(batch.x)
+        x, y, region = batch.x, batch.y, self.training_ball.around(batch.x)
         x_adv = region.start(rng) if self.random_start else x  # x^0
         # k = 1 .. K_t: x^k = P(x^(k-1) + alpha_t sign grad_x l(x^(k-1), y))
         x_adv = net.ascent(region, x_adv, y, u.steps, u.step_size)

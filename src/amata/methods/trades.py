@@ -1,10 +1,9 @@
-"""TRADES (Zhang et al. 2019, arXiv 1901.08573): clean cross-entropy plus beta times the KL
-divergence between clean and adversarial.
+"""TRADES (Zhang et al. 2019, arXiv 1901.08573): clean cross-entropy + beta KL(clean, adversarial).
 
-u = (K, alpha): K steps up KL(p(x) || p(x')). The start is x + 0.001 N(0, 1), boxed. The clean
-logits of the attack are computed once, not once a step as in the reference, which in eval mode
-changes nothing but the cost; gradients of the update flow through both p(x) and p(x'). The clean
-term is the plain cross-entropy; label smoothing is not applied to it.
+u = (K, alpha): K steps up KL(p(x) || p(x')) from x + 0.001 N(0, 1), clipped to [0, 1]. The attack
+computes the clean logits once, not once per step as the reference code does; in eval mode only the
+cost differs. The gradients of the update flow through both p(x) and p(x'). The clean term is the
+plain cross-entropy, without label smoothing.
 """
 
 from dataclasses import dataclass
@@ -14,15 +13,13 @@ from torch import Tensor
 
 from amata.batch import Batch
 from amata.losses import ce, kl
-from amata.methods.contract import Memory, Net
+from amata.methods.contract import Memory, Method, Net
 from amata.schedules import Control
 from amata.seeds import draw
-from amata.threat import Ball
 
 
 @dataclass(frozen=True, kw_only=True)
-class TRADES:
-    ball: Ball
+class TRADES(Method):
     beta: float = 6.0
     """The weight of the robust term."""
     noise: float = 0.001

@@ -1,13 +1,12 @@
-"""YOPO-m-n (Zhang et al. 2019, arXiv 1905.00877): m full passes, and n cheap ascent steps through
-the first layer after each.
+"""YOPO-m-n (Zhang et al. 2019, arXiv 1905.00877): m full passes, each with n first-layer steps.
 
-u = (m, sigma): m full forward-backward passes a batch, sigma the step of the first-layer steps.
-Amata on it raises m with m sigma fixed. Write f_0 for the first layer and p = dl/df_0 for the
-co-state that a full pass leaves there. The gradient of the whole net's loss with respect to the
-image is then approximated by that of <p, f_0(x)> while p is held. Weight gradients are summed over
-the m passes (divide the rate by m). Layer one: the paper takes the co-state gradient at the new
-image alone; the reference adds the full pass's own. `layer_one` chooses: with the paper's form the
-first layer's ReLUs may die (docs/paper.md).
+u = (m, sigma): m full forward-backward passes per batch, and n ascent steps of size sigma through
+the first layer after each. Amata raises m with m sigma fixed. Write f_0 for the first layer and
+p = dl/df_0 for the co-state of a full pass. While p is held, the gradient of the loss at the image
+is approximated by that of <p, f_0(x)>. Weight gradients are summed over the m passes, so divide the
+learning rate by m. For layer one the paper takes the co-state gradient at the new image alone; the
+reference code adds the gradient of the full pass. With the paper's form the ReLUs of the first
+layer may die (docs/paper.md); `layer_one` is the choice.
 """
 
 from dataclasses import dataclass
@@ -16,15 +15,13 @@ from typing import Literal
 import torch
 
 from amata.batch import Batch
-from amata.methods.contract import Memory, Net
+from amata.methods.contract import Memory, Method, Net
 from amata.quantity import whole
 from amata.schedules import Control
-from amata.threat import Ball
 
 
 @dataclass(frozen=True, kw_only=True)
-class YOPO:
-    ball: Ball
+class YOPO(Method):
     inner: int = 10
     """n: cheap steps through the first layer after each full pass."""
     layer_one: Literal["paper", "reference"] = "reference"

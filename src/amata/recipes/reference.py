@@ -7,11 +7,9 @@ import textwrap
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from amata.methods import METHODS
 from amata.recipes import KEYED
 from amata.recipes.schema import STATIC, table_of
-from amata.schedules import SCHEDULES
-from amata.threat import BALLS
+from amata.recipes.tables import REGISTRIES
 
 
 class Key(NamedTuple):
@@ -50,12 +48,7 @@ def sections() -> list[Section]:
                 )
             )
             continue
-        registry: dict[str, type] = {
-            "threat": dict(BALLS),
-            "method": METHODS,
-            "schedule": SCHEDULES,
-        }[table]
-        for name, cls in registry.items():
+        for name, cls in REGISTRIES[table].items():
             text = (
                 inspect.getdoc(inspect.getmodule(cls)) if table == "method" else inspect.getdoc(cls)
             )

@@ -13,6 +13,7 @@ from amata.threat import Ball
 Number = Annotated[float, BeforeValidator(number)]
 Share = Annotated[float, BeforeValidator(number), Field(ge=0, lt=1)]
 Positive = Annotated[float, BeforeValidator(number), Field(gt=0)]
+NotNegative = Annotated[float, BeforeValidator(number), Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -29,13 +30,13 @@ class Data(Table):
     """Images in an update, of all processes together."""
     augment: Literal["none", "flip", "crop-flip"] = "none"
     """What is done to training images."""
-    pad: int = Field(4, ge=0)
+    pad: int = Field(default=4, ge=0)
     """Black pixels on each side that crop-flip may move an image by."""
-    valid: int = Field(0, ge=0)
+    valid: int = Field(default=0, ge=0)
     """How many training images are held out to choose the best model."""
     drop_last: bool = False
     """Whether an epoch's last batch is left out where it is short."""
-    workers: int = Field(4, ge=0)
+    workers: int = Field(default=4, ge=0)
     """Processes that decode image folders."""
     resize: Count = 256
     """Of image folders: the length that the shorter side is scaled to."""
@@ -75,7 +76,7 @@ class Optim(Table):
     """Of sgd and muon."""
     nesterov: bool = False
     """Of sgd and muon."""
-    weight_decay: Annotated[float, BeforeValidator(number), Field(ge=0)] = 5e-4
+    weight_decay: NotNegative = 5e-4
     """The pull of weights towards 0: in sgd a part of the gradient, in adamw and muon times the
     rate."""
     decay_all: bool = True
@@ -86,7 +87,7 @@ class Optim(Table):
     """Epochs at which a piecewise rate drops."""
     factor: Positive = 0.1
     """What a piecewise rate is multiplied by at each drop."""
-    warmup: Annotated[float, BeforeValidator(number), Field(ge=0)] = 0.0
+    warmup: NotNegative = 0.0
     """Epochs over which a cosine or piecewise rate rises from 0."""
     peak: Share = 0.4
     """The share of training at which a one-cycle rate is highest."""
@@ -105,7 +106,7 @@ class Optim(Table):
 class Train(Table):
     epochs: Count = 10
     """Passes over the training images."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """Everything random follows from it."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
@@ -155,6 +156,68 @@ class Eval(Table):
     """Test on the first so many images alone."""
 
 
+class SGD(Optim):
+    """Stochastic gradient descent with momentum."""
+
+    name: Literal["sgd"] = "sgd"
+
+
+class AdamW(Optim):
+    """Adam with decoupled weight decay."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: Positive = 1e-3
+    weight_decay: NotNegative = 0.01
+
+
+class Muon(Optim):
+    """Orthogonal updates for hidden weight matrices and filters, SGD for the rest."""
+
+    name: Literal["muon"] = "muon"
+    lr: Positive = 0.02
+    weight_decay: NotNegative = 0.01
+    nesterov: bool = True
+
+
+class PythonData(Data):
+    """Data that were passed to `amata.fit` in Python, as the run records them."""
+
+    name: Literal["python"] = "python"
+    # Keys of data sets on disk are not recorded: nothing used them.
+    root: None = Field(default=None, exclude=True)
+    workers: int = Field(default=0, exclude=True)
+    resize: int = Field(default=0, exclude=True)
+    crop: int = Field(default=0, exclude=True)
+    random_scale: bool = Field(default=False, exclude=True)
+    in_memory: bool = Field(default=True, exclude=True)
+    test_share: float = Field(default=0.0, exclude=True)
+    count: int | None = None
+    """Training images."""
+    shape: list[int] | None = None
+    """Channels, height and width."""
+    classes: int | None = None
+    sha256: str | None = None
+    """Of pixels and labels; a DataLoader has none, because reading it changes its state."""
+
+
+class PythonModel(Model):
+    """A network that was passed to `amata.fit` in Python, as the run records it."""
+
+    name: Literal["python"] = "python"
+    args: dict[str, Any] = Field(default={}, exclude=True)
+    class_name: str
+    parameters: int
+
+
+class RecordedTable(BaseModel):
+    """A method or schedule of somebody's own class: any keys."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: Literal["python"]
+
+
+ORDER = ("data", "model", "threat", "method", "schedule", "optim", "train", "eval")
+"""The tables of a recipe, in the order in which they are written."""
 STATIC: dict[str, type[Table]] = {
     "data": Data,
     "model": Model,
@@ -183,17 +246,16 @@ def table_of(cls: type, key: str, name: str) -> type[BaseModel]:
 
 @cache
 def recipe_of(
-    threat: type[BaseModel], method: type[BaseModel], schedule: type[BaseModel]
+    threat: type[BaseModel],
+    method: type[BaseModel],
+    schedule: type[BaseModel],
+    data: type[Data],
+    model: type[Model],
 ) -> type[BaseModel]:
-    """The whole recipe, with these three tables among the others."""
-    static: dict[str, Any] = {
-        name: (kind, ... if name in ("data", "model") else kind()) for name, kind in STATIC.items()
+    """The whole recipe, with these tables among the static ones."""
+    tables: dict[str, Any] = {
+        name: (kind, kind()) for name, kind in STATIC.items() if name not in ("data", "model")
     }
-    tables = {
-        **static,
-        "threat": (threat, ...),
-        "method": (method, ...),
-        "schedule": (schedule, ...),
-    }
-    order = ("data", "model", "threat", "method", "schedule", "optim", "train", "eval")
-    return create_model("Recipe", __base__=Table, **{name: tables[name] for name in order})
+    tables |= {"data": (data, ...), "model": (model, ...)}
+    tables |= {"threat": (threat, ...), "method": (method, ...), "schedule": (schedule, ...)}
+    return create_model("Recipe", __base__=Table, **{name: tables[name] for name in ORDER})

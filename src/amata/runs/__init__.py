@@ -1,5 +1,5 @@
-"""The run folder on disk: its layout, checkpoints, atomic files and the lock."""
+"""The run folder on disk: its layout, rows, checkpoints, atomic files and the lock."""
 
-from amata.runs.folder import RunFolder, environment
+from amata.runs.folder import RunFolder, resume_call
 
-__all__ = ["RunFolder", "environment"]
+__all__ = ["RunFolder", "resume_call"]

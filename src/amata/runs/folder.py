@@ -1,13 +1,9 @@
-"""The run folder: everything a run leaves behind, and what it needs to go on."""
+"""The run folder: everything that a run leaves behind, and what a resume needs."""
 
 import contextlib
 import filecmp
 import json
 import os
-import platform
-import subprocess
-import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,10 @@ import torch
 from amata import recipes
 from amata.data import Splits
 from amata.errors import InputError
+from amata.metrics import EpochRow, Event, Row, is_event
 from amata.recipes import Recipe
+from amata.recipes.schema import PythonData
+from amata.runs.environment import environment
 from amata.runs.files import link_atomic, unwritable, write_atomic, write_json
 
 
@@ -27,6 +26,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
+        self.metrics = path / "metrics.jsonl"
 
     @classmethod
     def create(cls, path: Path, recipe: Recipe) -> "RunFolder":
@@ -36,12 +36,10 @@ class RunFolder:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
-                f"output folder {path} cannot be made ({error.strerror}); choose another --out"
+                f"output folder {path} cannot be created ({error.strerror}); choose another --out"
             ) from None
-        write_atomic(
-            path / "recipe.toml",
-            f"# {recipe.name}, with every default filled in\n{recipe.to_toml()}".encode(),
-        )
+        text = f"# {recipe.name}, with every default filled in\n{recipe.to_toml()}"
+        write_atomic(path / "recipe.toml", text.encode())
         return cls(path)
 
     @staticmethod
@@ -49,7 +47,7 @@ class RunFolder:
         """Refuse a folder that holds anything."""
         if path.exists() and not (path.is_dir() and _is_stillborn(path)):
             hint = (
-                f"`amata train --resume {path}` goes on with it, or"
+                f"`amata train --resume {path}` resumes it, or"
                 if (path / "recipe.toml").is_file()
                 else "it holds other files;"
             )
@@ -57,31 +55,28 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, overrides: tuple[str, ...] = ()) -> tuple["RunFolder", Recipe]:
-        """An existing run folder and its recipe; only keys that do not change the experiment may be
+        """An existing run folder and its recipe. Only keys that do not change the experiment may be
         overridden."""
         file = path / "recipe.toml"
         if not file.is_file() or not ((path / "checkpoints").is_dir() or cls(path).finished):
             raise InputError(
-                f"{path} is no run folder: it has no recipe.toml with checkpoints/ or a "
-                "summary; give the folder that `amata train` printed"
+                f"{path} is not a run folder: it has no recipe.toml with checkpoints/ or a "
+                "summary; pass the folder that `amata train` printed"
             )
         for override in overrides:
             key = override.partition("=")[0].strip()
             if key not in recipes.OPERATIONAL:
                 allowed = ", ".join(sorted(recipes.OPERATIONAL))
                 raise InputError(
-                    f"--set {key} would change the experiment being resumed; only {allowed} "
+                    f"--set {key} would change the experiment that is resumed; only {allowed} "
                     "may change"
                 )
         text = file.read_text()
-        name = (
-            text.split("\n", 1)[0].removeprefix("# ").removesuffix(", with every default filled in")
-            if text.startswith("#")
-            else path.name
-        )
-        return cls(path), recipes.parse(
-            recipes.read_toml(text, str(file)), name or path.name, overrides
-        )
+        name = path.name
+        if text.startswith("#"):
+            first = text.split("\n", 1)[0].removeprefix("# ")
+            name = first.removesuffix(", with every default filled in") or name
+        return cls(path), recipes.parse(recipes.read_toml(text, str(file)), name, overrides)
 
     @property
     def finished(self) -> bool:
@@ -91,59 +86,61 @@ class RunFolder:
         write_json(self.path / "env.json", environment(device))
 
     def record_split(self, seed: int, splits: Splits) -> None:
-        """Write down which samples are held out; a resumed run must find the very same."""
+        """Record which samples are held out; a resumed run must find the same ones."""
         file, split = self.path / "split.json", {"seed": seed, **splits.record()}
-        self._check(split, "put them back to go on")
-        # or it was written by an earlier version
+        self._check(split, "restore them to resume")
+        # Written by an earlier version, it may lack keys.
         if not file.is_file() or json.loads(file.read_text()).keys() != split.keys():
             write_json(file, split)
 
     def check_test(self, splits: Splits) -> None:
-        """Refuse to test on other images than were kept apart: some of them may have been trained
-        on."""
+        """Refuse other test images than the run set aside: it may have trained on some of them."""
         self._check(
             {"test_hash": splits.hashes["test_hash"]},
-            "put them back, or say --set data.root=FOLDER to take them as they are",
+            "restore them, or pass --set data.root=FOLDER to use the data as they are",
         )
 
     def _check(self, split: dict[str, Any], way_out: str) -> None:
         file = self.path / "split.json"
-        # it is not kept with results alone
+        # Published results do not have it.
         known = json.loads(file.read_text()) if file.is_file() else {}
         if any(known.get(key, value) != value for key, value in split.items()):
             raise InputError(
-                f"the data are not those that {self.path} was trained on: images came or went "
-                f"since; {way_out}"
+                f"the data are not those that {self.path} was trained on: images were added or "
+                f"removed; {way_out}"
             )
 
-    def read_rows(self) -> list[dict[str, Any]]:
-        file = self.path / "metrics.jsonl"
-        return (
-            [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-        )
+    def epochs(self) -> list[EpochRow]:
+        """The epochs that count, in order."""
+        return [row for row in self._rows() if not is_event(row)]  # type: ignore[misc]
+
+    def events(self) -> list[Event]:
+        """What the collapse guard did, in order."""
+        return [row for row in self._rows() if is_event(row)]
+
+    def _rows(self) -> list[Row]:
+        if not self.metrics.is_file():
+            return []
+        return [json.loads(line) for line in self.metrics.read_text().splitlines()]
 
     def truncate_rows(self, count: int) -> None:
-        """Forget rows of epochs that a resumed run will train again."""
-        file = self.path / "metrics.jsonl"
-        lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
-        write_atomic(file, "".join(lines[:count]).encode())
+        """Drop the rows of epochs that a resumed run will repeat."""
+        lines = self.metrics.read_text().splitlines(keepends=True) if self.metrics.is_file() else []
+        write_atomic(self.metrics, "".join(lines[:count]).encode())
 
-    def append_row(self, row: dict[str, Any]) -> None:
-        file = self.path / "metrics.jsonl"
+    def append_row(self, row: Row) -> None:
         try:
-            with file.open("a") as stream:
+            with self.metrics.open("a") as stream:
                 stream.write(json.dumps(row) + "\n")
         except OSError as error:
-            raise unwritable(file, error) from None
+            raise unwritable(self.metrics, error) from None
 
     def epoch_file(self, epoch: int) -> Path:
-        """The model and the method's memory at the start of an epoch, or of its end: `epoch` epochs
-        are done."""
+        """The model and the method's memory after `epoch` epochs."""
         return self.path / "epochs" / f"{epoch:05d}.safetensors"
 
     def forget_epochs(self, epoch: int) -> None:
-        """Drop the states of epochs after `epoch`, which a resumed run will come to again on
-        another way."""
+        """Drop the states after `epoch` epochs; a resumed run writes its own."""
         for path in self.path.glob("epochs/*.safetensors"):
             if int(path.stem) > epoch:
                 path.unlink()
@@ -152,8 +149,8 @@ class RunFolder:
         return self.checkpoints / f"best-{epoch:05d}.safetensors"
 
     def promote(self, epoch: int | None) -> None:
-        """Make model.safetensors the weights of `epoch`, which the newest checkpoint calls the
-        best, and drop earlier candidates."""
+        """Make model.safetensors the weights of `epoch`, the best by the newest checkpoint, and
+        drop candidates that no checkpoint needs."""
         model = self.path / "model.safetensors"
         if epoch is not None and self.best_file(epoch).is_file():
             best = self.best_file(epoch)
@@ -167,8 +164,7 @@ class RunFolder:
                 path.unlink()
 
     def _kept_bests(self) -> list[int | None]:
-        """The best epoch by each checkpoint's own account: an older one may have to be gone back
-        to."""
+        """The best epoch by each checkpoint: a rollback may need an older one."""
         bests = []
         for path in self.checkpoints.glob("[0-9]*.json"):
             with contextlib.suppress(ValueError, KeyError):
@@ -176,51 +172,16 @@ class RunFolder:
         return bests
 
 
+def resume_call(path: Path, recipe: Recipe) -> str:
+    """How to resume a run: a Python call where data and model came from Python."""
+    if isinstance(recipe.data, PythonData):
+        return f"amata.fit(model, train, valid, resume={str(path)!r})"
+    return f"`amata train --resume {path}`"
+
+
 def _is_stillborn(path: Path) -> bool:
-    """Whether a folder is empty, or holds no more than a run that was killed before it had its
-    recipe."""
+    """Whether a folder is empty, or was left by a run that was killed before it had a recipe."""
     entries = {p.name for p in path.iterdir()}
     return entries <= {"checkpoints", ".recipe.toml.part"} and not any(
         (path / "checkpoints").glob("*")
     )
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """What a number depends on beside the recipe."""
-    packages = {}
-    for package in ("amata", "torch", "numpy", "safetensors", "pydantic", "pyautoattack"):
-        with contextlib.suppress(PackageNotFoundError):
-            packages[package] = version(package)
-    packages["torch"] = torch.__version__
-    return {
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "machine": platform.machine(),
-        "packages": packages,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
-        "threads": torch.get_num_threads(),
-        "commit": _commit(),
-    }
-
-
-def _commit() -> str | None:
-    """The commit of this package's source, with + if it has been changed; None outside a
-    checkout."""
-    here = Path(__file__).parent
-    try:
-        run = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-        tracked = subprocess.run(
-            ["git", "ls-files", "--error-unmatch", __file__],
-            cwd=here,
-            capture_output=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return run.stdout.strip() or None if run.returncode == 0 and tracked.returncode == 0 else None

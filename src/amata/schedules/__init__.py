@@ -3,7 +3,17 @@ name here."""
 
 from amata.schedules.adaptive import Adaptive
 from amata.schedules.annealing import Constant, Exponential, Linear, Piecewise
-from amata.schedules.contract import Account, Choice, ClosedLoop, Control, Response, Schedule
+from amata.schedules.contract import (
+    Account,
+    AnySchedule,
+    Choice,
+    ClosedLoop,
+    Control,
+    Response,
+    Schedule,
+    closed_loop,
+    planned_controls,
+)
 
 SCHEDULES: dict[str, type] = {
     "constant": Constant,
@@ -17,6 +27,7 @@ __all__ = [
     "SCHEDULES",
     "Account",
     "Adaptive",
+    "AnySchedule",
     "Choice",
     "ClosedLoop",
     "Constant",
@@ -26,4 +37,6 @@ __all__ = [
     "Piecewise",
     "Response",
     "Schedule",
+    "closed_loop",
+    "planned_controls",
 ]

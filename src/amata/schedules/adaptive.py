@@ -1,16 +1,15 @@
-"""Adaptive: the closed-loop schedule that the paper leaves as future work.
+"""Adaptive: a closed-loop schedule, which the paper leaves as future work.
 
-At the start of each epoch a few controls (K, tau / K) are probed for f(K), the squared norm of the
-weight gradient that K inner steps lead to, and the K that maximises the greedy Hamiltonian f(K) -
-gamma K is taken. Probes are noisy and the choice between distant K often hangs on little, so the
-maximisation is over the curve a - b / K fitted to the probes: an inner maximisation that converges
-gains less and less with every step, and the best K is then sqrt(b / gamma), between k_min and
-k_max.
+At the start of each epoch it probes a few controls (K, tau / K) for f(K), the squared norm of the
+weight gradient after K inner steps. It takes the K that maximises the greedy Hamiltonian
+f(K) - gamma K. Probes are noisy, and distant K often differ by little. So the maximum is taken of
+the curve a - b / K fitted to the probes: each further step of a converging inner maximisation gains
+less. The best K is then sqrt(b / gamma), clipped to [k_min, k_max].
 
-gamma is given, or it is the multiplier of a budget: the price at which the epochs seen so far would
-on average have spent what is now left for each epoch to come. Where steps gain more than they did
-on average, an epoch spends more than its even share; where less, it saves. The first epoch has
-nothing to compare with and takes the least. A run ends within half a step, in all, of its budget.
+gamma is given, or it is the multiplier of a budget: the price at which the epochs so far would on
+average have spent what is now left for each remaining epoch. An epoch spends more than its even
+share where steps gain more than on average so far, and less where they gain less. The first epoch
+has nothing to compare with and takes k_min. A run ends within half a step of its budget.
 """
 
 import math
@@ -26,23 +25,23 @@ from amata.schedules.contract import Account, Choice, Control, Response
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
-    """Chooses u_t = (K, tau / K) by probing. Give `gamma`, or `budget`: gradient evaluations per
-    image and epoch, probing included."""
+    """Chooses u_t = (K, tau / K) by probing. Give `gamma`, or `budget` in gradient evaluations per
+    image and epoch, which includes probing."""
 
     k_min: int = 1
     """The fewest steps."""
     k_max: int = 10
     """The most steps."""
     tau: float
-    """K times alpha, which stays the same."""
+    """K alpha, which is constant."""
     gamma: float | None = None
     """The price of a step, as in the criterion; or give `budget`."""
     budget: float | None = None
     """Gradient evaluations per image and epoch, probing included; or give `gamma`."""
     probed: int = 3
-    """How many values of K are probed, spread evenly in ratio from k_min to k_max."""
+    """How many values of K are probed, evenly spaced in ratio from k_min to k_max."""
     probe_batches: int = 2
-    """Batches that every candidate is tried on, each epoch."""
+    """Batches per epoch that every candidate is measured on."""
     scale: Literal["paper", "relative"] = "paper"
     """"relative" divides f by its largest value of the epoch: for optimisers whose step does not
     grow with the gradient, such as Adam."""
@@ -61,12 +60,6 @@ class Adaptive:
                 f"k_min = k_max = {self.k_min} leaves an adaptive schedule nothing to choose; "
                 "use schedule.name = constant"
             )
-
-    def __call__(self, epoch: int, epochs: int) -> Control:
-        raise InputError(
-            "an adaptive schedule depends on the training, not on the epoch alone; call "
-            "choose() with what a probe found"
-        )
 
     def candidates(self) -> list[Control]:
         ratio, gaps = self.k_max / self.k_min, min(self.probed, self.k_max - self.k_min + 1) - 1

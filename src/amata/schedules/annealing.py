@@ -9,8 +9,9 @@ A schedule is a pure function of (epoch, epochs) and needs nothing else of this 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amata.errors import InputError
 from amata.quantity import number, positive, whole
@@ -43,6 +44,10 @@ class Constant:
     step_size: float
     """alpha."""
 
+    if TYPE_CHECKING:  # fractions such as "2/255" are read as numbers
+
+        def __init__(self, *, steps: int, step_size: float | str) -> None: ...
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", whole(self.steps, "steps", 0))
         object.__setattr__(self, "step_size", number(self.step_size, "step_size"))
@@ -63,7 +68,11 @@ class Linear:
     k_max: int
     """K towards the end."""
     tau: float
-    """K times alpha, which stays the same."""
+    """K alpha, which is constant."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, k_min: int, k_max: int, tau: float | str) -> None: ...
 
     def __post_init__(self) -> None:
         check_range(self)
@@ -85,9 +94,15 @@ class Exponential:
     k_max: int
     """K towards the end."""
     tau: float
-    """K times alpha, which stays the same."""
+    """K alpha, which is constant."""
     eta: float = 1.0
     """How early K rises: the larger, the earlier."""
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, *, k_min: int, k_max: int, tau: float | str, eta: float = 1.0
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         check_range(self)
@@ -111,7 +126,11 @@ class Piecewise:
     stages: tuple[tuple[int, int], ...]
     """(First epoch, K) pairs, from epoch 0 on."""
     tau: float
-    """K times alpha, which stays the same."""
+    """K alpha, which is constant."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, stages: Sequence[tuple[int, int]], tau: float | str) -> None: ...
 
     def __post_init__(self) -> None:
         stages = tuple(

@@ -1,29 +1,30 @@
-"""What a schedule is: open-loop ones know the epoch alone, closed-loop ones also look at the
-training."""
+"""What a schedule is. Open-loop: a function of the epoch. Closed-loop: it sees the training too."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class Control(NamedTuple):
-    """u = (K, alpha): the number of inner steps and the length of each."""
+    """u = (K, alpha): the number of inner steps and the size of each."""
 
     steps: int
     step_size: float
 
 
 class Schedule(Protocol):
+    """An open-loop schedule: a pure function of the epoch."""
+
     def __call__(self, epoch: int, epochs: int) -> Control:
         """The control of `epoch` (from 0) in a run of `epochs`."""
         ...
 
 
 class Response(NamedTuple):
-    """What a probe of the training found for one control."""
+    """What a probe measured for one candidate control."""
 
     control: Control
     value: float
-    """The Hamiltonian's first term: what the control gains, before its cost."""
+    """The first term of the Hamiltonian: what the control gains, before its cost."""
     cost: float
     """Gradient evaluations per image."""
 
@@ -34,13 +35,13 @@ class Account(NamedTuple):
     epoch: int
     epochs: int
     spent: float
-    """In all so far, this epoch's probing included."""
+    """In all so far, with this epoch's probing."""
     probing: float
     """By the probing of one epoch."""
 
 
 class Choice(NamedTuple):
-    """A control, and the price of a step by which it was chosen."""
+    """The control that a closed-loop schedule chose, and the price of a step that it used."""
 
     control: Control
     gamma: float
@@ -48,17 +49,36 @@ class Choice(NamedTuple):
 
 @runtime_checkable
 class ClosedLoop(Protocol):
-    """A schedule that is asked at the start of each epoch, with the probed responses of its
-    candidates in this and earlier epochs."""
+    """A schedule that chooses each epoch's control from what probes of its candidates measured."""
 
     @property
-    def probe_batches(self) -> int: ...
+    def probe_batches(self) -> int:
+        """Batches that every candidate is measured on."""
+        ...
 
     def candidates(self) -> list[Control]:
         """The controls to probe."""
         ...
 
     def choose(self, curves: Sequence[Sequence[Response]], account: Account) -> Choice:
-        """The control of this epoch. `curves` has the responses of each epoch so far; the last are
-        this one's."""
+        """The control of this epoch. `curves` has the responses of every epoch so far, this one's
+        last."""
         ...
+
+
+AnySchedule = Schedule | ClosedLoop
+
+
+# The two kinds are told apart in these two functions and nowhere else.
+
+
+def closed_loop(schedule: AnySchedule) -> ClosedLoop | None:
+    """The schedule, if it chooses its controls during training."""
+    return schedule if isinstance(schedule, ClosedLoop) else None
+
+
+def planned_controls(schedule: AnySchedule, epochs: int) -> list[Control] | None:
+    """The control of every epoch; None for a closed-loop schedule."""
+    if isinstance(schedule, ClosedLoop):
+        return None
+    return [schedule(epoch, epochs) for epoch in range(epochs)]

@@ -31,7 +31,7 @@ from amata.engine import FastNet, PlainNet, Precision
 from amata.errors import AmataError, unknown
 from amata.losses import Loss
 from amata.recipes import Recipe
-from amata.schedules import ClosedLoop, Control
+from amata.schedules import Control, closed_loop, planned_controls
 from amata.seeds import generator
 from amata.training.optim import make_optimizer
 
@@ -166,9 +166,9 @@ def cases(recipe: Recipe, batches: Sequence[int], steps: Sequence[int]) -> list[
 def _controls(recipe: Recipe) -> list[Control]:
     """What the recipe's schedule asks for, epoch by epoch; of one that is chosen as training goes,
     what it chooses from."""
-    if isinstance(recipe.schedule, ClosedLoop):
-        return recipe.schedule.candidates()
-    return [recipe.schedule(t, recipe.train.epochs) for t in range(recipe.train.epochs)]
+    if (loop := closed_loop(recipe.schedule)) is not None:
+        return loop.candidates()
+    return planned_controls(recipe.schedule, recipe.train.epochs) or []
 
 
 def matmul_ceiling(device: torch.device, precision: torch.dtype, size: int) -> float:
@@ -241,12 +241,8 @@ def bench(
                     f"{case.recipe.name} batch {case.batch} K {u.steps} {variant}: "
                     f"{row['seconds_per_epoch']:.2f} s an epoch{ratio}"
                 )
-            whole = _controls(case.recipe)
-            if (
-                len(timed) > 1
-                and set(whole) <= set(timed)
-                and not isinstance(case.recipe.schedule, ClosedLoop)
-            ):
+            whole = planned_controls(case.recipe.schedule, case.recipe.train.epochs)
+            if len(timed) > 1 and whole is not None and set(whole) <= set(timed):
                 mean = sum(timed[u]["seconds_per_epoch"] for u in whole) / len(whole)
                 schedules.append(
                     {

@@ -10,6 +10,7 @@ from typing import Any
 
 from amata.errors import InputError
 from amata.evaluation import wilson
+from amata.metrics import EpochRow
 from amata.recipes import Recipe
 from amata.runs import RunFolder
 from amata.studies.plan import check_target
@@ -151,25 +152,22 @@ def _clock(environment: dict[str, Any]) -> tuple[Any, ...]:
 
 def _curve(run: RunFolder, recipe: Recipe, title: str) -> dict[str, Any]:
     """One run, epoch by epoch; an epoch that was rolled back is an event, not a point."""
-    rows = run.read_rows()
     attack = recipe.train.valid_attack
     keys = ("epoch", "steps", "step_size", "loss", "lr", "train_seconds", "grad_evals")
     points = [
-        {**{k: row[k] for k in keys}, **_validated(row, attack)}
-        for row in rows
-        if "event" not in row
+        {**{k: v for k, v in row.items() if k in keys}, **_validated(row, attack)}
+        for row in run.epochs()
     ]
-    events = [row for row in rows if "event" in row]
     return {
         "run": run.path.name,
         "recipe": title,
         "seed": recipe.train.seed,
         "points": points,
-        "events": events,
+        "events": run.events(),
     }
 
 
-def _validated(row: dict[str, Any], attack: str) -> dict[str, float | None]:
+def _validated(row: EpochRow, attack: str) -> dict[str, float | None]:
     valid = row.get("valid", {})
     return {"clean": valid.get("clean"), "robust": valid.get(attack)}
 

@@ -9,7 +9,7 @@ from amata.data import Splits
 from amata.engine import ProbeNet
 from amata.errors import InputError
 from amata.recipes import Recipe
-from amata.schedules import Control, Schedule
+from amata.schedules import AnySchedule, Control, planned_controls
 from amata.seeds import generator
 from amata.training.experiment import build_model
 
@@ -43,19 +43,16 @@ class MethodCost:
             )
         return cls(2 * costs[0] - costs[1], costs[1] - costs[0])
 
-    def __call__(self, schedule: Schedule, epochs: int) -> float:
+    def __call__(self, schedule: AnySchedule, epochs: int) -> float:
         """Gradient evaluations per image and epoch under a schedule."""
-        return (
-            self.base
-            + self.per_step * sum(schedule(t, epochs).steps for t in range(epochs)) / epochs
-        )
+        planned = planned_controls(schedule, epochs)
+        assert planned is not None, "a closed-loop schedule has no cost before it is run"
+        return self.base + self.per_step * sum(u.steps for u in planned) / epochs
 
 
 def reference_cost(recipe: Recipe, price: MethodCost, steps: int | None) -> tuple[float, int]:
     """What PGD-K costs per image and epoch; K is where the recipe's schedule ends unless given."""
     if steps is None:
-        schedule, epochs = recipe.schedule, recipe.train.epochs
-        steps = getattr(schedule, "k_max", None) or max(
-            schedule(t, epochs).steps for t in range(epochs)
-        )
+        planned = planned_controls(recipe.schedule, recipe.train.epochs) or []
+        steps = getattr(recipe.schedule, "k_max", None) or max(u.steps for u in planned)
     return price.base + price.per_step * steps, steps

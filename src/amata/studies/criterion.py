@@ -122,11 +122,7 @@ def measure_strategies(
 def _controls(run: RunFolder) -> list[Control]:
     """What each epoch was trained with, in the end: an epoch that was rolled back counts as it was
     trained again."""
-    of_epoch = {
-        row["epoch"]: Control(row["steps"], row["step_size"])
-        for row in run.read_rows()
-        if "event" not in row
-    }
+    of_epoch = {row["epoch"]: Control(row["steps"], row["step_size"]) for row in run.epochs()}
     return [of_epoch[epoch] for epoch in sorted(of_epoch)]
 
 
@@ -154,7 +150,7 @@ def _measure(
             )
         )
         space, cost = (
-            ControlSpace.of(recipe.training_ball, k_max),
+            ControlSpace.of(recipe.method.training_ball, k_max),
             COSTS[settings.cost](settings.gamma),
         )
         search: Search = settings.search  # type: ignore[assignment]
@@ -173,7 +169,7 @@ def _measure(
                 batches,
                 controls[epoch],
                 method=recipe.method,
-                ball=recipe.training_ball,
+                ball=recipe.method.training_ball,
                 space=space,
                 cost=cost,
                 z=Control(*settings.z) if settings.z else None,

@@ -180,11 +180,7 @@ def landscapes_of(
         )
     chosen = list(range(min(LOOKED_AT, len(splits.test)))) if sample is None else [sample]
     x, y = next(iter(splits.test.read([torch.tensor(chosen)], device, None)))
-    trained = {
-        row["epoch"] + 1: Control(row["steps"], row["step_size"])
-        for row in run.read_rows()
-        if "event" not in row
-    }
+    trained = {row["epoch"] + 1: Control(row["steps"], row["step_size"]) for row in run.epochs()}
     best = json.loads((path / "summary.json").read_text())["best_epoch"] if run.finished else None
     best = max(trained) if best is None else best + 1
     tau = getattr(recipe.schedule, "tau", 2.5 * recipe.ball.eps)
@@ -202,10 +198,18 @@ def landscapes_of(
             f"{recipe.name}, K = {own.steps}": own._replace(step_size=alpha or own.step_size),
         }
         if len(x) > 1:
-            chosen = [steepest(model.eval(), x, y, recipe.training_ball, next(iter(weak.values())))]
+            chosen = [
+                steepest(model.eval(), x, y, recipe.method.training_ball, next(iter(weak.values())))
+            ]
             x, y = x[chosen], y[chosen]
         found = landscape(
-            model.eval(), x, y, ball=recipe.training_ball, controls=controls, size=size, seed=seed
+            model.eval(),
+            x,
+            y,
+            ball=recipe.method.training_ball,
+            controls=controls,
+            size=size,
+            seed=seed,
         )
         pictures.append({"epoch": epoch, **found})
     return {

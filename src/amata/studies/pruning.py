@@ -1,8 +1,7 @@
 """A trial of a search, watched while it trains."""
 
-from typing import Any
-
 from amata.errors import missing
+from amata.metrics import EpochRow
 from amata.reporter import Reporter
 
 try:
@@ -22,16 +21,14 @@ class PruningReporter(Reporter):
         self.evaluating = reporter.evaluating  # type: ignore[method-assign]
         self.note = reporter.note  # type: ignore[method-assign]
 
-    def report(self, row: dict[str, Any]) -> None:
+    def report(self, row: EpochRow) -> None:
         # An epoch whose row was written before a kill and whose checkpoint was not is trained, and
         # told of, once more: to the same end.
         if "valid" in row and row["epoch"] not in self.seen:
             self.seen[row["epoch"]] = row["valid"][self.attack]
             self.trial.report(self.seen[row["epoch"]], row["epoch"])
 
-    def epoch(self, row: dict[str, Any]) -> None:
-        if "event" in row:
-            return
+    def epoch(self, row: EpochRow) -> None:
         self.report(row)
         self.inner.epoch(row)
         if "valid" in row and self.trial.should_prune():

@@ -30,7 +30,7 @@ from amata.studies.criterion import CriterionSettings, measure_strategies
 from amata.studies.pareto import told, winner, with_front
 from amata.studies.pruning import PruningReporter
 from amata.studies.space import SHAPES, Space, describe, schedule_key
-from amata.training import fit
+from amata.training import train_model
 from amata.training.device import resolve_device
 from amata.training.experiment import build_model, load_data
 from amata.training.interrupt import Interrupted
@@ -283,7 +283,7 @@ class Search:
         recipe = recipe if self.settings.objective == "robust" else self._keeping_epochs(recipe)
         if (path / "recipe.toml").is_file():
             run = RunFolder.open(path)[0]
-            for row in run.read_rows():
+            for row in run.epochs():
                 watcher.report(row)  # what an earlier process has trained
         else:
             run = RunFolder.create(path, recipe)
@@ -293,7 +293,7 @@ class Search:
             f"{trial.user_attrs['cost']:.2f}"
         )
         try:
-            fitted = fit(
+            fitted = train_model(
                 build_model(recipe, self.splits.train),
                 self.splits.train,
                 self.splits.valid,
@@ -304,7 +304,7 @@ class Search:
         except optuna.TrialPruned:
             self._finish(trial, folder, "PRUNED", max(watcher.seen.values()), None, None)
             return
-        accuracy = max(row["valid"][self.attack] for row in fitted.rows if "valid" in row)
+        accuracy = max(row["valid"][self.attack] for row in fitted.epochs if "valid" in row)
         value = accuracy
         if self.settings.objective == "criterion":
             write_json(
@@ -318,8 +318,8 @@ class Search:
             settings = CriterionSettings(
                 gamma=self.settings.gamma, k_max=self.settings.k_cap, seed=self.settings.seed
             )
-            (row,) = measure_strategies([run], settings, folder, self.reporter)
-            value = row["c"]
+            (measured,) = measure_strategies([run], settings, folder, self.reporter)
+            value = measured["c"]
         self._finish(trial, folder, "COMPLETE", accuracy, value, fitted.grad_evals)
 
     @staticmethod

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from amata import recipes
 from amata.errors import InputError
 from amata.recipes import Recipe
+from amata.schedules import planned_controls
 from amata.studies.cost import MethodCost
 
 SHAPES = ("linear", "exponential", "piecewise")
@@ -112,10 +113,8 @@ class Space:
 def schedule_key(recipe: Recipe) -> str:
     """A name for what a schedule does, however it is written: two that give the same controls are
     one."""
-    epochs = recipe.train.epochs
-    return hashlib.sha256(
-        repr([recipe.schedule(t, epochs) for t in range(epochs)]).encode()
-    ).hexdigest()[:12]
+    controls = planned_controls(recipe.schedule, recipe.train.epochs)
+    return hashlib.sha256(repr(controls).encode()).hexdigest()[:12]
 
 
 def describe(table: dict[str, Any]) -> str:

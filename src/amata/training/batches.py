@@ -1,8 +1,9 @@
-"""What training and validation go over: batches of whatever a caller hands in."""
+"""Batches for training and validation, from whatever data a caller passes."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from amata.recipes import Recipe
 class Batches(Protocol):
     @property
     def count(self) -> int | None:
-        """The images of an epoch, where that is known beforehand."""
+        """Images per epoch, if known beforehand."""
         ...
 
     def __len__(self) -> int: ...
@@ -23,14 +24,13 @@ class Batches(Protocol):
     def epoch(self, epoch: int = 0, start: int = 0, stride: int = 1) -> Iterator[Batch]: ...
 
     def whole(self) -> "Batches":
-        """The same batches undivided, where each of several processes has a part of them."""
+        """The same batches undivided: with several processes, each has a part of every batch."""
         ...
 
 
 def training_batches(data: Any, recipe: Recipe, device: torch.device) -> Batches:
-    """The batches that a recipe trains on: shuffled and augmented as functions of seed, epoch and
-    batch."""
-    images = Arrays(*data) if _is_pair(data) else data
+    """Training batches, shuffled and augmented as functions of seed, epoch and batch."""
+    images = as_images(data)
     if not isinstance(images, ImageSet):
         return Stream(images, device)
     c = recipe.data
@@ -52,11 +52,11 @@ def training_batches(data: Any, recipe: Recipe, device: torch.device) -> Batches
 def held_out_batches(
     data: Any, recipe: Recipe, device: torch.device, at_most: int | None = None
 ) -> Batches | None:
-    """Held-out images: all, or so many from beginning to end, because they may come class by class.
-    A stream is always all of it."""
+    """Validation batches: of all images, or of `at_most`, evenly spaced because they may be
+    sorted by class. A stream is always used whole."""
     if data is None:
         return None
-    images = Arrays(*data) if _is_pair(data) else data
+    images = as_images(data)
     if not isinstance(images, ImageSet):
         return Stream(images, device)
     if at_most is not None and at_most < len(images):
@@ -64,5 +64,7 @@ def held_out_batches(
     return Loader(images, recipe.eval.batch_size, device)
 
 
-def _is_pair(data: Any) -> bool:
-    return isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor)
+def as_images(data: Any) -> Any:
+    """A pair (x, y) of tensors or arrays as an image set; anything else as it is."""
+    pair = isinstance(data, tuple | list) and len(data) == 2
+    return Arrays(*data) if pair and isinstance(data[0], Tensor | np.ndarray) else data

@@ -1,4 +1,4 @@
-"""What can be divided, among processes or into parts of a batch, and what cannot."""
+"""Checks of what can be divided among processes, or into parts of a batch."""
 
 from amata.distributed import Ranks
 from amata.errors import InputError
@@ -6,19 +6,18 @@ from amata.recipes import Recipe
 
 
 def check_equal_batches(count: int, ranks: Ranks) -> None:
-    """Refuse batches of which processes have different numbers: they would wait for each other for
-    good."""
+    """Refuse processes with different numbers of batches: they would deadlock."""
     total, squares = ranks.sum([count, count**2])
     if squares * ranks.size != total**2:
         raise InputError(
-            f"this process has {count} batches an epoch and others have not; give all the same "
-            "number"
+            f"this process has {count} batches per epoch and others have a different number; give "
+            "every process the same number"
         )
 
 
 def check_divisible(recipe: Recipe, ranks: Ranks) -> None:
     """Refuse what cannot be divided among processes, or into parts of a batch."""
-    name = recipe.tables["method"]["name"]
+    method, name = recipe.method, type(recipe.method).__name__
     if recipe.data.batch_size < ranks.size:
         raise InputError(
             f"data.batch_size = {recipe.data.batch_size} cannot be divided among {ranks.size} "
@@ -26,25 +25,21 @@ def check_divisible(recipe: Recipe, ranks: Ranks) -> None:
         )
     if recipe.train.sync_bn and recipe.train.accumulate > 1 and ranks.size > 1:
         raise InputError(
-            "train.sync_bn makes BatchNorm see the whole batch and train.accumulate a part of "
-            "it; choose one of the two"
+            "train.sync_bn uses the statistics of the whole batch, train.accumulate those of a "
+            "part; choose one of the two"
         )
-    if ranks.size > 1 and getattr(recipe.method, "one_process", False):
+    if ranks.size > 1 and method.one_process:
         raise InputError(
-            f"{name} keeps a store of every image's perturbation, which {ranks.size} processes "
-            "do not share; start one"
+            f"{name} stores a perturbation per image, which {ranks.size} processes do not share; "
+            "start one process"
         )
-    whole = (
-        getattr(recipe.method, "updates_often", False)
-        or getattr(recipe.method, "init", None) == "previous"
-    )
-    if recipe.train.accumulate > 1 and whole:
+    if recipe.train.accumulate > 1 and method.whole_batch:
         raise InputError(
-            f"{name} carries something from pass to pass of a whole batch, which cannot come "
-            "in parts; set train.accumulate=1"
+            f"{name} carries state from pass to pass of a whole batch, which cannot come in parts; "
+            "set train.accumulate=1"
         )
     if recipe.train.sync_bn and recipe.train.attack_mode == "train":
         raise InputError(
-            "train.sync_bn would let processes wait for each other in every attack step; set "
+            "train.sync_bn would synchronise processes in every attack step; set "
             "train.attack_mode=eval"
         )

@@ -16,17 +16,20 @@ from amata.distributed import current, init_distributed, is_main, launched
 from amata.errors import InputError
 from amata.evaluation import Result, evaluate, parse_attack
 from amata.recipes import Recipe
+from amata.recipes.schema import PythonData
 from amata.reporter import Reporter
+from amata.runs import RunFolder, resume_call
 from amata.runs.files import describe_weights, write_json
-from amata.runs.folder import RunFolder
 from amata.training.checks import check_divisible
 from amata.training.device import resolve_device
 from amata.training.interrupt import Interrupted
-from amata.training.loop import fit, part_of
+from amata.training.loop import part_of, train_model
 
 
 def load_data(recipe: Recipe) -> data.Splits:
     c = recipe.data
+    if isinstance(c, PythonData):
+        raise InputError("this run was trained in Python, on its own data: use it from Python")
     framing = data.Framing(c.resize, c.crop, c.random_scale) if c.name == "folder" else None
     return data.load(
         c.name,
@@ -38,6 +41,11 @@ def load_data(recipe: Recipe) -> data.Splits:
         in_memory=c.in_memory,
         test_share=c.test_share,
     )
+
+
+def _refuse_python(recipe: Recipe, path: Path, instead: str) -> None:
+    if isinstance(recipe.data, PythonData):
+        raise InputError(f"{path} was trained in Python, on its own data and model: {instead}")
 
 
 def build_model(recipe: Recipe, images: data.ImageSet) -> nn.Module:
@@ -72,12 +80,10 @@ def build_model(recipe: Recipe, images: data.ImageSet) -> nn.Module:
 
 
 def train(recipe: Recipe, out: Path, reporter: Reporter | None = None) -> RunFolder:
-    """Run a recipe into a new folder. All that can be wrong with the input is found before the
-    folder is made.
+    """Run a recipe into a new folder. Input errors are found before the folder is created.
 
-    Under torchrun all processes call this alike, and the first one writes. torchrun starts them
-    anew after a failure, with the same command: they go on with an unfinished run of the same
-    recipe.
+    Under torchrun every process calls this, and rank 0 writes. After a failure torchrun restarts
+    them with the same command; they then resume an unfinished run of the same recipe.
     """
     if launched() and (out / "recipe.toml").is_file():
         run, begun = RunFolder.open(out)
@@ -91,9 +97,9 @@ def train(recipe: Recipe, out: Path, reporter: Reporter | None = None) -> RunFol
 def resume(
     path: Path, overrides: tuple[str, ...] = (), reporter: Reporter | None = None
 ) -> RunFolder:
-    """Go on with an interrupted run from its newest whole checkpoint; a finished run is left as it
-    is."""
+    """Resume an interrupted run from its newest whole checkpoint; a finished run is left alone."""
     run, recipe = RunFolder.open(path, overrides)
+    _refuse_python(recipe, path, f"call {resume_call(path, recipe)}")
     reporter = reporter or Reporter()
     if run.finished:
         reporter.note(f"{path} is finished already")
@@ -127,7 +133,7 @@ def _prepared(
 def _train_and_evaluate(
     run: RunFolder, recipe: Recipe, model: nn.Module, splits: data.Splits, reporter: Reporter
 ) -> None:
-    fitted = fit(model, splits.train, splits.valid, recipe, run=run, reporter=reporter)
+    fitted = train_model(model, splits.train, splits.valid, recipe, run=run, reporter=reporter)
     again = f"training is done and saved, `amata train --resume {run.path}` evaluates again"
     try:
         results = evaluate_recipe(fitted.model, recipe, splits.test, reporter)
@@ -138,17 +144,9 @@ def _train_and_evaluate(
     for name, result in results.items():
         for warning in result.warnings:
             reporter.note(f"{name}: {warning}")
-    summary = {
-        "recipe": recipe.name,
-        "epochs": recipe.train.epochs,
-        "train_seconds": round(fitted.train_seconds, 3),
-        "grad_evals": fitted.grad_evals,
-        "grad_evals_per_image": fitted.grad_evals / fitted.images,
-        "best_epoch": fitted.best_epoch,
-        "evaluation": {name: result.to_dict() for name, result in results.items()},
-    }
     if current().is_main:
-        write_json(run.path / "summary.json", summary)
+        evaluation = {name: result.to_dict() for name, result in results.items()}
+        write_json(run.path / "summary.json", fitted.summary(recipe, evaluation))
 
 
 def evaluate_recipe(
@@ -190,17 +188,19 @@ def load_trained(
 ) -> tuple[nn.Module, Recipe, data.Splits]:
     """The model of a run folder (its best weights) or of a weights file, with its recipe and data.
 
-    Where it is `to_test`, the test images must be those that the run kept apart, unless other data
-    are named.
+    With `to_test`, the test images must be those that the run set aside, unless other data are
+    named.
     """
     if path.is_dir():
         weights, (run, trained) = path / "model.safetensors", RunFolder.open(path)
+        call = f"amata.fit(model, train, resume={str(path)!r}).model"
+        _refuse_python(trained, path, f"{call} is its network, for amata.evaluate and others")
         recipe = recipes.parse(trained.tables, trained.name, overrides)
         if not weights.is_file():
             again = (
                 "its weights were not kept"
                 if run.finished
-                else f"`amata train --resume {path}` goes on until there is one"
+                else f"`amata train --resume {path}` trains until there is one"
             )
             raise InputError(f"{path} has no model.safetensors; {again}")
     elif path.is_file():

@@ -1,20 +1,27 @@
-"""Where a run stands, and what it has spent."""
+"""Where a run is, what it has spent, and what the collapse guard and the schedule decided."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-SPENT = (
-    "train_seconds",
-    "compile_seconds",
-    "data_seconds",
-    "grad_evals",
-    "first_layer_evals",
-    "images",
-    "probe_evals",
-    "lr_scale",
-    "extra_steps",
-)
-"""What going back to an earlier state does not give back: what was spent, and what the guard has
-changed."""
+from amata.schedules import Choice, Control, Response
+
+
+@dataclass
+class Spent:
+    """The cost of a run so far. The trainer is its only writer."""
+
+    train_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    """Compiling and recording graphs; not part of the training time."""
+    data_seconds: float = 0.0
+    """The part of the training time that was spent waiting for data."""
+    grad_evals: int = 0
+    """Full-network gradient evaluations, in images, with those for probing."""
+    first_layer_evals: int = 0
+    probe_evals: int = 0
+    """Gradient evaluations that a closed-loop schedule spent on probing."""
+    images: int = 0
+    """Images trained on."""
 
 
 @dataclass
@@ -23,37 +30,47 @@ class TrainState:
 
     epoch: int = 0
     batch: int = 0
-    train_seconds: float = 0.0
-    compile_seconds: float = 0.0
-    """Spent on compiling and recording, beside the training time."""
-    data_seconds: float = 0.0
-    """Of the training time, what was spent waiting for data."""
-    grad_evals: int = 0
-    first_layer_evals: int = 0
-    images: int = 0
+    spent: Spent = field(default_factory=Spent)
     best_epoch: int | None = None
     best_accuracy: float | None = None
     rows: int = 0
+    """Rows of metrics.jsonl that belong to this state."""
     ema_steps: int = 0
     guard_robust: float | None = None
-    """The accuracy under the guard's probe after the last good epoch."""
+    """Accuracy under the guard's attack after the last good epoch."""
     guard_clean: float = 0.0
-    """The best accuracy of the weights on the guard's images so far."""
+    """Best clean accuracy on the guard's images so far."""
     lr_scale: float = 1.0
-    """What the guard has multiplied the learning rate by."""
+    """The guard's factor on the learning rate."""
     extra_steps: int = 0
-    """Inner steps added to the schedule's by the guard."""
-    probe_evals: int = 0
-    """Of the gradient evaluations, those that a closed-loop schedule has spent on probing."""
-    chosen: list[float] | None = None
-    """The control (K, alpha) that a closed-loop schedule chose for this epoch, and its gamma."""
-    curves: list[list[list[float]]] = field(default_factory=list)
-    """What was probed in each epoch: (K, alpha, value, cost) of each candidate."""
+    """Inner steps that the guard added to the schedule's."""
+    choice: Choice | None = None
+    """What a closed-loop schedule chose for this epoch."""
+    curves: list[list[Response]] = field(default_factory=list)
+    """What was probed in each epoch, one response per candidate."""
+
+    def rolled_back(self, now: "TrainState") -> "TrainState":
+        """This earlier state, with the cost and the guard's remedies of `now`."""
+        self.spent, self.lr_scale, self.extra_steps = now.spent, now.lr_scale, now.extra_steps
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> "TrainState":
+        known = {name: record[name] for name in cls.__dataclass_fields__ if name in record}
+        known["spent"] = Spent(**record["spent"])
+        if record["choice"] is not None:
+            control, gamma = record["choice"]
+            known["choice"] = Choice(Control(*control), gamma)
+        known["curves"] = [
+            [Response(Control(*control), value, cost) for control, value, cost in curve]
+            for curve in record["curves"]
+        ]
+        return cls(**known)
 
     def __str__(self) -> str:
         """For people, who count epochs from one."""
-        return (
-            f"epoch {self.epoch + 1}, batch {self.batch}"
-            if self.batch
-            else f"epoch {self.epoch + 1}"
-        )
+        at = f"epoch {self.epoch + 1}"
+        return f"{at}, batch {self.batch}" if self.batch else at

@@ -5,6 +5,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from amata.metrics import EpochRow
+
 
 class TensorBoard:
     """Writes each epoch's numbers as scalars. Without a folder it does nothing."""
@@ -21,11 +23,11 @@ class TensorBoard:
                 "'amata[tensorboard]'"
             )
             return
-        # On resume, events of epochs that will be trained again are dropped from view.
+        # On resume, TensorBoard hides the events of epochs that will be repeated.
         self.writer = SummaryWriter(str(run / "tensorboard"), purge_step=epoch)
 
-    def add(self, row: dict[str, Any]) -> None:
-        if self.writer is None or "event" in row:
+    def add(self, row: EpochRow) -> None:
+        if self.writer is None:
             return
         flat = {k: v for k, v in row.items() if isinstance(v, int | float) and k != "epoch"}
         flat |= {f"valid/{k}": v for k, v in row.get("valid", {}).items()}

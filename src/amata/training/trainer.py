@@ -1,9 +1,8 @@
-"""One model in training: its state, one epoch of it, and the state as tensors and JSON."""
+"""One model in training: its state, one epoch of it, and a snapshot of both for checkpoints."""
 
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -20,17 +19,17 @@ from amata.losses import smooth_ce
 from amata.methods import Memory
 from amata.recipes import Recipe
 from amata.runs.files import under
-from amata.schedules import Account, ClosedLoop, Control, Response
+from amata.schedules import Account, ClosedLoop, Control, closed_loop, planned_controls
 from amata.seeds import derive, generator
 from amata.training.batches import Batches
 from amata.training.checks import check_divisible, check_equal_batches
 from amata.training.clock import Clock
 from amata.training.optim import learning_rate, make_optimizer
 from amata.training.probing import probe
-from amata.training.state import SPENT, TrainState
+from amata.training.state import TrainState
 
 CHECK_EVERY = 50
-"""Batches between looks at the loss; each look waits for the device."""
+"""Batches between two checks of the loss on a GPU; each check synchronises with the device."""
 
 
 Snapshot = tuple[dict[str, Tensor], dict[str, Any]]
@@ -38,6 +37,9 @@ Snapshot = tuple[dict[str, Tensor], dict[str, Any]]
 
 
 class Trainer:
+    """A model, its optimiser and engine, and the state of the run. Its methods train one epoch, and
+    take and restore snapshots."""
+
     def __init__(
         self, model: nn.Module, batches: Batches, recipe: Recipe, device: torch.device
     ) -> None:
@@ -55,12 +57,8 @@ class Trainer:
                 sync_batchnorms(self.model)
         self.ema = EMA(self.model, recipe.optim.ema) if recipe.optim.ema else None
         self.optimizer = make_optimizer(self.model, recipe.optim)
-        if device.type == "cuda":
-            if device.index is not None:
-                torch.cuda.set_device(device)  # graphs are recorded on the current one
-            if recipe.train.deterministic:
-                torch.use_deterministic_algorithms(True, warn_only=True)
-            torch.backends.cudnn.benchmark = not recipe.train.deterministic
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # CUDA graphs are recorded on the current device
         self.net = make_net(
             self.model,
             self.optimizer,
@@ -72,39 +70,41 @@ class Trainer:
             first_layer=recipe.model.first_layer,
             ranks=self.ranks,
         )
+        self.plan = planned_controls(recipe.schedule, recipe.train.epochs)
+        self.closed_loop = closed_loop(recipe.schedule)
         self.clock = Clock(device)
-        self._images = 0
         self.memory: Memory = {}
         self.state = TrainState()
         self.loss_sum = torch.zeros((), device=device, dtype=torch.float64)
+        self._counted = (0, 0)
+        """The engine's counters when they were last added to the account."""
+        self._images = 0
+        """Images trained on since then, by this process."""
 
     @property
     def result(self) -> nn.Module:
-        """The model that is validated and kept: the weight average where there is one."""
+        """The model that is validated and kept: the EMA weights where there are any."""
         return self.ema.model if self.ema else self.model
 
     def scheduled(self) -> Control:
-        """What the schedule says of this epoch; of a closed-loop one that has not been asked yet,
-        its least candidate."""
-        schedule = self.recipe.schedule
-        if not isinstance(schedule, ClosedLoop):
-            return schedule(self.state.epoch, self.recipe.train.epochs)
-        if self.state.chosen is None:
-            return schedule.candidates()[0]
-        return Control(int(self.state.chosen[0]), self.state.chosen[1])
+        """The schedule's control for this epoch; before a closed-loop schedule has chosen, its
+        first candidate."""
+        if self.plan is not None:
+            return self.plan[min(self.state.epoch, len(self.plan) - 1)]
+        if self.state.choice is not None:
+            return self.state.choice.control
+        assert self.closed_loop is not None
+        return self.closed_loop.candidates()[0]
 
     def control(self) -> Control:
-        """What this epoch is trained with: the schedule's control, and the steps that the guard has
-        added."""
+        """The control of this epoch: the schedule's, with the steps that the guard added."""
         u = self.scheduled()
         return u._replace(steps=u.steps + self.state.extra_steps)
 
-    def _ask_schedule(self) -> None:
-        """Let a closed-loop schedule choose the control of this epoch. Its probing is counted and
-        timed as training."""
-        schedule, state = self.recipe.schedule, self.state
-        if not isinstance(schedule, ClosedLoop) or state.chosen is not None:
-            return
+    def _choose_control(self, schedule: ClosedLoop) -> None:
+        """Probe the schedule's candidates and let it choose. Probing is counted and timed as
+        training."""
+        state, spent = self.state, self.state.spent
         net = ProbeNet(
             self.model,
             loss=self.net.loss,
@@ -115,61 +115,55 @@ class Trainer:
         batches = list(islice(self.batches.whole().epoch(state.epoch), schedule.probe_batches))
         if state.epoch == 0:
             self._check_batch(batches[0])
-        place = (self.recipe.train.seed, state.epoch)
         curve = probe(
             net,
             self.recipe.method,
             schedule.candidates(),
             batches,
             self.memory,
-            place=place,
+            place=(self.recipe.train.seed, state.epoch),
             ranks=self.ranks,
         )
-        state.curves.append([[*r.control, r.value, r.cost] for r in curve])
+        state.curves.append(curve)
         probing, first_layer = (
             int(v) for v in self.ranks.sum([net.grad_evals, net.first_layer_evals])
         )
-        state.grad_evals += probing
-        state.first_layer_evals += first_layer
-        state.probe_evals += probing
-        self._count_on()
-        # A stream's images are counted as they come; before the first epoch its batches are taken
-        # to be alike.
+        spent.grad_evals += probing
+        spent.first_layer_evals += first_layer
+        spent.probe_evals += probing
+        # A stream's images are counted as they come. Before the first epoch all its batches are
+        # assumed to be as large as the first.
         images = self.batches.count or (
-            state.images / state.epoch if state.epoch else len(self.batches) * len(batches[0].x)
+            spent.images / state.epoch if state.epoch else len(self.batches) * len(batches[0].x)
         )
         account = Account(
-            state.epoch, self.recipe.train.epochs, state.grad_evals / images, probing / images
+            state.epoch, self.recipe.train.epochs, spent.grad_evals / images, probing / images
         )
-        curves = [
-            [Response(Control(int(k), alpha), value, cost) for k, alpha, value, cost in past]
-            for past in state.curves
-        ]
-        choice = schedule.choose(curves, account)
-        state.chosen = [*choice.control, choice.gamma]
+        state.choice = schedule.choose(state.curves, account)
 
     def _in_rows(self, key: str) -> bool:
-        """Whether what a method remembers under this name has a row for each image of a batch, of
-        which each process keeps its own."""
-        return self.ranks.size > 1 and key in getattr(self.recipe.method, "memory_rows", ())
+        """Whether this memory has a row per image, so that each process keeps its own rows."""
+        return self.ranks.size > 1 and key in self.recipe.method.memory_rows
 
     def lr(self, batch: int) -> float:
         """The learning rate of a batch of the current epoch."""
-        # Mid-batch, so that a one-cycle rate is zero neither in the first batch nor in the last.
+        # Taken at mid-batch: a one-cycle rate is then above zero in the first and the last batch.
         progress = self.state.epoch + (batch + 0.5) / len(self.batches)
         return self.state.lr_scale * learning_rate(
             self.recipe.optim, progress, self.recipe.train.epochs
         )
 
     def train_epoch(self, after_batch: Callable[[Control], bool]) -> bool:
-        """Train the rest of the current epoch. `after_batch` may end it early by returning True;
-        then so does this."""
+        """Train the rest of the current epoch. `after_batch` may end it by returning True; then so
+        does this."""
         self.start_clock()
-        self._ask_schedule()
+        if self.closed_loop is not None and self.state.choice is None:
+            self._choose_control(self.closed_loop)
         u, first = self.control(), True
         feed = Feed(self.batches.epoch(self.state.epoch, self.state.batch), self.device)
         for batch in feed:
-            self.state.data_seconds, feed.waited = self.state.data_seconds + feed.waited, 0.0
+            self.state.spent.data_seconds += feed.waited
+            feed.waited = 0.0
             if first:
                 self._check_batch(batch)
                 first = False
@@ -181,17 +175,17 @@ class Trainer:
             if self.device.type == "cpu" or self.state.batch % CHECK_EVERY == 0:
                 self.check_finite()
             if self.ranks.size == 1:  # several processes add up at the end of an epoch
-                self._add_up()
-            self._spend(*self.clock.tick(self.net.compile_seconds))
+                self._update_account()
+            self._add_seconds(*self.clock.tick(self.net.compile_seconds))
             if after_batch(u):
                 return True
         self.check_finite()
-        self._add_up()
+        self._update_account()
         self.stop_clock()
         return False
 
     def _train_batch(self, batch: Batch, u: Control) -> None:
-        """One update, on a batch as a whole or in parts."""
+        """One update, from the batch as a whole or from its parts."""
         place = (self.recipe.train.seed, self.state.epoch, self.state.batch)
         parts = (
             batch.parts(self.recipe.train.accumulate)
@@ -203,46 +197,41 @@ class Trainer:
             rank = (self.ranks.rank,) if self.ranks.rank else ()
             torch.manual_seed(derive(*place, "layers", *rank, *([index] if index else [])))
             rng = generator(*place, "method", device=self.device, rows=part.rows)
-            self.net.share, self.net.more = len(part.x) / len(batch.x), index < len(parts) - 1
+            self.net.share = len(part.x) / len(batch.x)
+            self.net.more = index < len(parts) - 1
             self.recipe.method.step(self.net, part, u, rng, self.memory)
             if self.net.last_loss is None:
                 raise InputError(
-                    f"the schedule gives {u.steps} steps, with which this method does not "
-                    "train at all; raise schedule.steps"
+                    f"with {u.steps} steps this method does not update the weights; raise K in "
+                    "[schedule]"
                 )
             self.loss_sum += self.net.last_loss * self.net.share
         self._images += len(batch.x)
 
-    def _add_up(self) -> None:
-        """Bring the account up to date with what all processes have done since the last time."""
-        state, net = self.state, self.net
-        done = [
-            net.grad_evals - state.grad_evals,
-            net.first_layer_evals - state.first_layer_evals,
-            self._images,
-        ]
+    def _update_account(self) -> None:
+        """Add to the account what all processes have done since the last call."""
+        counted = self.net.grad_evals, self.net.first_layer_evals
+        done: list[float] = [now - then for now, then in zip(counted, self._counted, strict=True)]
+        done.append(self._images)
+        self._counted, self._images = counted, 0
         if self.ranks.size > 1:
-            *done, loss = (
-                *map(int, self.ranks.sum(done)),
-                self.ranks.sum([self.loss_sum.item()])[0],
-            )
-            # parts of a batch have the same size, or nearly so
+            *done, loss = self.ranks.sum([*done, self.loss_sum.item()])
+            # Processes have parts of equal size, or nearly so.
             self.loss_sum.fill_(loss / self.ranks.size)
-        state.grad_evals += int(done[0])
-        state.first_layer_evals += int(done[1])
-        state.images += int(done[2])
-        self._count_on()
-        self._images = 0
+        spent = self.state.spent
+        spent.grad_evals += int(done[0])
+        spent.first_layer_evals += int(done[1])
+        spent.images += int(done[2])
 
     def start_clock(self) -> None:
         self.clock.start()
 
     def stop_clock(self) -> None:
-        self._spend(*self.clock.stop(self.net.compile_seconds))
+        self._add_seconds(*self.clock.stop(self.net.compile_seconds))
 
-    def _spend(self, training: float, compiling: float) -> None:
-        self.state.train_seconds += training
-        self.state.compile_seconds += compiling
+    def _add_seconds(self, training: float, compiling: float) -> None:
+        self.state.spent.train_seconds += training
+        self.state.spent.compile_seconds += compiling
 
     def _check_batch(self, batch: Batch) -> None:
         """Refuse images outside [0, 1], labels outside the classes and models without logits before
@@ -258,31 +247,29 @@ class Trainer:
         if not math.isfinite(self.loss_sum.item()):
             lr = self.lr(self.state.batch - 1)
             raise AmataError(
-                f"the loss is not finite at or before {self.state} (lr {lr:.3g}); "
-                "the last good checkpoint is kept: start a new run with a lower optim.lr or a "
-                "longer optim.warmup, or check the data"
+                f"the loss is not finite at or before {self.state} (lr {lr:.3g}); the last good "
+                "checkpoint is kept: start a new run with a lower optim.lr or a longer "
+                "optim.warmup, or check the data"
             )
 
     def mean_loss(self) -> float:
         return self.loss_sum.item() / max(self.state.batch, 1)
 
     def next_epoch(self) -> None:
-        self.state.epoch, self.state.batch, self.state.chosen = self.state.epoch + 1, 0, None
+        self.state.epoch, self.state.batch, self.state.choice = self.state.epoch + 1, 0, None
         self.loss_sum.zero_()
 
-    def rewind(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        """Go back to an earlier state, but not in what was spent since."""
-        spent = self.state
-        # the state gone back to may be needed once more
-        self.restore({k: v.clone() for k, v in tensors.items()}, record)
-        for name in SPENT:
-            setattr(self.state, name, getattr(spent, name))
-        self._count_on()
+    def roll_back(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+        """Return to an earlier snapshot. What was spent since, and the guard's remedies, stay."""
+        now = self.state
+        # Copied: the same snapshot may be needed once more.
+        self.restore({k: v.clone() for k, v in tensors.items()}, copy.deepcopy(record))
+        self.state.rolled_back(now)
 
     def snapshot(self) -> Snapshot:
-        """Several processes must ask for it together."""
+        """The whole state. With several processes, all of them must call it."""
         self.check_finite()
-        self._add_up()
+        self._update_account()
         tensors = {f"model/{k}": v for k, v in self.model.state_dict().items()}
         if not all(bool(v.isfinite().all()) for v in tensors.values() if v.is_floating_point()):
             raise AmataError(
@@ -300,10 +287,10 @@ class Trainer:
             for k, v in self.memory.items()
         }
         tensors["loss_sum"] = self.loss_sum
-        return tensors, {"fingerprint": self.recipe.fingerprint(), **asdict(self.state)}
+        return tensors, {"fingerprint": self.recipe.fingerprint(), **self.state.to_json()}
 
     def restore(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        """Become what `state` described."""
+        """Become what a snapshot describes."""
         self.model.load_state_dict(under(tensors, "model/"))
         if self.ema:
             self.ema.model.load_state_dict(under(tensors, "ema/"))
@@ -312,33 +299,21 @@ class Trainer:
         for name, value in under(tensors, "optim/").items():
             index, _, key = name.partition("/")
             state.setdefault(int(index), {})[key] = value
-        self.optimizer.load_state_dict(
-            {"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]}
-        )
-        # laid out in memory as the weights are, which fused optimisers rely on
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        # In the memory layout of the weights, which fused optimisers rely on.
         for p, entries in self.optimizer.state.items():
             entries |= {
                 k: torch.empty_like(p).copy_(v)
                 for k, v in entries.items()
                 if isinstance(v, Tensor) and v.shape == p.shape
             }
-        # On the CPU, or where it was: each method knows where it wants its own.
+        # On the CPU, or where it was: a method moves its memory where it wants it.
         self.memory = under(tensors, "memory/")
         for key in filter(self._in_rows, self.memory):
-            self.memory[key] = (
-                self.memory[key].tensor_split(self.ranks.size)[self.ranks.rank].clone()
-            )
+            parts = self.memory[key].tensor_split(self.ranks.size)
+            self.memory[key] = parts[self.ranks.rank].clone()
         self.loss_sum = tensors["loss_sum"].to(self.device)
-        self._images = 0
-        self.state = TrainState(
-            **copy.deepcopy({k: record[k] for k in asdict(self.state) if k in record})
-        )
-        self._count_on()
+        self.state = TrainState.from_json(record)
+        self._counted, self._images = (self.net.grad_evals, self.net.first_layer_evals), 0
         self.net.weights_changed()
-
-    def _count_on(self) -> None:
-        """Let the engine count from where the account stands."""
-        self.net.grad_evals, self.net.first_layer_evals = (
-            self.state.grad_evals,
-            self.state.first_layer_evals,
-        )

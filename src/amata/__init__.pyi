@@ -1,0 +1,46 @@
+# The public names of the package: a new one goes here, and nowhere else.
+from . import attacks as attacks
+from . import control as control
+from . import data as data
+from . import export as export
+from . import losses as losses
+from . import methods as methods
+from . import models as models
+from . import recipes as recipes
+from . import schedules as schedules
+from .batch import Batch as Batch
+from .control import criterion as criterion
+from .errors import AmataError as AmataError
+from .errors import InputError as InputError
+from .evaluation import evaluate as evaluate
+from .methods import ATTA as ATTA
+from .methods import DAT as DAT
+from .methods import ERM as ERM
+from .methods import FAT as FAT
+from .methods import NFGSM as NFGSM
+from .methods import PGD as PGD
+from .methods import TRADES as TRADES
+from .methods import YOPO as YOPO
+from .methods import Fast as Fast
+from .methods import Free as Free
+from .methods import Memory as Memory
+from .methods import Method as Method
+from .methods import Net as Net
+from .recipes import Recipe as Recipe
+from .recipes.schema import SGD as SGD
+from .recipes.schema import AdamW as AdamW
+from .recipes.schema import Muon as Muon
+from .reporter import Reporter as Reporter
+from .schedules import Adaptive as Adaptive
+from .schedules import Constant as Constant
+from .schedules import Control as Control
+from .schedules import Exponential as Exponential
+from .schedules import Linear as Linear
+from .schedules import Piecewise as Piecewise
+from .threat import L2 as L2
+from .threat import Linf as Linf
+from .training import Fitted as Fitted
+from .training import Interrupted as Interrupted
+from .training import fit as fit
+
+__version__: str

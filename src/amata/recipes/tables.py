@@ -1,0 +1,168 @@
+"""Recipes and tables: objects from the tables of a TOML file, and tables from objects."""
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from amata.errors import InputError, nearest, unknown
+from amata.methods import METHODS
+from amata.recipes import recorded, schema
+from amata.recipes.recipe import KEYED, Recipe, Tables
+from amata.schedules import SCHEDULES
+from amata.threat import BALLS
+
+if TYPE_CHECKING:
+    from amata.recipes.schema import Table
+
+REGISTRIES: dict[str, Mapping[str, Any]] = {
+    "threat": BALLS,
+    "method": METHODS,
+    "schedule": SCHEDULES,
+}
+PLACEHOLDERS: dict[str, Any] = {
+    "method": recorded.RecordedMethod,
+    "schedule": recorded.RecordedSchedule,
+}
+
+
+def tables_of(recipe: Recipe, *, exclude_defaults: bool = False) -> Tables:
+    """The tables that describe a recipe's objects, in the order of a TOML file."""
+    objects = {"threat": recipe.ball, "method": recipe.method, "schedule": recipe.schedule}
+    found: Tables = {}
+    for section in schema.ORDER:
+        if section in objects:
+            found[section] = _table_of(section, objects[section], exclude_defaults)
+        else:
+            static: Table = getattr(recipe, section)
+            if section == "optim":  # AdamW has other defaults than the table
+                static = schema.Optim(**static.model_dump())
+            found[section] = static.model_dump(mode="json", exclude_defaults=exclude_defaults)
+    return {section: table for section, table in found.items() if table or not exclude_defaults}
+
+
+def _table_of(section: str, value: Any, exclude_defaults: bool) -> dict[str, Any]:
+    if isinstance(value, recorded.RecordedMethod | recorded.RecordedSchedule):
+        return {KEYED[section]: recorded.NAME, **value.about}
+    key = KEYED[section]
+    name = next((n for n, cls in REGISTRIES[section].items() if type(value) is cls), None)
+    if name is None:
+        return {key: recorded.NAME, **recorded.describe_object(value)}
+    fields = [f.name for f in dataclasses.fields(value) if f.name != "ball"]
+    given = {key: name, **{field: getattr(value, field) for field in fields}}
+    # Through the table's own types, so that 1 and 1.0 are written alike.
+    checked = schema.table_of(REGISTRIES[section][name], key, name).model_validate(given)
+    return checked.model_dump(mode="json", exclude_defaults=exclude_defaults)
+
+
+def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Validate the tables of a recipe and build what they describe."""
+    # A key with the value None, as in the tables of another recipe, is a key that is not given.
+    raw = {
+        section: {k: v for k, v in table.items() if v is not None}
+        if isinstance(table, dict)
+        else table
+        for section, table in raw.items()
+    }
+    for override in sorted(overrides, key=lambda text: not _renames(text)):
+        _override(raw, override)
+    kinds: dict[str, type[BaseModel]] = {}
+    for section, registry in REGISTRIES.items():
+        kinds[section] = _kind(section, raw.get(section), registry, name)
+    model = schema.recipe_of(
+        *kinds.values(),
+        schema.PythonData if _named(raw, "data") == recorded.NAME else schema.Data,
+        schema.PythonModel if _named(raw, "model") == recorded.NAME else schema.Model,
+    )
+    try:
+        checked: Any = model.model_validate(raw)
+    except ValidationError as error:
+        raise InputError(f"recipe {name}: {_first_line(error, model)}") from None
+    ball = _build("threat", checked.threat, name)
+    return Recipe(
+        name=name,
+        **{section: getattr(checked, section) for section in schema.STATIC},
+        method=_build("method", checked.method, name, ball=ball),
+        schedule=_build("schedule", checked.schedule, name),
+    )
+
+
+def _named(raw: dict[str, Any], section: str) -> Any:
+    table = raw.get(section)
+    return table.get("name") if isinstance(table, dict) else None
+
+
+def _kind(section: str, table: Any, registry: Mapping[str, Any], name: str) -> type[BaseModel]:
+    """The schema of a table that names a class."""
+    key = KEYED[section]
+    if not isinstance(table, dict) or key not in table:
+        raise InputError(f"recipe {name}: [{section}] needs the key {key}; {nearest('', registry)}")
+    if table[key] == recorded.NAME and section in PLACEHOLDERS:
+        return schema.RecordedTable
+    if not isinstance(table[key], str) or table[key] not in registry:
+        raise InputError(
+            f"recipe {name}: {section}.{key}: {unknown(section, str(table[key]), registry)}"
+        )
+    return schema.table_of(registry[table[key]], key, table[key])
+
+
+def _build(section: str, table: BaseModel, recipe: str, **more: Any) -> Any:
+    """The object that a checked table describes."""
+    given = table.model_dump(mode="json")
+    name = given.pop(KEYED[section])
+    try:
+        if name == recorded.NAME:
+            return PLACEHOLDERS[section](about=given, **more)
+        return REGISTRIES[section][name](**given, **more)
+    except InputError as error:
+        raise InputError(f"recipe {recipe}: [{section}] {error}") from None
+
+
+def _renames(override: str) -> bool:
+    section, _, key = override.partition("=")[0].strip().partition(".")
+    return KEYED.get(section) == key
+
+
+def _override(raw: dict[str, Any], text: str) -> None:
+    path, equals, value = text.partition("=")
+    section, _, key = path.strip().partition(".")
+    if not equals or not key:
+        raise InputError(f"--set {text!r} must read table.key=value, as in --set optim.lr=0.1")
+    try:
+        parsed = tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()  # a bare word or fraction: a string
+    table = raw.setdefault(section, {})
+    *parents, leaf = key.split(".")
+    for parent in [None, *parents]:
+        table = table if parent is None else table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise InputError(f"--set {text!r}: {path.strip()} is inside a value, not a table")
+    # Another schedule or method starts with an empty table: the old keys mean nothing to it.
+    if _renames(text) and table.get(key) != parsed:
+        table.clear()
+    table[leaf] = parsed
+
+
+def _first_line(error: Any, model: Any) -> str:
+    """The first error with its place, and the nearest key for a mistyped one."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        known: Any = model
+        for part in first["loc"][:-1]:
+            known = known.model_fields[part].annotation
+        message = f"unknown key; {nearest(str(first['loc'][-1]), known.model_fields)}"
+    elif first["type"] == "missing":
+        places = [p["loc"] for p in problems if p["type"] == "missing"]
+        lacking = [".".join(map(str, loc)) if len(loc) > 1 else f"[{loc[0]}]" for loc in places]
+        return f"{' and '.join(lacking)}: {'this is' if len(lacking) == 1 else 'these are'} needed"
+    elif first["type"] == "value_error":
+        message = str(first["ctx"]["error"])
+    else:
+        message = f"{first['msg'][0].lower()}{first['msg'][1:]}, not {first['input']!r}"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{place}: {message}{more}"

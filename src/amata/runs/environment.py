@@ -1,0 +1,48 @@
+"""The environment of a run: versions, device and commit, which its numbers depend on."""
+
+import contextlib
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("amata", "torch", "numpy", "safetensors", "pydantic", "pyautoattack")
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    packages = {}
+    for package in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            packages[package] = version(package)
+    packages["torch"] = torch.__version__
+    on_gpu = device.type == "cuda"
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "packages": packages,
+        "device": torch.cuda.get_device_name(device) if on_gpu else str(device),
+        "threads": torch.get_num_threads(),
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of this package's source, with + if it was changed; None outside a checkout."""
+    here = Path(__file__)
+    describe = ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+    tracked = ["git", "ls-files", "--error-unmatch", str(here)]
+    try:
+        found, known = (
+            subprocess.run(command, cwd=here.parent, capture_output=True, text=True, timeout=10)
+            for command in (describe, tracked)
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    if found.returncode != 0 or known.returncode != 0:
+        return None
+    return found.stdout.strip() or None

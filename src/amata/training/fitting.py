@@ -1,0 +1,196 @@
+"""amata.fit: train a model with a method and a schedule, in one call."""
+
+import dataclasses
+import json
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from amata.data import Arrays, ImageSet
+from amata.distributed import current
+from amata.errors import InputError
+from amata.methods import Method
+from amata.models import load_weights
+from amata.recipes import Recipe, load
+from amata.recipes.schema import Data, Eval, Optim, PythonData, PythonModel, Train
+from amata.reporter import Reporter
+from amata.runs import RunFolder
+from amata.runs.files import write_json
+from amata.schedules import AnySchedule
+from amata.training.batches import as_images
+from amata.training.device import resolve_device
+from amata.training.loop import Fitted, train_model
+
+SHORTEST = (
+    'amata.fit(model, (x, y), method=amata.PGD(ball=amata.Linf("8/255")), '
+    'schedule=amata.Linear(k_min=2, k_max=10, tau="20/255"), epochs=10)'
+)
+
+
+def fit(
+    model: nn.Module,
+    train: Any,
+    valid: Any = None,
+    *,
+    method: Method | None = None,
+    schedule: AnySchedule | None = None,
+    optim: Optim | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    augment: Literal["none", "flip", "crop-flip"] | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    engine: Literal["auto", "plain", "fast"] | None = None,
+    precision: Literal["auto", "fp32", "bf16"] | None = None,
+    valid_attack: str | None = None,
+    guard: Literal["rollback", "stop", "ignore"] | None = None,
+    recipe: Recipe | str | Path | None = None,
+    run: str | Path | None = None,
+    resume: str | Path | None = None,
+    progress: bool | Reporter = True,
+) -> Fitted:
+    """Train `model` with `method` under `schedule`.
+
+    `model` maps images in [0, 1], NCHW, to logits. It is trained in place, and `Fitted.model` holds
+    the best weights. `train` and `valid` are pairs (x, y) of tensors or arrays, image sets, or
+    iterables of (x, y) batches with a length, such as a DataLoader. The best weights are those with
+    the highest robust accuracy on `valid`; without `valid`, the last ones.
+
+    `recipe`, the name of a built-in recipe, a TOML file or a `Recipe`, fills every argument that is
+    not given. `run` is a new folder in which everything is recorded; an interrupt then saves a
+    checkpoint. `fit(model, train, valid, resume=FOLDER)` resumes it, with the recorded settings.
+    `progress` draws on stderr; False is silent, and a `Reporter` receives callbacks.
+    """
+    if resume is not None and (run is not None or recipe is not None):
+        raise InputError("resume= takes settings and folder from the run; drop run= and recipe=")
+    folder, base = None, load(recipe) if isinstance(recipe, str | Path) else recipe
+    if resume is not None:
+        folder, base = RunFolder.open(Path(resume))
+        if not isinstance(base.data, PythonData):
+            raise InputError(
+                f"{resume} was trained by a recipe; `amata train --resume {resume}` resumes it"
+            )
+    chosen = _recipe(base, method, schedule)
+    data = {"batch_size": batch_size, "augment": augment}
+    options = {
+        "epochs": epochs,
+        "seed": seed,
+        "device": device,
+        "engine": engine,
+        "precision": precision,
+        "valid_attack": valid_attack,
+        "guard": guard,
+    }
+    chosen = dataclasses.replace(
+        chosen,
+        optim=optim or chosen.optim,
+        train=_updated(chosen.train, options),
+        data=_described_data(as_images(train), as_images(valid), _updated(chosen.data, data)),
+        model=_described_model(model, chosen),
+    )
+    if folder is not None and base is not None:
+        _check_same(chosen, base, folder)
+        if folder.finished:
+            return _finished(folder, model)
+    elif run is not None and current().is_main:
+        folder = RunFolder.create(Path(run), chosen)
+        folder.write_environment(resolve_device(chosen.train.device))
+    with _reporter(progress) as reporter:
+        fitted = train_model(model, train, valid, chosen, run=folder, reporter=reporter)
+    if folder is not None and current().is_main:
+        write_json(folder.path / "summary.json", fitted.summary(chosen, {}))
+    return fitted
+
+
+def _recipe(base: Recipe | None, method: Method | None, schedule: AnySchedule | None) -> Recipe:
+    if base is None:
+        if method is None or schedule is None:
+            raise InputError(f"fit() needs method= and schedule=, or recipe=, as in {SHORTEST}")
+        model = PythonModel(class_name="", parameters=0)  # filled in from the model itself
+        base = Recipe(
+            type(method).__name__.lower(),
+            PythonData(),
+            model,
+            method,
+            schedule,
+            Optim(),
+            Train(),
+            Eval(),
+        )
+    return dataclasses.replace(
+        base, method=method or base.method, schedule=schedule or base.schedule
+    )
+
+
+def _updated(table: Any, given: dict[str, Any]) -> Any:
+    """The table with the arguments that were given, validated."""
+    changed = {k: v for k, v in given.items() if v is not None}
+    try:
+        return type(table).model_validate({**table.model_dump(), **changed})
+    except ValueError as error:
+        raise InputError(f"fit(): {str(error).splitlines()[2].strip()}") from None
+
+
+def _described_data(images: Any, valid: Any, table: Data) -> PythonData:
+    """What the run records of its data."""
+    kept = {key: getattr(table, key) for key in ("batch_size", "augment", "pad", "drop_last")}
+    found: dict[str, Any] = {}
+    if isinstance(images, ImageSet):
+        x, _ = next(iter(images.read([torch.arange(1)], torch.device("cpu"), None)))
+        found = {
+            "count": len(images),
+            "shape": list(x.shape[1:]),
+            "classes": images.classes,
+            "sha256": images.sha256() if isinstance(images, Arrays) else None,
+        }
+    held_out = len(valid) if isinstance(valid, ImageSet) else 0
+    return PythonData(**{**kept, **found, "valid": held_out})
+
+
+def _described_model(model: nn.Module, recipe: Recipe) -> PythonModel:
+    cls = type(model)
+    return PythonModel(
+        class_name=f"{cls.__module__}.{cls.__qualname__}",
+        parameters=sum(p.numel() for p in model.parameters()),
+        first_layer=recipe.model.first_layer,
+    )
+
+
+def _check_same(now: Recipe, recorded: Recipe, folder: RunFolder) -> None:
+    """Refuse to resume with other data, another model or other settings than were recorded."""
+    for section, table in now.deciding().items():
+        known = recorded.deciding().get(section, {})
+        for key in table.keys() | known.keys():
+            if table.get(key) != known.get(key):
+                raise InputError(
+                    f"{folder.path} was trained with {section}.{key} = {known.get(key)!r}, not "
+                    f"{table.get(key)!r}; resume with the same, or start a new run"
+                )
+
+
+def _finished(folder: RunFolder, model: nn.Module) -> Fitted:
+    """A run that has ended, read back, with its best weights in the model."""
+    load_weights(model, folder.path / "model.safetensors")
+    summary = json.loads((folder.path / "summary.json").read_text())
+    return Fitted(
+        model.eval(),
+        folder.epochs(),
+        folder.events(),
+        summary["best_epoch"],
+        summary["train_seconds"],
+        summary["grad_evals"],
+        round(summary["grad_evals"] / summary["grad_evals_per_image"]),
+    )
+
+
+def _reporter(progress: bool | Reporter) -> AbstractContextManager[Reporter]:
+    if isinstance(progress, Reporter):
+        return nullcontext(progress)
+    if not progress:
+        return nullcontext(Reporter())
+    from amata.console import ConsoleReporter
+
+    return ConsoleReporter()
