@@ -16,7 +16,7 @@ app.add_typer(data_app, name="data")
 
 @recipes_app.callback(epilog="Example: amata recipes show cifar10-amata")
 def list_recipes(ctx: typer.Context) -> None:
-    """List the built-in recipes; `show NAME` prints one, `keys` says what may stand in one."""
+    """List the built-in recipes; `show NAME` prints one, `keys` explains every key."""
     if ctx.invoked_subcommand is None:
         from amata.recipes import built_in
 
@@ -28,13 +28,18 @@ def list_recipes(ctx: typer.Context) -> None:
 
 @recipes_app.command("show", epilog="Example: amata recipes show mnist5k-amata > mine.toml")
 def show_recipe(name: Annotated[str, typer.Argument(help="A built-in recipe.")]) -> None:
-    """Print a recipe, ready to be saved and changed."""
-    from amata.recipes import built_in
+    """Print a recipe with every key filled in, ready to save and edit. The file itself is shorter:
+    it may extend another recipe and leave out defaults."""
+    from itertools import takewhile
+
+    from amata.recipes import built_in, load
 
     recipes = built_in()
     if name not in recipes:
         raise unknown("recipe", name, recipes)
-    print(recipes[name], end="")
+    for line in takewhile(lambda line: line.startswith("#"), recipes[name].splitlines()):
+        print(line)
+    print(load(name).to_toml(), end="")
 
 
 @recipes_app.command("keys", epilog="Example: amata recipes keys schedule")
@@ -43,7 +48,7 @@ def list_keys(
         str | None, typer.Argument(help="A table, such as optim; all by default.")
     ] = None,
 ) -> None:
-    """What a recipe may say: every key with its default, its values and its meaning."""
+    """List every key of a recipe with its default, its values and its meaning."""
     from rich.table import Table
 
     from amata.console import out
