@@ -76,28 +76,27 @@ def list_keys(
 
 Root = Annotated[
     Path | None,
-    typer.Option(help="Where data sets live; $AMATA_DATA or ~/.cache/amata by default."),
+    typer.Option(help="Folder of data sets; by default $AMATA_DATA, or ~/.cache/amata."),
 ]
 
 
 @data_app.callback(epilog="Example: amata data fetch cifar10")
 def list_data(ctx: typer.Context) -> None:
-    """List the data sets; `fetch NAME` downloads one, `check NAME` reads one through."""
+    """List the data sets; `fetch NAME` downloads one, `check NAME` reads all of one."""
     if ctx.invoked_subcommand is None:
         from amata.data import DATASETS, data_root
-        from amata.data.fetch import SOURCES
 
-        for name, text in DATASETS.items():
-            print(f"{name:10}  {text}{' (fetch)' if name in SOURCES else ''}")
-        print(f"{'caltech256':10}  Caltech-256, to be read as a folder (fetch)")
+        for name, entry in DATASETS.items():
+            print(f"{name:10}  {entry.about}{' (fetch)' if entry.source else ''}")
         print(f"\ndata folder {data_root()}")
 
 
 @data_app.command("fetch", epilog="Example: amata data fetch mnist --root ~/data")
 def fetch_data(
-    name: Annotated[str, typer.Argument(help="A data set with a public source.")], root: Root = None
+    name: Annotated[str, typer.Argument(help="A data set marked (fetch) in `amata data`.")],
+    root: Root = None,
 ) -> None:
-    """Download a data set: resumed where it stopped, verified, unpacked safely."""
+    """Download a data set: resumable, verified, unpacked safely."""
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -108,11 +107,12 @@ def fetch_data(
     )
 
     from amata.console import err
-    from amata.data import data_root
-    from amata.data.fetch import SOURCES, fetch
+    from amata.data import DATASETS, data_root
+    from amata.data.fetch import fetch
 
-    if name not in SOURCES:
-        raise unknown("data set to fetch:", name, SOURCES)
+    sources = {known: entry.source for known, entry in DATASETS.items() if entry.source}
+    if name not in sources:
+        raise unknown("data set to fetch:", name, sources)
     folder = (root.expanduser() if root else data_root()) / name
     columns = (
         TextColumn("{task.description}"),
@@ -121,7 +121,7 @@ def fetch_data(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=err, disable=not err.is_terminal) as progress:
-        for remote in SOURCES[name]:
+        for remote in sources[name]:
             task = progress.add_task(remote.name, total=None)
 
             def update(_: str, done: int, total: int | None, task: TaskID = task) -> None:
@@ -133,7 +133,7 @@ def fetch_data(
 
 @data_app.command("check", epilog="Example: amata data check mnist5k")
 def check_data(name: Annotated[str, typer.Argument(help="A data set.")], root: Root = None) -> None:
-    """Read a data set through and say what is in it."""
+    """Read a whole data set and count its images by class."""
     import torch
 
     from amata.data import Loader, load
