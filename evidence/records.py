@@ -37,7 +37,7 @@ START = "cifar10-amata"
 BASE = (
     "data.batch_size=512",
     "data.drop_last=true",
-    "optim.rate=one-cycle",
+    "optim.lr_schedule=one-cycle",
     "optim.lr=0.4",
     "optim.peak=0.3",
     "optim.ema=0.998",
@@ -66,7 +66,7 @@ MUON = (
     "optim.weight_decay=0.05",
     "optim.decay_all=false",
 )
-FLAT = ("optim.rate=piecewise", "optim.warmup=3", "optim.factor=0.2")
+FLAT = ("optim.lr_schedule=piecewise", "optim.warmup=3", "optim.factor=0.2")
 
 
 def muon(lr: float) -> Sets:
@@ -206,7 +206,11 @@ def enter(name: str, trial: str) -> None:
 
 
 def tried() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in TRIED.read_text().splitlines()] if TRIED.is_file() else []
+    if not TRIED.is_file():
+        return []
+    # Recorded trials name the learning-rate schedule optim.rate, the key's name at the time.
+    text = TRIED.read_text().replace("optim.rate=", "optim.lr_schedule=")
+    return [json.loads(line) for line in text.splitlines()]
 
 
 CLAIMS = {"pgd20": {"pgd-20": 0.476, "clean": 0.77}, "autoattack": {"autoattack@1000": 0.46}}

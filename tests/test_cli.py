@@ -293,17 +293,17 @@ BAD: dict[str, tuple[Setup, str]] = {
     ),
     "labels outside the classes": (
         mnist_with(high_labels),
-        r"labels lie in \[10, 10\], outside the 10 classes "
+        r"labels are in \[10, 10\], outside the 10 classes "
         r"0\.\.9",
     ),
     "no image in a folder": (
         folder_with_text,
-        r"notes\.txt is no image .*remove it from the "
+        r"notes\.txt is not an image .*remove it from the "
         r"folder",
     ),
     "broken image in a folder": (
         folder_with_broken_image,
-        r"0\.png is no image that can be read; remove "
+        r"0\.png is not a readable image; remove "
         r"it",
     ),
     "output is not (N, C)": (

@@ -5,13 +5,14 @@ import io
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from amata.data import fetch as fetching
+from amata.data import DATASETS
 from amata.data.fetch import Remote, fetch, unpack
 from amata.errors import InputError
 
@@ -92,7 +93,7 @@ def test_a_broken_download_goes_on_where_it_stopped(
     server: Server, tmp_path: Path, ranges: bool
 ) -> None:
     server.break_after, server.ranges = 300_000, ranges
-    with pytest.raises(InputError, match="run the command again to go on"):
+    with pytest.raises(InputError, match="run the command again to resume"):
         fetch(server.remote(), tmp_path)
     assert not (tmp_path / "data.bin").exists()
     kept = (tmp_path / "data.bin.part").stat().st_size
@@ -181,14 +182,23 @@ def test_archives_cannot_leave_their_folder(
 def test_the_command_fetches(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, amata: Callable[..., Any]
 ) -> None:
-    monkeypatch.setitem(fetching.SOURCES, "mnist", (server.remote(),))
+    local = replace(DATASETS["mnist"], source=(server.remote(),))
+    monkeypatch.setitem(DATASETS, "mnist", local)
     called = amata("data", "fetch", "mnist", "--root", tmp_path)
     assert called.code == 0
     assert (tmp_path / "mnist" / "data.bin").read_bytes() == CONTENT
-    monkeypatch.setitem(fetching.SOURCES, "mnist", (server.remote(checksum="md5:0123"),))
+    broken = replace(local, source=(server.remote(checksum="md5:0123"),))
+    monkeypatch.setitem(DATASETS, "mnist", broken)
     called = amata("data", "fetch", "mnist", "--root", tmp_path / "other")
     assert (called.code, called.err.count("\n")) == (2, 1)
     assert "wrong checksum" in called.err
     called = amata("data", "fetch", "mnits")
     assert (called.code, called.err.count("\n")) == (2, 1)
     assert "did you mean 'mnist'" in called.err
+
+
+def test_the_list_marks_what_can_be_fetched(amata: Callable[..., Any]) -> None:
+    lines = amata("data").out.split("\n\n")[0].splitlines()
+    fetched = {line.split()[0]: line.endswith(" (fetch)") for line in lines}
+    assert fetched == {name: bool(entry.source) for name, entry in DATASETS.items()}
+    assert fetched["caltech256"]

@@ -10,15 +10,15 @@ from tests.conftest import small_net
 
 
 def test_learning_rates() -> None:
-    step = Optim(lr=1.0, rate="piecewise", milestones=[2, 4], factor=0.1)
+    step = Optim(lr=1.0, lr_schedule="piecewise", milestones=[2, 4], factor=0.1)
     assert [learning_rate(step, t, 6) for t in (0, 1.99, 2, 3.9, 4, 5)] == pytest.approx(
         [1, 1, 0.1, 0.1, 0.01, 0.01]
     )
-    cycle = Optim(lr=1.0, rate="one-cycle", peak=0.25)
+    cycle = Optim(lr=1.0, lr_schedule="one-cycle", peak=0.25)
     assert [learning_rate(cycle, t, 8) for t in (0, 1, 2, 5, 8)] == pytest.approx(
         [0, 0.5, 1, 0.5, 0]
     )
-    cosine = Optim(lr=1.0, rate="cosine", warmup=2)
+    cosine = Optim(lr=1.0, lr_schedule="cosine", warmup=2)
     assert [learning_rate(cosine, t, 10) for t in (0, 1, 2, 6, 10)] == pytest.approx(
         [0, 0.5, 1, 0.5, 0], abs=1e-9
     )

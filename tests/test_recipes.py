@@ -2,6 +2,7 @@
 place."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from amata.methods import ERM
 from amata.quantity import number
 from amata.recipes import KEYED, built_in, load, parse, read_toml
 from amata.schedules import Constant, Linear
-from amata.threat import Linf
+from amata.threat import L2, Linf
 
 ROOT = Path(__file__).parents[1]
 PAPER = {
@@ -116,6 +117,104 @@ def test_naming_another_schedule_starts_its_table_afresh() -> None:
         "mnist5k-amata", ["schedule.steps=3", "schedule.step_size=0.1", "schedule.name=constant"]
     )
     assert r.schedule == Constant(steps=3, step_size=0.1)
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        (folder / f"{name}.toml").write_text(text)
+
+
+def test_a_recipe_merges_its_tables_over_those_it_extends_key_by_key(tmp_path: Path) -> None:
+    base = load("cifar10-amata-fast").tables
+    write(
+        tmp_path,
+        mine='extends = "cifar10-amata-fast"\n[optim]\nlr = 0.5\n[method]\nweak = "skip"\n'
+        "[schedule]\ntau = 0.5\n[model]\nargs = {}\n",
+    )
+    changed = {
+        ("optim", "lr"): 0.5,
+        ("method", "weak"): "skip",
+        ("schedule", "tau"): 0.5,
+        ("model", "args"): {},  # a value: it replaces {shortcut = "raw"}
+    }
+    assert load(tmp_path / "mine.toml").tables == {
+        section: {key: changed.get((section, key), value) for key, value in table.items()}
+        for section, table in base.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("named", "table", "expected"),
+    [
+        (
+            "schedule",
+            'name = "constant"\nsteps = 1\nstep_size = 0.1',
+            Constant(steps=1, step_size=0.1),
+        ),
+        ("schedule", 'name = "linear"\nk_max = 4', Linear(k_min=2, k_max=4, tau=20 / 255)),
+        ("method", 'name = "erm"', ERM(ball=Linf(8 / 255))),
+        ("ball", 'norm = "l2"\neps = 0.5', L2(0.5)),
+        ("ball", "eps = 0.5", Linf(0.5)),
+    ],
+)
+def test_another_name_starts_a_table_afresh_and_the_same_name_does_not(
+    tmp_path: Path, named: str, table: str, expected: object
+) -> None:
+    section = {"ball": "threat"}.get(named, named)
+    # reach belongs to pgd: it would be an unknown key of another method
+    write(tmp_path, base='extends = "cifar10-amata"\n[method]\nreach = 1.5\n')
+    write(tmp_path, mine=f'extends = "base.toml"\n[{section}]\n{table}\n')
+    recipe = load(tmp_path / "mine.toml")
+    assert getattr(recipe, named) == expected
+    assert getattr(recipe.method, "reach", None) == (None if named == "method" else 1.5)
+
+
+def test_files_extend_files_beside_them_and_overrides_come_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sub").mkdir()
+    write(tmp_path, base='extends = "mnist5k-pgd"\n[optim]\nlr = 0.7\nema = 0.5\n')
+    write(tmp_path / "sub", mine='extends = "../base.toml"\n[optim]\nlr = 0.8\n')
+    monkeypatch.chdir(tmp_path)
+    recipe = load("sub/mine.toml", ["optim.ema=0.9"])
+    assert (recipe.name, recipe.optim.lr, recipe.optim.ema) == ("mine", 0.8, 0.9)
+    assert recipe.schedule == Constant(steps=10, step_size=0.05)
+    wanted = ["optim.lr=0.8", "optim.ema=0.9"]
+    assert recipe.fingerprint() == load("mnist5k-pgd", wanted).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ("3", "recipe mine: extends = 3 must be a string"),
+        (
+            '"mnist5k-amta"',
+            "recipe mine: extends = 'mnist5k-amta': unknown recipe 'mnist5k-amta'; "
+            "did you mean 'mnist5k-amata'?",
+        ),
+        ('"absent.toml"', "recipe mine: extends = 'absent.toml': no recipe file "),
+        ('"bad.toml"', "recipe bad: not valid TOML"),
+        ('"mine.toml"', "recipe mine: extends forms a cycle, "),
+        ('"other.toml"', "/mine.toml; remove one of them"),
+    ],
+)
+def test_a_base_that_cannot_be_used_is_named(tmp_path: Path, base: str, message: str) -> None:
+    write(tmp_path, mine=f"extends = {base}\n", bad="[data\n", other='extends = "mine.toml"\n')
+    with pytest.raises(InputError) as error:
+        load(tmp_path / "mine.toml")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_shown_recipe_is_whole_and_computes_the_same(tmp_path: Path, amata: Any) -> None:
+    shown = amata("recipes", "show", "cifar10-amata-fast").out
+    assert shown.startswith(built_in()["cifar10-amata-fast"].split("extends")[0])
+    assert "extends" not in shown
+    write(tmp_path, saved=shown)
+    saved, recipe = load(tmp_path / "saved.toml"), load("cifar10-amata-fast")
+    assert (saved.fingerprint(), saved.tables) == (recipe.fingerprint(), recipe.tables)
+    filled_in = {(s, k) for s, t in recipe.tables.items() for k, v in t.items() if v is not None}
+    assert {(s, k) for s, t in read_toml(shown, "shown").items() for k in t} == filled_in
 
 
 def test_the_fingerprint_sees_what_is_computed_and_nothing_else() -> None:

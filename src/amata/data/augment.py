@@ -11,10 +11,10 @@ from amata.seeds import Rows
 def crop_flip(
     x: Tensor, rng: torch.Generator, *, pad: int = 4, flip: bool = True
 ) -> tuple[Tensor, Frame]:
-    """Each image shifted by up to `pad` pixels each way (zeros come in) and mirrored with
-    probability 1/2; and how it was cut."""
+    """Random crops of zero-padded images, offsets 0 to 2 pad in both directions, mirrored with
+    probability 1/2. Returns the images and their frames."""
     (n, _, height, width), device = x.shape, x.device
-    part = getattr(rng, "rows", Rows(0, n, n))  # of a whole batch, whose draws these are part of
+    part = getattr(rng, "rows", Rows(0, n, n))  # this part of a whole batch's draws
     mine = slice(part.first, part.last)
     dy, dx = torch.randint(0, 2 * pad + 1, (2, part.total, 1), generator=rng, device=device)[
         :, mine

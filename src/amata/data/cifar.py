@@ -1,5 +1,4 @@
-"""CIFAR-10 from its original python batches, or from parquet files as public data hubs serve
-them."""
+"""CIFAR-10 from its original python batches, or from parquet files as on public data hubs."""
 
 import io
 import pickle
@@ -29,9 +28,8 @@ def load_cifar10(folder: Path) -> tuple[Arrays, Arrays]:
     if train and test:
         return _read_parquet(train), _read_parquet(test)
     raise InputError(
-        "data cifar10: neither cifar-10-batches-py nor train-*.parquet with test-*.parquet in "
-        f"{folder}; "
-        "run `amata data fetch cifar10` or set data.root to its folder"
+        f"data cifar10: {folder} has neither cifar-10-batches-py nor train-*.parquet and "
+        "test-*.parquet; run `amata data fetch cifar10` or set data.root to its folder"
     )
 
 
@@ -50,7 +48,7 @@ class _ArraysOnly(pickle.Unpickler):
             import _codecs
 
             return _codecs.encode
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        raise pickle.UnpicklingError(f"it imports {module}.{name}")
 
 
 def _read_batches(paths: list[Path]) -> Arrays:
@@ -73,7 +71,7 @@ def _read_batches(paths: list[Path]) -> Arrays:
             AttributeError,
         ) as error:
             raise InputError(
-                f"{path} is truncated or no CIFAR-10 batch ({error}); fetch it again"
+                f"{path} is truncated or not a CIFAR-10 batch ({error}); fetch it again"
             ) from None
     return Arrays(
         np.concatenate(images), np.concatenate(labels), classes=10, where=str(paths[0].parent)
@@ -91,9 +89,9 @@ def _read_parquet(paths: list[Path]) -> Arrays:
     return Arrays(images.copy(), labels.copy(), classes=10, where=str(paths[0]))
 
 
-@lru_cache(maxsize=2)  # decoding takes longer than many a run, and a comparison has several
+@lru_cache(maxsize=2)  # decoding is slow, and a comparison loads the data once per run
 def _decoded(files: tuple[tuple[Path, int], ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of these files, each with the time of its last change."""
+    """Images and labels of files, each given with its modification time."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -110,13 +108,13 @@ def _decoded(files: tuple[tuple[Path, int], ...]) -> tuple[np.ndarray, np.ndarra
             table = pq.read_table(path)
             column = table.column("img" if "img" in table.column_names else "image")
             contents = [row["bytes"] for row in column.to_pylist()]
-            with ThreadPoolExecutor() as pool:  # decoding releases the interpreter lock
+            with ThreadPoolExecutor() as pool:  # decoding releases the GIL
                 images.append(np.stack(list(pool.map(decode, contents))))
             labels.append(table.column("label").to_numpy())
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise InputError(
-                f"{path} is truncated or no parquet file of images and labels ({reason}); "
+                f"{path} is truncated or not a parquet file of images and labels ({reason}); "
                 "fetch it again"
             ) from None
     return np.concatenate(images).transpose(0, 3, 1, 2).copy(), np.concatenate(labels)

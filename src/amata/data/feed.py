@@ -1,4 +1,4 @@
-"""Batches on their way to the device."""
+"""Prefetching of batches to the device."""
 
 import time
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class Feed:
-    """The batches of an iterator. On a GPU they are made ready on a stream of their own, beside the
-    training of the batch before.
+    """The batches of an iterator. On a GPU they are prepared on a side stream, while the previous
+    batch trains.
 
-    `waited` is the time in which training stood still for want of data: on a CPU all that reading
-    took, on a GPU the reading that ended with nothing left for the device to do.
+    `waited` is the time that training waited for data: on a CPU all reading, on a GPU only reading
+    that left the device idle.
     """
 
     def __init__(self, batches: Iterator[Batch], device: torch.device) -> None:
@@ -31,7 +31,7 @@ class Feed:
         while True:
             busy = self._mark()
             started = time.perf_counter()
-            with torch.cuda.stream(self.stream):  # without a stream this does nothing
+            with torch.cuda.stream(self.stream):  # a no-op for None
                 batch = next(self.batches, None)
             if busy is None or busy.query():
                 self.waited += time.perf_counter() - started
@@ -50,7 +50,7 @@ class Feed:
             yield batch
 
     def _mark(self) -> torch.cuda.Event | None:
-        """The end of what the device has been given to do."""
+        """An event after the work queued on the device so far."""
         if self.stream is None:
             return None
         event = torch.cuda.Event()

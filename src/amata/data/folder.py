@@ -20,11 +20,11 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".ppm", ".tif", ".
 
 @dataclass(frozen=True)
 class Framing:
-    """How a photograph becomes a square: shorter side to `resize`, then a `crop` window, central or
-    (when training) random.
+    """Resize the shorter side to `resize`, then crop a square of side `crop`: from the centre, or
+    at random in training.
 
-    `random_scale` draws ImageNet's random-resized crop instead: an area share of 0.08 to 1 at an
-    aspect of 3/4 to 4/3.
+    `random_scale` draws ImageNet's random-resized crop instead: 0.08 to 1 of the area, at an aspect
+    ratio of 3/4 to 4/3.
     """
 
     resize: int = 256
@@ -64,13 +64,13 @@ class Framing:
             if w <= width and h <= height:
                 left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)
                 return left, top, left + w, top + h
-        side = min(width, height)  # no such window fits: the central square
+        side = min(width, height)  # no window fits: the central square
         return (width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of class folders, read when needed. Classes are the sorted names of the folders."""
+    """A folder of class folders, read lazily. Classes are the sorted folder names."""
 
     files: tuple[Path, ...]
     labels: Tensor
@@ -79,8 +79,8 @@ class Folder:
     framing: Framing
     workers: int
     channels: int = 3
-    cut_anew: ClassVar[bool] = True
-    """Every training read draws another window, so nothing can be stored pixel by pixel."""
+    random_crops: ClassVar[bool] = True
+    """Every training read crops another window, so methods cannot store anything per pixel."""
 
     @property
     def classes(self) -> int:
@@ -89,8 +89,8 @@ class Folder:
     def __len__(self) -> int:
         return len(self.files)
 
-    def known_by(self) -> bytes:
-        """What tells these images from others, without reading them."""
+    def identity(self) -> bytes:
+        """Class and path of every image: bytes that identify the set without reading it."""
         places = (
             os.fsencode(f"{label}/{file.parent.name}/{file.name}")
             for label, file in zip(self.labels.tolist(), self.files, strict=True)
@@ -102,11 +102,11 @@ class Folder:
         return replace(self, files=files, labels=self.labels[positions], ids=self.ids[positions])
 
     def in_memory(self) -> Arrays:
-        """The same images decoded once and for all, each framed centrally."""
+        """The same images decoded once, centre-cropped."""
         if self.framing.random_scale:
             raise InputError(
-                "data.in_memory keeps one window of each image and data.random_scale draws "
-                "many; choose one of the two"
+                "data.in_memory keeps one crop of each image, data.random_scale draws many; turn "
+                "one of them off"
             )
         positions = torch.arange(len(self))
         parts = [
@@ -121,12 +121,10 @@ class Folder:
         loader = DataLoader(
             _Decoded(self, draw),
             batch_sampler=[batch.tolist() for batch in batches],
-            # more would only wait for each other
             num_workers=min(self.workers, os.cpu_count() or 1),
             collate_fn=_stack,
             pin_memory=device.type == "cuda",
-            # The order and every draw are fixed above; the loader must not touch torch's global
-            # generator.
+            # Order and draws are fixed already; torch's global generator must stay untouched.
             generator=torch.Generator(),
         )
         for positions, x in zip(batches, loader, strict=True):
@@ -136,8 +134,7 @@ class Folder:
 
 
 def _stack(items: list[Tensor | InputError]) -> Tensor | InputError:
-    # A bad file travels to the main process as a value: raised in a worker it would arrive wrapped
-    # in that worker's traceback.
+    # Bad files are returned as values: an exception in a worker would arrive with its traceback.
     tensors = [item for item in items if isinstance(item, Tensor)]
     return (
         torch.stack(tensors)
@@ -171,7 +168,7 @@ def _open(path: Path) -> Any:
             return image.convert("RGB")
     except (OSError, ValueError, SyntaxError):
         raise InputError(
-            f"{path} is no image that can be read; remove it or restore it from the archive"
+            f"{path} is not a readable image; remove it or restore it from the archive"
         ) from None
 
 
@@ -196,15 +193,14 @@ def scan(root: Path, framing: Framing, workers: int) -> Folder:
         for path in found:
             if path.suffix.lower() not in SUFFIXES:
                 raise InputError(
-                    f"{path} is no image (its name ends in none of "
-                    f"{' '.join(sorted(SUFFIXES))}); remove it from the folder"
+                    f"{path} is not an image (known suffixes: {' '.join(sorted(SUFFIXES))}); "
+                    "remove it from the folder"
                 )
         files += found
         labels += [label] * len(found)
     if not files:
         raise InputError(
-            f"data folder: no image below {root}; it must hold one folder per class, with "
-            "images in it"
+            f"data folder: no image below {root}; data.root needs one folder of images per class"
         )
     return Folder(
         tuple(files), torch.tensor(labels), torch.arange(len(files)), names, framing, workers
@@ -214,11 +210,10 @@ def scan(root: Path, framing: Framing, workers: int) -> Folder:
 def load_folder(
     root: Path, framing: Framing, workers: int, test_share: float
 ) -> tuple[Folder, Folder]:
-    """`root/train` and `root/val` (or `test`) where they exist; else `root` itself with a share of
-    each class held out as test.
+    """`root/train` and `root/val` (or `valid`, `test`) if they exist; else `root` itself, with a
+    share of each class held out as test set.
 
-    That share is the same for every seed of a run: another seed's test set would hold images that
-    this one was trained on.
+    The test images do not depend on the run's seed: no run is tested on what another trained on.
     """
     train_dir = root / "train"
     test_dir = next(
@@ -229,8 +224,8 @@ def load_folder(
         if train.names != test.names:
             odd = sorted(set(train.names) ^ set(test.names))[0]
             raise InputError(
-                f"data folder: {train_dir} and {test_dir} hold different classes; {odd!r} is "
-                "in one alone"
+                f"data folder: {train_dir} and {test_dir} have different classes; {odd!r} is in "
+                "only one of them"
             )
         return train, _shuffled(test)
     whole = scan(root, framing, workers)
@@ -247,5 +242,5 @@ def load_folder(
 
 
 def _shuffled(test: Folder) -> Folder:
-    """Files are found class by class; one fixed random order makes the first N a fair sample."""
+    """Files are sorted by class; a fixed random order makes the first N a fair sample."""
     return test.subset(torch.randperm(len(test), generator=generator("folder")))

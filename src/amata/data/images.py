@@ -1,4 +1,4 @@
-"""Sets of labelled images, and the loader that turns one into the batches of an epoch."""
+"""Sets of labelled images, and the loader of their batches."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from amata.seeds import Rows, generator
 
 
 class Draw(NamedTuple):
-    """Where the randomness of a training epoch comes from."""
+    """The keys of a training epoch's random draws."""
 
     seed: int
     epoch: int
@@ -24,8 +24,7 @@ class Draw(NamedTuple):
 
 @runtime_checkable
 class ImageSet(Protocol):
-    """Labelled images that can be read in any order. `ids` names each sample in the whole set that
-    a subset was taken from."""
+    """Labelled images, readable in any order. A subset keeps the `ids` of the whole set."""
 
     @property
     def classes(self) -> int: ...
@@ -50,14 +49,14 @@ class ImageSet(Protocol):
 def check_labels(y: Tensor, classes: int, where: str) -> None:
     if len(y) and (int(y.min()) < 0 or int(y.max()) >= classes):
         raise InputError(
-            f"{where}: labels lie in [{int(y.min())}, {int(y.max())}], outside the {classes} "
+            f"{where}: labels are in [{int(y.min())}, {int(y.max())}], outside the {classes} "
             f"classes 0..{classes - 1}"
         )
 
 
 class Arrays:
-    """Images held in memory: uint8 in 0..255 or floats in [0, 1], NCHW, moved to the training
-    device once."""
+    """Images in memory: uint8 in 0..255 or floats in [0, 1], NCHW, moved to the training device
+    once."""
 
     def __init__(
         self,
@@ -71,15 +70,15 @@ class Arrays:
         x, y = torch.as_tensor(x), torch.as_tensor(y).long()
         if x.dim() != 4 or y.shape != (len(x),) or len(x) == 0:
             raise InputError(
-                f"{where}: images of shape (N, C, H, W) and N labels are needed, not "
-                f"{tuple(x.shape)} and {tuple(y.shape)}"
+                f"{where}: images of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}; "
+                "give N images (N, C, H, W) and N labels"
             )
         if x.dtype != torch.uint8:
             x = x.float()
             low, high = x.aminmax()
             if not (low >= 0 and high <= 1):  # also false for NaN
                 raise InputError(
-                    f"{where}: images lie in [{low:.3g}, {high:.3g}]; give uint8 in 0..255 or "
+                    f"{where}: images are in [{low:.3g}, {high:.3g}]; give uint8 in 0..255 or "
                     "finite floats in [0, 1]"
                 )
         self.classes = int(y.max()) + 1 if classes is None else classes
@@ -109,15 +108,14 @@ class Arrays:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         if self.x.device != device:
             self.x, self.y = self.x.to(device), self.y.to(device)
-        # Moved once: a copy to a GPU for every batch would make the host wait for what the GPU is
-        # at.
+        # Moved at once: a copy per batch would synchronise with the GPU.
         for positions in _on(device, batches):
             x = self.x[positions]
             yield (x.float() / 255 if x.dtype == torch.uint8 else x), self.y[positions]
 
 
 def _on(device: torch.device, batches: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The same tensors, moved together."""
+    """The same tensors, moved in one copy."""
     return (
         torch.cat(list(batches)).to(device).split([len(batch) for batch in batches])
         if batches
@@ -129,10 +127,10 @@ def _on(device: torch.device, batches: Sequence[Tensor]) -> Sequence[Tensor]:
 class Loader:
     """The batches of each epoch of an image set.
 
-    With a seed the order is shuffled and images are augmented, both as functions of (seed, epoch,
-    batch); without one the set is read in order, as it is. An epoch may begin at any batch, which
-    is how a run resumes. Of several processes, each has its part of every batch: process `rank` of
-    `size`, the same images treated alike as in one process.
+    With a seed, order and augmentation are functions of (seed, epoch, batch); without one, images
+    come in order and unchanged. An epoch can start at any batch, so runs resume within one. Of
+    `size` processes, each reads its `rank`-th part of every batch, with the same augmentation as in
+    one process.
     """
 
     images: ImageSet
@@ -147,22 +145,22 @@ class Loader:
 
     @property
     def count(self) -> int:
-        """The images of an epoch."""
+        """Images per epoch."""
         return min(len(self.images), len(self) * self.batch_size)
 
     def __len__(self) -> int:
         full, rest = divmod(len(self.images), self.batch_size)
-        # A last batch with fewer images than processes is left out: somebody would have none.
+        # A last batch with fewer images than processes is dropped: some rank would get none.
         return full if self.drop_last or rest < self.size else full + 1
 
     def whole(self) -> "Loader":
-        """The loader of undivided batches."""
+        """The loader of whole batches, as on one process."""
         return replace(self, rank=0, size=1)
 
     def epoch(self, epoch: int = 0, start: int = 0, stride: int = 1) -> Iterator[Batch]:
-        """The batches from `start` on, or every `stride`th of them."""
+        """Every `stride`-th batch, from `start` on."""
         n = len(self.images)
-        total = 0 if getattr(self.images, "cut_anew", False) else int(self.images.ids.max()) + 1
+        total = 0 if getattr(self.images, "random_crops", False) else int(self.images.ids.max()) + 1
         order = (
             torch.arange(n)
             if self.seed is None
@@ -193,23 +191,23 @@ class Loader:
             yield Batch(x, y, ids, total, epoch, frame, rows)
 
     def _rows(self, n: int) -> Rows:
-        """This process's rows of a batch of n images, as `tensor_split` divides it."""
+        """This process's rows of a batch of n images, as split by `tensor_split`."""
         share, rest = divmod(n, self.size)
         first = self.rank * share + min(self.rank, rest)
         return Rows(first, first + share + (self.rank < rest), n)
 
 
 class Stream:
-    """Somebody's own iterable of (x, y) batches, such as a torch DataLoader; its order and
-    randomness stay its own."""
+    """A user's iterable of (x, y) batches, such as a DataLoader, with its own order and
+    randomness."""
 
     count = None
 
     def __init__(self, batches: Iterable[Any], device: torch.device) -> None:
         if not hasattr(batches, "__len__"):
             raise InputError(
-                "an iterable of batches needs a len(), so that rates and progress know the "
-                "length of an epoch"
+                "an iterable of batches needs a len(): learning rate and progress depend on the "
+                "number of batches per epoch"
             )
         self.batches, self.device = batches, device
 
@@ -227,8 +225,8 @@ class Stream:
                 and all(isinstance(t, Tensor) for t in item[:2])
             ):
                 raise InputError(
-                    "data must be tensors (x, y), or an iterable of batches of them; "
-                    "torch.from_numpy makes a tensor of a numpy array"
+                    "data must be tensors (x, y), or an iterable of such batches; convert numpy "
+                    "arrays with torch.from_numpy"
                 )
             x, y = item[0].to(self.device), item[1].to(self.device)
             yield Batch(x, y, torch.full((len(x),), -1, device=self.device), epoch=epoch)
@@ -237,13 +235,12 @@ class Stream:
 def split_validation(
     images: ImageSet, count: int, seed: int
 ) -> tuple[ImageSet, ImageSet | None, list[int]]:
-    """Hold out `count` samples, drawn from the seed: the rest, the held-out part, and the latter's
-    ids for the record."""
+    """Hold out `count` random images: the rest, the validation split, and its ids."""
     if count == 0:
         return images, None, []
     if count >= len(images):
         raise InputError(
-            f"data.valid = {count} would hold out all of the {len(images)} training images"
+            f"data.valid = {count} leaves nothing of the {len(images)} training images; lower it"
         )
     order = torch.randperm(len(images), generator=generator(seed, "valid"))
     held, rest = order[:count].sort().values, order[count:].sort().values

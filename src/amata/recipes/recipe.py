@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 Tables = dict[str, dict[str, Any]]
 
-KEYED = {"threat": "norm", "method": "name", "schedule": "name"}
-"""The tables that name a class, and the key that names it."""
-
 OPERATIONAL = frozenset(
     {
         "data.root",

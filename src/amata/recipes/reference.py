@@ -16,7 +16,7 @@ class Key(NamedTuple):
     name: str
     values: str
     default: str
-    """As it would be written in TOML; empty where the key has none and may be left out."""
+    """As written in TOML; empty for an optional key without a default."""
     required: bool
     text: str
 
@@ -24,7 +24,7 @@ class Key(NamedTuple):
 class Section(NamedTuple):
     table: str
     name: str | None
-    """Which method, schedule or norm these keys are for."""
+    """The method, schedule or norm that has these keys."""
     text: str
     keys: list[Key]
 
@@ -34,7 +34,7 @@ class Section(NamedTuple):
 
 
 def sections() -> list[Section]:
-    """The tables in the order of a recipe, those that name a class once for each of its names."""
+    """The tables in the order of a recipe; [threat], [method] and [schedule] once for each name."""
     found = []
     for table in ("data", "model", "threat", "method", "schedule", "optim", "train", "eval"):
         if table in STATIC:
@@ -63,7 +63,7 @@ def sections() -> list[Section]:
 
 
 def _field_docs(cls: type) -> dict[str, str]:
-    """The strings that stand below the fields of a class."""
+    """The docstrings below the fields of a class."""
     (body,) = (
         node.body
         for node in ast.parse(textwrap.dedent(inspect.getsource(cls))).body
@@ -100,13 +100,13 @@ def _default(value: Any) -> str:
 
 
 def _values(said: dict[str, Any]) -> str:
-    """What may be written, in words."""
-    if "anyOf" in said:  # or left out
+    """The accepted values, in words."""
+    if "anyOf" in said:  # an optional key
         return " or ".join(_values(s) for s in said["anyOf"] if s.get("type") != "null")
     if "enum" in said:
         *most, last = (json.dumps(v) for v in said["enum"])
         return f"{', '.join(most)} or {last}"
-    # Behind a validator of our own, pydantic keeps its short names.
+    # Behind our own validator, pydantic keeps the short names of its limits.
     limits = {
         "minimum": "from {}",
         "ge": "from {}",

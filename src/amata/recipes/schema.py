@@ -1,5 +1,5 @@
-"""What a recipe may say. One class per table; the tables [threat], [method] and [schedule] are the
-fields of the object they name."""
+"""The keys of a recipe: one class per table. The tables [threat], [method] and [schedule] take the
+fields of the class that they name."""
 
 import dataclasses
 from functools import cache, partial
@@ -23,78 +23,78 @@ class Table(BaseModel):
 
 class Data(Table):
     name: str
-    """A data set that `amata data` lists."""
+    """A data set; `amata data` lists them."""
     root: str | None = None
-    """Where the files are; $AMATA_DATA or ~/.cache/amata by default."""
+    """Folder of the files; by default $AMATA_DATA, or ~/.cache/amata."""
     batch_size: Count = 128
-    """Images in an update, of all processes together."""
+    """Images per update, over all processes."""
     augment: Literal["none", "flip", "crop-flip"] = "none"
-    """What is done to training images."""
+    """Augmentation of training images: random flips, or random crops and flips."""
     pad: int = Field(default=4, ge=0)
-    """Black pixels on each side that crop-flip may move an image by."""
+    """crop-flip: zero padding on each side, in pixels."""
     valid: int = Field(default=0, ge=0)
-    """How many training images are held out to choose the best model."""
+    """Training images held out as validation split, to select the best checkpoint."""
     drop_last: bool = False
-    """Whether an epoch's last batch is left out where it is short."""
+    """Drop the last batch of an epoch if it is smaller than the others."""
     workers: int = Field(default=4, ge=0)
-    """Processes that decode image folders."""
+    """Image folders: worker processes that decode images."""
     resize: Count = 256
-    """Of image folders: the length that the shorter side is scaled to."""
+    """Image folders: the shorter side is scaled to this length."""
     crop: Count = 224
-    """Of image folders: the side of the square that is cut out."""
+    """Image folders: side of the square crop."""
     random_scale: bool = False
-    """Of image folders: whether training crops vary in scale and shape."""
+    """Image folders: random-resized crops in training, as usual on ImageNet."""
     in_memory: bool = False
-    """Decode an image folder once, framed centrally, and keep it in memory."""
+    """Image folders: decode once, centre-cropped, and keep all images in memory."""
     test_share: Share = 0.2
-    """Held out as test set from a folder that has no val folder."""
+    """Image folders without a val folder: share of each class held out as test set."""
 
 
 class Model(Table):
     name: str
-    """A built-in network, `timm/NAME`, or `package.module:callable`, whose in_channels and classes
-    or num_classes are filled in."""
+    """A built-in network, `timm/NAME`, or `package.module:callable`. A callable gets in_channels,
+    and classes or num_classes."""
     args: dict[str, Any] = {}
-    """What else is handed to the network, as {stem = "small"}."""
+    """Further arguments of the network, such as {stem = "small"}."""
     mean: list[Number] | None = None
-    """Subtracted from each channel, inside the network."""
+    """Mean of each channel, for the normalisation inside the network."""
     std: list[Positive] | None = None
-    """What each channel is then divided by."""
+    """Standard deviation of each channel, for the same normalisation."""
     weights: str | None = None
-    """Weights to begin from."""
+    """Weights file to start from."""
     first_layer: str | None = None
-    """The module after which yopo splits the network; the model's own `first_layer` by default."""
+    """Module after which yopo splits the network; by default the model's own `first_layer`."""
 
 
 class Optim(Table):
     name: Literal["sgd", "adamw", "muon"] = "sgd"
-    """The optimiser. muon makes updates of hidden weight matrices and filters orthogonal, and is
-    sgd for the rest."""
+    """The optimiser. muon orthogonalises the updates of hidden matrices and filters, and uses sgd
+    for all other parameters."""
     lr: Positive = 0.1
-    """The learning rate, at its highest."""
+    """Peak learning rate."""
     momentum: Share = 0.9
-    """Of sgd and muon."""
+    """Momentum of sgd and muon."""
     nesterov: bool = False
-    """Of sgd and muon."""
+    """Nesterov momentum, in sgd and muon."""
     weight_decay: NotNegative = 5e-4
-    """The pull of weights towards 0: in sgd a part of the gradient, in adamw and muon times the
-    rate."""
+    """Weight decay: added to the gradient in sgd, decoupled (times the learning rate) in adamw and
+    muon."""
     decay_all: bool = True
-    """Whether weight decay also pulls on biases and BatchNorm; the references do."""
-    rate: Literal["constant", "piecewise", "one-cycle", "cosine"] = "constant"
-    """How the learning rate goes over the epochs."""
+    """Apply weight decay to biases and BatchNorm parameters too, as reference codes do."""
+    lr_schedule: Literal["constant", "piecewise", "one-cycle", "cosine"] = "constant"
+    """How the learning rate changes over the epochs."""
     milestones: list[Number] = []
-    """Epochs at which a piecewise rate drops."""
+    """piecewise: epochs at which the learning rate drops."""
     factor: Positive = 0.1
-    """What a piecewise rate is multiplied by at each drop."""
+    """piecewise: factor of each drop."""
     warmup: NotNegative = 0.0
-    """Epochs over which a cosine or piecewise rate rises from 0."""
+    """All but one-cycle: epochs of linear warm-up from 0."""
     peak: Share = 0.4
-    """The share of training at which a one-cycle rate is highest."""
+    """one-cycle: share of training at which the learning rate peaks."""
     label_smoothing: Share = 0.0
-    """The share of a label that is given to all classes evenly."""
+    """Share of each label that is spread evenly over all classes."""
     ema: Share = 0.0
-    """Decay of the weight average per step; 0 is off."""
+    """Decay of the EMA weights per update; 0 turns them off."""
 
     @model_validator(mode="after")
     def _check(self) -> "Optim":
@@ -107,53 +107,51 @@ class Train(Table):
     epochs: Count = 10
     """Passes over the training images."""
     seed: int = Field(default=0, ge=0)
-    """Everything random follows from it."""
+    """Seed of every random draw."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     engine: Literal["auto", "plain", "fast"] = "auto"
-    """auto is fast on a GPU and plain elsewhere."""
+    """auto: fast on a GPU, plain elsewhere."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """auto is bf16 where the fast engine runs on a GPU, and fp32 elsewhere."""
+    """auto: bf16 with the fast engine on a GPU, fp32 elsewhere."""
     deterministic: bool = False
-    """Whether only kernels are used that give the same bits every time; slower on a GPU."""
+    """Use deterministic kernels only; slower on a GPU."""
     accumulate: Count = 1
-    """Parts in which a batch is trained on before one update, where it does not fit into memory as
-    a whole."""
+    """Gradient accumulation: parts into which a batch is split to save memory."""
     sync_bn: bool = False
-    """Whether BatchNorm sees the whole batch where several processes share it, not each its
-    part."""
+    """Several processes: BatchNorm statistics of the whole batch instead of each process's part."""
     attack_mode: Literal["eval", "train"] = "eval"
-    """The mode of BatchNorm and dropout during the attack."""
+    """Mode of BatchNorm and dropout during attacks; train uses batch statistics."""
     valid_attack: str = "pgd-10"
-    """The cheap attack that chooses the best model on the held-out images."""
+    """Attack on the validation split that selects the best checkpoint."""
     valid_every: Count = 1
-    """Epochs between two looks at the held-out images."""
+    """Epochs between two validations."""
     guard: Literal["rollback", "stop", "ignore"] = "rollback"
-    """What to do when training goes wrong, as seen on held-out images: a single-step method
-    collapses (catastrophic overfitting), or the network falls back to guessing. rollback goes back
-    an epoch and on with one more step, or half the learning rate."""
+    """Collapse guard: what to do when validation shows that a single-step method collapsed
+    (catastrophic overfitting), or that the network collapsed to chance accuracy. rollback restores
+    the last good epoch, then adds an attack step or halves the learning rate."""
     keep_epochs: bool = False
-    """Whether the state at the start of every epoch is kept, as `amata criterion` needs it."""
+    """Keep the state at the start of every epoch; `amata criterion` needs it."""
     save_minutes: Positive = 5.0
     """Minutes between two checkpoints within an epoch."""
     tensorboard: bool = True
-    """Whether TensorBoard events are written."""
+    """Write TensorBoard events."""
 
 
 class Eval(Table):
     attacks: list[str] = ["clean", "pgd-20"]
-    """What the trained model is tested with: clean, fgsm, pgd-K, pgd-K-RESTARTS, cw-pgd-K, cw-l2-K,
-    autoattack, each also with @IMAGES."""
+    """Attacks on the trained model: clean, fgsm, pgd-K, pgd-K-RESTARTS, cw-pgd-K, cw-l2-K,
+    autoattack; @N after a name attacks N images only."""
     step_size: Positive | None = None
-    """Step of the PGD attacks; 2.5 eps / K unless given."""
+    """Step size of the PGD attacks; 2.5 eps / K by default."""
     cw_c: Positive = 1.0
-    """The constant c of cw-l2, which the paper calls eps."""
+    """Constant c of cw-l2; the paper calls it eps."""
     precision: Literal["tf32", "fp32"] = "tf32"
-    """Whether a GPU may round factors to TF32 in evaluations."""
+    """tf32 lets a GPU use TF32 matrix products and convolutions in evaluations."""
     batch_size: Count = 256
-    """Images that are attacked at once."""
+    """Images per attack batch."""
     limit: Count | None = None
-    """Test on the first so many images alone."""
+    """Evaluate the first N test images only."""
 
 
 class SGD(Optim):
@@ -227,15 +225,15 @@ STATIC: dict[str, type[Table]] = {
 }
 
 
-@cache  # pydantic takes its time to make a class
+@cache  # creating a pydantic class is slow
 def table_of(cls: type, key: str, name: str) -> type[BaseModel]:
-    """The recipe table whose keys are the fields of a dataclass; floats may be written "8/255".
-    `key` names the class itself."""
+    """The table whose keys are the fields of a dataclass, and `key` for the class itself. Fractions
+    such as "8/255" are accepted."""
     hints = get_type_hints(cls)
     fields: dict[str, Any] = {key: (Literal[name], ...)}
     for f in dataclasses.fields(cls):
         if hints[f.name] is Ball:
-            continue  # it comes from the [threat] table
+            continue  # described by the [threat] table
         kind: Any = hints[f.name]
         if kind in (float, float | None):
             read = Annotated[float, BeforeValidator(partial(number, name=f.name))]
@@ -252,10 +250,9 @@ def recipe_of(
     data: type[Data],
     model: type[Model],
 ) -> type[BaseModel]:
-    """The whole recipe, with these tables among the static ones."""
-    tables: dict[str, Any] = {
-        name: (kind, kind()) for name, kind in STATIC.items() if name not in ("data", "model")
-    }
+    """The schema of a whole recipe with these tables among the static ones."""
+    optional = {name: kind for name, kind in STATIC.items() if name not in ("data", "model")}
+    tables: dict[str, Any] = {name: (kind, kind()) for name, kind in optional.items()}
     tables |= {"data": (data, ...), "model": (model, ...)}
     tables |= {"threat": (threat, ...), "method": (method, ...), "schedule": (schedule, ...)}
     return create_model("Recipe", __base__=Table, **{name: tables[name] for name in ORDER})

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ValidationError
 from amata.errors import InputError, nearest, unknown
 from amata.methods import METHODS
 from amata.recipes import recorded, schema
-from amata.recipes.recipe import KEYED, Recipe, Tables
+from amata.recipes.files import KEYED
+from amata.recipes.recipe import Recipe, Tables
 from amata.schedules import SCHEDULES
 from amata.threat import BALLS
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from amata import models
 from amata.batch import Batch
+from amata.data import find_dataset
 from amata.engine import FastNet, PlainNet, Precision
 from amata.errors import AmataError, unknown
 from amata.losses import Loss
@@ -35,12 +36,6 @@ from amata.schedules import Control, closed_loop, planned_controls
 from amata.seeds import generator
 from amata.training.optim import make_optimizer
 
-SHAPES = {
-    "mnist": (1, 28, 28, 10, 60_000),
-    "mnist5k": (1, 28, 28, 10, 4_000),
-    "cifar10": (3, 32, 32, 10, 50_000),
-    "folder": (3, 224, 224, 1000, 1_281_167),
-}
 VARIANTS: dict[str, tuple[type[PlainNet], Precision]] = {}
 """The engine and the precision of each; filled below."""
 
@@ -97,11 +92,11 @@ class Case:
 
     def model(self, device: torch.device) -> nn.Module:
         c = self.recipe.model
-        channels, _, _, classes, _ = SHAPES[self.recipe.data.name]
+        data = find_dataset(self.recipe.data.name)
         return models.build(
             c.name,
-            in_channels=channels,
-            classes=classes,
+            in_channels=data.shape[0],
+            classes=data.classes,
             args=c.args,
             mean=c.mean,
             std=c.std,
@@ -109,12 +104,12 @@ class Case:
         ).to(device)
 
     def batches(self, device: torch.device, count: int = 4) -> list[Batch]:
-        channels, height, width, classes, _ = SHAPES[self.recipe.data.name]
+        data = find_dataset(self.recipe.data.name)
         rng = generator("bench", device=device)
         made = []
         for index in range(count):
-            x = torch.rand(self.batch, channels, height, width, generator=rng, device=device)
-            y = torch.randint(classes, (self.batch,), generator=rng, device=device)
+            x = torch.rand(self.batch, *data.shape, generator=rng, device=device)
+            y = torch.randint(data.classes, (self.batch,), generator=rng, device=device)
             ids = torch.arange(self.batch, device=device) + index * self.batch
             made.append(Batch(x, y, ids, count * self.batch, 0, None))
         return made
@@ -220,7 +215,7 @@ def bench(
         "schedules": schedules,
     }
     for case in cases:
-        images, references = SHAPES[case.recipe.data.name][4], dict[int, float]()
+        images, references = find_dataset(case.recipe.data.name).images, dict[int, float]()
         for variant in variants:
             timed = {
                 u: _finish(row, case, u, images, ceiling)

@@ -44,20 +44,20 @@ def make_optimizer(model: nn.Module, config: Optim) -> torch.optim.Optimizer:
 
 
 def learning_rate(config: Optim, progress: float, epochs: int) -> float:
-    """The rate at `progress` epochs (a fraction inside an epoch) of a run of `epochs`.
+    """The learning rate at `progress` epochs (a fraction inside an epoch) of a run of `epochs`.
 
     piecewise: lr * factor^(milestones passed). one-cycle: linear 0 -> lr at `peak` of the run -> 0.
     cosine: lr (1 + cos(pi t)) / 2.
     """
-    if config.rate == "one-cycle":
+    if config.lr_schedule == "one-cycle":
         share = progress / epochs
         return config.lr * (
             share / config.peak if share < config.peak else (1 - share) / (1 - config.peak)
         )
     lr = config.lr
-    if config.rate == "piecewise":
+    if config.lr_schedule == "piecewise":
         lr *= config.factor ** bisect.bisect_right(sorted(config.milestones), math.floor(progress))
-    if config.rate == "cosine":
+    if config.lr_schedule == "cosine":
         lr *= (
             1
             + math.cos(

@@ -1,0 +1,96 @@
+"""Recipe files: where they are found, and how one extends another."""
+
+import tomllib
+from functools import reduce
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from amata.errors import InputError, unknown
+
+Tables = dict[str, Any]
+
+KEYED = {"threat": "norm", "method": "name", "schedule": "name"}
+"""Tables that describe an object, and the key that names its class."""
+
+
+class Source(NamedTuple):
+    """The text of a recipe. Paths in it are relative to `folder`."""
+
+    name: str
+    text: str
+    path: str
+    folder: Path
+
+
+def built_in() -> dict[str, str]:
+    """The text of each recipe that comes with the package, by name."""
+    files = sorted(resources.files("amata.recipes").iterdir(), key=lambda f: f.name)
+    return {f.name.removesuffix(".toml"): f.read_text() for f in files if f.name.endswith(".toml")}
+
+
+def read_recipe(name_or_path: str | Path) -> tuple[Tables, str]:
+    """The tables of a recipe, merged over those it extends, and its name."""
+    source = _find(str(name_or_path), Path())
+    name, chain, tables = source.name, [source.path], []
+    while True:
+        own = read_toml(source.text, source.name)
+        base = own.pop("extends", None)
+        tables.append(own)
+        if base is None:
+            return reduce(merge, reversed(tables)), name
+        if not isinstance(base, str):
+            raise InputError(
+                f"recipe {source.name}: extends = {base!r} must be a string: the name of a "
+                "built-in recipe, or the path of a file"
+            )
+        try:
+            source = _find(base, source.folder)
+        except InputError as error:
+            raise InputError(f"recipe {source.name}: extends = {base!r}: {error}") from None
+        chain.append(source.path)
+        if source.path in chain[:-1]:
+            raise InputError(
+                f"recipe {name}: extends forms a cycle, {' -> '.join(chain)}; remove one of them"
+            )
+
+
+def merge(base: Tables, own: Tables) -> Tables:
+    """The tables of `own` over those of `base`, key by key.
+
+    Naming another method, schedule or norm starts that table afresh: the base's keys belong to the
+    other class.
+    """
+    merged = dict(base)
+    for section, table in own.items():
+        below, key = base.get(section), KEYED.get(section)
+        merged[section] = table
+        if isinstance(table, dict) and isinstance(below, dict):
+            same = key not in table or table[key] == below.get(key)
+            merged[section] = {**below, **table} if same else table
+    return merged
+
+
+def read_toml(source: str, name: str) -> Tables:
+    try:
+        return tomllib.loads(source)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"recipe {name}: not valid TOML: {error}") from None
+
+
+def _find(text: str, folder: Path) -> Source:
+    """A file by its path, seen from the folder, or a built-in recipe by its name."""
+    if text.endswith(".toml") or "/" in text:
+        path = folder / Path(text).expanduser()
+        if (path / "recipe.toml").is_file():
+            raise InputError(
+                f"{path} is a run folder: resume it with `amata train --resume {path}`, or use "
+                f"its recipe {path}/recipe.toml"
+            )
+        if not path.is_file():
+            raise InputError(f"no recipe file {path}; `amata recipes` lists the built-in ones")
+        return Source(path.stem, path.read_text(), str(path.resolve()), path.parent)
+    file = resources.files("amata.recipes") / f"{text}.toml"
+    if not file.is_file():
+        raise unknown("recipe", text, built_in())
+    return Source(text, file.read_text(), text, Path())
