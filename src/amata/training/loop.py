@@ -14,7 +14,7 @@ from torch import nn
 
 from amata.distributed import Ranks, current
 from amata.errors import AmataError, InputError
-from amata.evaluation import Part, Result, evaluate, parse_attack
+from amata.evaluation import Result, Shard, evaluate, parse_attack
 from amata.recipes import Recipe, load
 from amata.reporter import Moment, Reporter
 from amata.runs.checkpoint import load_checkpoint
@@ -83,9 +83,9 @@ def fit(
         return _Fit(trainer, *held_out, saver, reporter or Reporter(), interrupt).run_all()
 
 
-def part_of(ranks: Ranks) -> Part:
+def part_of(ranks: Ranks) -> Shard:
     """What this process evaluates."""
-    return Part(ranks.rank, ranks.size, ranks.sum)
+    return Shard(ranks.rank, ranks.size, ranks.sum)
 
 
 class _Fit:
