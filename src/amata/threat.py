@@ -1,7 +1,7 @@
 """Threat models: the sets of images an adversary may choose from.
 
-`Linf(8 / 255)` is a ball. `ball.around(x)` is its feasible set for a batch of images, with the three
-operations of every inner maximisation: `start`, `ascend`, `project`. Images are NCHW in [0, 1].
+`Linf(8 / 255)` is a ball. `ball.around(x)` is its feasible set for a batch of images in [0, 1]. It
+has the three operations of every inner maximisation: `start`, `ascend` and `project`.
 """
 
 from dataclasses import dataclass
@@ -155,7 +155,7 @@ class L2:
         return (x_adv - x).flatten(1).norm(dim=1)
 
     def direction(self, g: Tensor) -> Tensor:
-        # Dividing by the largest entry first keeps the direction of tiny gradients; zero stays zero.
+        # Divide by the largest entry first, so that tiny gradients keep their direction.
         g = g / g.flatten(1).abs().amax(1).clamp_min(torch.finfo(g.dtype).tiny).view(
             -1, *[1] * (g.dim() - 1)
         )
