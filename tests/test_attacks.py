@@ -1,7 +1,8 @@
 """Attacks: one conformance table, closed forms on linear models, and agreement with foolbox."""
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import eagerpy as ep
 import foolbox as fb
@@ -9,47 +10,226 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from amata.attacks import autoattack, cw_l2, cw_pgd, fgsm, pgd
+from amata.attacks import ATTACKS, autoattack, cw_l2, cw_pgd, fgsm, parse_attack, pgd
 from amata.errors import InputError
 from amata.losses import ce, margin
+from amata.seeds import generator
 from amata.threat import L2, Ball, Linf
 from tests.conftest import Linear, images, labels, small_net
 
 LINF, TWO = Linf(0.1), L2(0.5)
-Attack = Callable[[nn.Module, Tensor, Tensor], Tensor]
+Call = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
-# name -> (attack, the ball it must stay in, the loss it must not lower)
-ATTACKS: dict[str, tuple[Attack, Ball | None, Any]] = {
-    "fgsm": (lambda m, x, y: fgsm(m, x, y, ball=LINF), LINF, None),
-    "pgd": (lambda m, x, y: pgd(m, x, y, ball=LINF, steps=10), LINF, ce),
-    "pgd, no random start": (
-        lambda m, x, y: pgd(m, x, y, ball=LINF, steps=10, random_start=False),
+
+class Named(NamedTuple):
+    """A row for an attack that evaluation knows by name."""
+
+    name: str
+    ball: Ball
+    params: dict[str, Any]
+    raises: Any = None
+    """The loss that the attack must not lower."""
+
+
+IN_LINF = {"norm": "linf", "eps": 0.1}
+PGD = {"random_start": True, "step_size": 0.025, "steps": 10, "restarts": 1, "loss": "ce"}
+NAMED = [
+    Named("clean", LINF, {}),
+    Named(
+        "fgsm",
         LINF,
+        IN_LINF | {"random_start": False, "step_size": 0.1, "steps": 1, "loss": "ce"},
         ce,
     ),
-    "pgd, restarts": (lambda m, x, y: pgd(m, x, y, ball=LINF, steps=5, restarts=3), LINF, ce),
-    "pgd, targeted": (
-        lambda m, x, y: pgd(m, x, y, ball=LINF, steps=10, targets=(y + 1) % 4),
+    Named("pgd-10", LINF, IN_LINF | PGD, ce),
+    Named("pgd-10-3", LINF, IN_LINF | PGD | {"restarts": 3}, ce),
+    Named("pgd-10@5", TWO, {"norm": "l2", "eps": 0.5} | PGD | {"step_size": 0.125}, ce),
+    Named("cw-pgd-10", LINF, IN_LINF | PGD | {"loss": "margin"}, margin),
+    Named(
+        "cw-l2-20",
         LINF,
-        None,
+        {"norm": "l2", "c": 1.0, "steps": 20, "lr": 0.01, "kappa": 0.0, "pulled_in": True},
     ),
-    "pgd in L2": (lambda m, x, y: pgd(m, x, y, ball=TWO, steps=10), TWO, ce),
-    "cw-pgd": (lambda m, x, y: cw_pgd(m, x, y, ball=LINF, steps=10), LINF, margin),
-    "cw-l2": (lambda m, x, y: cw_l2(m, x, y, c=1.0, steps=20), None, None),
-    "autoattack": (lambda m, x, y: autoattack(m, x, y, ball=LINF), LINF, None),
-    "autoattack in L2": (lambda m, x, y: autoattack(m, x, y, ball=TWO), TWO, None),
+    *(
+        Named(
+            "autoattack",
+            ball,
+            {"version": "standard", "iterations": 100, "queries": 5000}
+            | {"norm": ball.norm, "eps": ball.eps},
+        )
+        for ball in (Linf(0.3), L2(2))  # wide: AutoAttack is quick when its first attack succeeds
+    ),
+]
+
+
+class Row(NamedTuple):
+    call: Call
+    ball: Ball | None
+    raises: Any = None
+
+
+def row(named: Named) -> Row:
+    attack = parse_attack(named.name)
+    ball = named.ball if attack.in_ball else None
+    return Row(partial(attack, ball=named.ball, seed=0), ball, named.raises)
+
+
+def pgd_row(ball: Ball = LINF, **options: Any) -> Row:
+    """A use of `pgd` that has no name in evaluation."""
+
+    def call(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        targets = (y + 1) % 4 if options.get("targeted") else None
+        given = {key: value for key, value in options.items() if key != "targeted"}
+        return pgd(model, x, y, ball=ball, targets=targets, generator=generator(0), **given)
+
+    return Row(call, ball, None if options.get("targeted") else ce)
+
+
+TABLE: dict[str, Row] = {f"{n.name} in {n.ball.norm}": row(n) for n in NAMED} | {
+    "pgd, no random start": pgd_row(steps=10, random_start=False),
+    "pgd, restarts": pgd_row(steps=5, restarts=3),
+    "pgd, targeted": pgd_row(steps=10, targeted=True),
+    "cw-l2, search": Row(partial(cw_l2, steps=20, search_steps=2), None),
 }
-rows = pytest.mark.parametrize("name", ATTACKS)
-quick_rows = pytest.mark.parametrize("name", [name for name in ATTACKS if "autoattack" not in name])
+rows = pytest.mark.parametrize("name", TABLE)
+quick_rows = pytest.mark.parametrize("name", [name for name in TABLE if "autoattack" not in name])
+
+
+def test_every_attack_has_a_row() -> None:
+    assert {type(parse_attack(named.name)) for named in NAMED} == set(ATTACKS)
+
+
+@pytest.mark.parametrize("named", NAMED, ids=lambda named: named.name)
+def test_an_attack_states_its_parameters(named: Named) -> None:
+    attack = parse_attack(named.name)
+    assert attack.params(named.ball) == named.params
+    assert attack.name == named.name
+    assert attack.limit == (5 if "@" in named.name else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("cw-l2", "steps", 100),
+        ("cw-l2", "c", 7.0),
+        ("pgd-50-10", "steps", 50),
+        ("pgd-50-10", "restarts", 10),
+        ("pgd-50", "step_size", 0.003),
+        ("cw-pgd-20-2", "restarts", 2),
+        ("cw-pgd-20@9", "step_size", 0.003),
+    ],
+)
+def test_numbers_and_options_reach_the_parameters(text: str, key: str, value: float) -> None:
+    assert parse_attack(f" {text} ", step_size=0.003, c=7.0).params(LINF)[key] == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("pgd", "unknown attack 'pgd'"),
+        ("pgd-x", "unknown attack 'pgd-x'; did you mean"),
+        ("pgd-020", "unknown attack"),
+        ("pdg-3@8", "unknown attack 'pdg-3'"),
+        ("pgd-3@0", "unknown attack 'pgd-3@0'"),
+        ("pgd-3@8@8", "unknown attack"),
+        ("auto-attack", "did you mean 'autoattack'"),
+        ("", "unknown attack ''; choose from autoattack, clean, cw-l2, "),
+        ("pgd-0", "'pgd-0': the number of steps and of restarts must be at least 1, as in pgd-20"),
+        ("cw-pgd-5-0", "'cw-pgd-5-0': the number of steps and of restarts must be at least 1"),
+        ("cw-l2-0", "'cw-l2-0': the number of steps must be at least 1, as in cw-l2 or cw-l2-100"),
+    ],
+)
+def test_misspelt_attacks_are_errors(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_attack(text)
+
+
+@pytest.mark.parametrize(
+    ("strong", "weak", "expected"),
+    [
+        ("fgsm", "clean", True),
+        ("cw-l2", "clean", True),
+        ("autoattack", "clean", True),
+        ("clean", "clean", False),
+        ("clean", "fgsm", False),
+        ("pgd-2", "fgsm", True),
+        ("pgd-1", "fgsm", False),
+        ("pgd-5", "fgsm", True),  # with a step size of 0.02 these reach 0.1, the radius
+        ("pgd-4", "fgsm", False),
+        ("cw-pgd-20", "fgsm", False),
+        ("fgsm", "pgd-1", False),
+        ("pgd-20", "pgd-10", True),
+        ("pgd-10", "pgd-20", False),
+        ("pgd-10-2", "pgd-10", True),
+        ("pgd-10", "pgd-10-2", False),
+        ("pgd-10-1", "pgd-10", False),
+        ("pgd-20", "pgd-10-2", False),
+        ("cw-pgd-20", "pgd-10", False),
+        ("pgd-20", "cw-pgd-10", False),
+        ("cw-pgd-20", "cw-pgd-10", True),
+        ("autoattack", "fgsm", True),
+        ("autoattack", "pgd-50-10", True),
+        ("autoattack", "cw-pgd-20", True),
+        ("autoattack", "cw-l2", False),
+        ("autoattack", "autoattack", False),
+        ("pgd-20", "autoattack", False),
+        ("cw-l2-200", "cw-l2", False),
+        ("pgd-20@5", "clean@5", True),
+        ("pgd-20@5", "clean", False),
+        ("pgd-20@5", "pgd-10@6", False),
+    ],
+)
+def test_which_attack_is_stronger(strong: str, weak: str, expected: bool) -> None:
+    step_size = 0.02 if strong in ("pgd-5", "pgd-4") else None
+    found = parse_attack(strong, step_size=step_size).stronger_than(parse_attack(weak), LINF)
+    assert found is expected
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [partial(pgd, steps=2), partial(cw_pgd, steps=2), autoattack],
+    ids=["pgd", "cw-pgd", "autoattack"],
+)
+def test_randomness_is_fresh_unless_seeded(attack: Any) -> None:
+    model, x = Linear(4), images()
+    y = model(x).argmax(1)
+
+    def call(given: torch.Generator | None = None) -> Tensor:
+        x_adv: Tensor = attack(model, x, y, ball=Linf(0.3), generator=given)
+        return x_adv
+
+    torch.manual_seed(1)
+    first = call()
+    assert not torch.equal(call(), first)
+    torch.manual_seed(1)
+    assert torch.equal(call(), first)
+    given = generator(7)
+    first = call(given)
+    assert not torch.equal(call(given), first), "the generator was not advanced"
+    assert torch.equal(call(generator(7)), first)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_generator_may_be_on_another_device(device: str) -> None:
+    model, x, y = small_net().cuda(), images().cuda(), labels().cuda()
+    first, again = (
+        pgd(model, x, y, ball=LINF, steps=0, generator=generator(7, device=device))
+        for _ in range(2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, pgd(model, x, y, ball=LINF, steps=0, generator=generator(8)))
 
 
 @rows
 def test_the_budget_and_the_box_are_respected(name: str) -> None:
-    attack, ball, loss = ATTACKS[name]
-    model, x, y = small_net(), images(8), labels(8)
+    attack, ball, loss = TABLE[name]
+    model, x = Linear(4), images(8)
+    y = model(x).argmax(1)
     before = x.clone()
     x_adv = attack(model, x, y)
     assert torch.equal(x, before), "the images were changed in place"
+    assert torch.equal(x_adv, x) == name.startswith("clean")
     assert (x_adv.shape, x_adv.dtype, x_adv.device, x_adv.requires_grad) == (
         x.shape,
         x.dtype,
@@ -86,7 +266,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 class Counting(nn.Module):
-    """A foreign layer whose buffer changes at every pass, even in eval mode."""
+    """A layer whose buffer changes in every forward pass, even in eval mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,14 +281,13 @@ class Counting(nn.Module):
 @rows
 def test_the_model_is_left_exactly_as_found(name: str) -> None:
     model = nn.Sequential(Counting(), *small_net()).train()
-    # a mixed state: one frozen norm, one frozen parameter, a gradient in the making, a global draw
-    # to come
+    # mixed state: one module in eval mode, one frozen parameter, stored gradients
     model[2].eval()
     next(model.parameters()).requires_grad_(False)
     x, y = images(), labels()
     ce(model(x), y).sum().backward()
     before, rng = snapshot(model), torch.get_rng_state()
-    ATTACKS[name][0](model, x, y)
+    TABLE[name].call(model, x, y)
     after = snapshot(model)
     for part in before:
         assert same(before[part], after[part]), part
@@ -135,7 +314,7 @@ def test_the_model_is_restored_after_an_error() -> None:
 
 @quick_rows
 def test_attacks_work_inside_no_grad(name: str) -> None:
-    attack, _, _ = ATTACKS[name]
+    attack = TABLE[name].call
     model, x, y = small_net(), images(), labels()
     outside = attack(model, x, y)
     with torch.no_grad():
@@ -143,7 +322,7 @@ def test_attacks_work_inside_no_grad(name: str) -> None:
 
 
 def started_at(kind: type, point: Tensor) -> type:
-    """A foolbox attack that begins where we tell it."""
+    """A foolbox attack with a given starting point."""
 
     class Started(kind):  # type: ignore[misc]
         def get_random_start(self, x0: Any, epsilon: float) -> Any:
@@ -155,8 +334,6 @@ def started_at(kind: type, point: Tensor) -> type:
 @pytest.mark.parametrize(("ball", "foreign"), [(LINF, fb.attacks.LinfPGD), (TWO, fb.attacks.L2PGD)])
 def test_pgd_agrees_with_foolbox_from_the_same_start(ball: Ball, foreign: type) -> None:
     model, x, y = small_net(smooth=True).eval(), images(16), labels(16)
-    from amata.seeds import generator
-
     start = ball.around(x).start(generator(5))
     ours = pgd(model, x, y, ball=ball, steps=7, step_size=0.03, start=start)
     attack = started_at(foreign, start)(abs_stepsize=0.03, steps=7, random_start=True)
@@ -221,8 +398,11 @@ def test_cw_l2_finds_the_nearest_boundary_of_a_linear_model(classes: int, c: flo
 
 
 def test_cw_l2_converges_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the final pull, which would solve a linear model whatever the optimiser did."""
-    monkeypatch.setattr("amata.attacks.cw._pulled_in", lambda model, x, y, nearest, *_: nearest)
+    """Without the final steps, which solve a linear model whatever the optimiser did."""
+    monkeypatch.setattr(
+        "amata.attacks.carlini_wagner_l2._pull_to_boundary",
+        lambda model, x, y, nearest, *_: nearest,
+    )
     model, x = Linear(2, 64, seed=3), images(30, side=8, low=0.3, high=0.7)
     y = model(x).argmax(1)
     w = (model.fc.weight[0] - model.fc.weight[1]).norm().detach()
@@ -235,7 +415,7 @@ def test_cw_l2_converges_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cw_l2_searches_the_constant_that_a_sample_needs() -> None:
     model, x = Linear(3, seed=4), images(10, low=0.3, high=0.7)
-    # nobody so near the boundary that Adam's first step crosses it
+    # drop images so near the boundary that Adam's first step crosses it
     x = x[model(x).topk(2).values.diff().squeeze() < -1]
     y = model(x).argmax(1)
     weak = cw_l2(model, x, y, c=1e-4, steps=100)
@@ -257,8 +437,8 @@ def test_cw_l2_moves_black_and_white_pixels() -> None:
 
 
 class TwoPeaks(nn.Module):
-    """The loss has a low peak to the right of 0.5 and a high one to the left: where a restart
-    begins decides where it ends."""
+    """The loss has a low peak to the right of 0.5 and a high one to the left: the starting point
+    decides which one PGD reaches."""
 
     def forward(self, x: Tensor) -> Tensor:
         v = x.flatten(1).mean(1) - 0.5
@@ -270,12 +450,76 @@ def test_restarts_keep_each_samples_worst_case() -> None:
     model, x, y = TwoPeaks(), torch.full((64, 1, 1, 1), 0.5), torch.zeros(64, dtype=torch.long)
 
     def fooled(restarts: int) -> Tensor:
-        x_adv = pgd(model, x, y, ball=Linf(0.4), steps=40, step_size=0.02, restarts=restarts)
+        x_adv = pgd(
+            model,
+            x,
+            y,
+            ball=Linf(0.4),
+            steps=40,
+            step_size=0.02,
+            restarts=restarts,
+            generator=generator(0),
+        )
         return model(x_adv).argmax(1) != y
 
     one, ten = fooled(1), fooled(10)
     assert 0.2 < float(one.float().mean()) < 0.8
     assert ten.all()
+
+
+class Lookup(nn.Module):
+    """Gives each of the known images its logits."""
+
+    def __init__(self, points: Tensor, logits: list[list[float]]) -> None:
+        super().__init__()
+        self.points, self.logits = points.flatten(), torch.tensor(logits)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits[(x.flatten(1) - self.points).abs().argmin(1)]
+
+
+# logits for label 0: the model holds or is fooled, at a low or a high cross-entropy
+HOLDS, HOLDS_HIGH = [2.0, 0.0, 0.0], [0.1, 0.0, 0.0]
+FOOLED, FOOLED_HIGH = [0.0, 0.1, -9.0], [0.0, 5.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("logits", "expected"),
+    [
+        ([HOLDS, HOLDS_HIGH, HOLDS], 1),
+        ([HOLDS_HIGH, HOLDS, HOLDS], 0),
+        ([FOOLED, FOOLED_HIGH, FOOLED], 1),
+        ([FOOLED_HIGH, FOOLED, FOOLED], 0),
+        ([HOLDS_HIGH, FOOLED, HOLDS], 1),
+        ([FOOLED, HOLDS_HIGH, HOLDS], 0),
+        ([HOLDS_HIGH, FOOLED, HOLDS_HIGH], 1),
+        ([HOLDS, FOOLED, FOOLED_HIGH], 2),
+        ([HOLDS, FOOLED_HIGH, FOOLED], 1),
+        ([FOOLED, FOOLED, FOOLED], 0),
+    ],
+)
+@pytest.mark.parametrize("started", [True, False])
+def test_the_worst_of_all_restarts_is_kept(
+    logits: list[list[float]], expected: int, started: bool
+) -> None:
+    """Without steps the candidates are the starting points: `start` or x first, then random ones
+    drawn one after the other."""
+    x, y, ball = torch.full((1, 1, 1, 1), 0.5), torch.zeros(1, dtype=torch.long), Linf(0.3)
+    rng, region = generator(0), ball.around(x)
+    first = torch.full_like(x, 0.8) if started else x
+    points = torch.cat([first, region.start(rng), region.start(rng)])
+    x_adv = pgd(
+        Lookup(points, logits),
+        x,
+        y,
+        ball=ball,
+        steps=0,
+        start=first if started else None,
+        random_start=False,
+        restarts=3,
+        generator=generator(0),
+    )
+    assert torch.equal(x_adv.flatten(), points[expected].flatten())
 
 
 @pytest.mark.parametrize(
@@ -297,14 +541,12 @@ def test_restarts_keep_each_samples_worst_case() -> None:
     ],
 )
 @pytest.mark.parametrize("attack", [pgd, autoattack, lambda *args, ball: cw_l2(*args)])
-def test_what_cannot_be_attacked_is_refused(
-    attack: Any, x: Tensor, y: Tensor, message: str
-) -> None:
+def test_bad_input_is_an_error(attack: Any, x: Tensor, y: Tensor, message: str) -> None:
     with pytest.raises(InputError, match=message):
         attack(small_net(), x, y, ball=LINF)
 
 
-def test_a_model_without_class_scores_is_refused() -> None:
+def test_a_model_without_logits_is_an_error() -> None:
     with pytest.raises(
         InputError, match=r"logits of shape \(1, classes\), not shape \(1, 8, 6, 6\)"
     ):

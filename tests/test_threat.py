@@ -96,7 +96,12 @@ def test_a_radius_may_be_written_as_a_fraction() -> None:
     assert Linf("8/255").eps == 8 / 255
 
 
-@pytest.mark.parametrize("eps", [0, -1, "x", float("nan"), 8])
-def test_bad_radii_are_refused(eps: float) -> None:
+@pytest.mark.parametrize("eps", [0, -1, "x", float("nan"), 1.001, 8])
+def test_bad_radii_are_errors(eps: float) -> None:
     with pytest.raises(InputError, match="eps"):
         Linf(eps)
+
+
+def test_the_largest_radii_are_accepted() -> None:
+    assert Linf(1).eps == 1
+    assert L2(8).eps == 8

@@ -1,4 +1,4 @@
-"""Losses of logits z and labels y, one value per sample: the caller sums or averages.
+"""Losses of logits z and labels y, one value per sample (no reduction).
 
 Attacks ascend them, training descends them.
 """
@@ -18,8 +18,7 @@ def ce(z: Tensor, y: Tensor) -> Tensor:
 
 
 def smooth_ce(smoothing: float) -> Loss:
-    """Cross-entropy against labels that give `smoothing` of their mass to all classes evenly; `ce`
-    itself at 0."""
+    """Cross-entropy with label smoothing; `ce` itself at 0."""
     if smoothing == 0:
         return ce
 
@@ -30,14 +29,14 @@ def smooth_ce(smoothing: float) -> Loss:
 
 
 def margin(z: Tensor, y: Tensor) -> Tensor:
-    """Carlini and Wagner's margin, ascending: max_{i != y} z_i - z_y, above 0 exactly where the
-    prediction is wrong."""
+    """Carlini and Wagner's margin max_{i != y} z_i - z_y: positive where the prediction is
+    wrong."""
     others = z.masked_fill(F.one_hot(y, z.shape[1]).bool(), -torch.inf)
     return others.amax(1) - z.gather(1, y[:, None]).squeeze(1)
 
 
 def kl(z_adv: Tensor, z: Tensor) -> Tensor:
-    """KL(softmax(z) || softmax(z_adv)), the divergence that TRADES ascends and descends."""
+    """KL(softmax(z) || softmax(z_adv)), the divergence of TRADES."""
     return F.kl_div(
         F.log_softmax(z_adv, 1), F.log_softmax(z, 1), reduction="none", log_target=True
     ).sum(1)

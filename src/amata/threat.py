@@ -1,8 +1,7 @@
 """Threat models: the sets of images an adversary may choose from.
 
-A ball is made once, `Linf(8 / 255)`, and laid around a batch with `around(x)`. What comes back
-knows the feasible set of that batch (its box is computed once) and has the three moves every inner
-maximisation is made of: `start`, `ascend`, `project`. Images are NCHW in [0, 1].
+`Linf(8 / 255)` is a ball. `ball.around(x)` is its feasible set for a batch of images in [0, 1]. It
+has the three operations of every inner maximisation: `start`, `ascend` and `project`.
 """
 
 from dataclasses import dataclass
@@ -24,12 +23,12 @@ class Region(Protocol):
         ...
 
     def ascend(self, x_adv: Tensor, g: Tensor, alpha: float | Tensor) -> Tensor:
-        """The point one step of length alpha (in the ball's norm) up the gradient g; it may be
-        infeasible."""
+        """One ascent step of length alpha (in the ball's norm) along the gradient g, without
+        projection."""
         ...
 
     def project(self, x_adv: Tensor) -> Tensor:
-        """The feasible point nearest to x_adv: into the ball, then into [0, 1]."""
+        """Project x_adv into the ball, then into [0, 1]."""
         ...
 
 
@@ -46,7 +45,7 @@ class Ball(Protocol):
         ...
 
     def scaled(self, factor: float) -> "Ball":
-        """The ball of `factor` times the radius."""
+        """The ball with `factor` times the radius."""
         ...
 
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
@@ -54,24 +53,25 @@ class Ball(Protocol):
         ...
 
     def direction(self, g: Tensor) -> Tensor:
-        """The step of length one, in the ball's norm, that gains most along g."""
+        """Steepest ascent: the vector of length one, in the ball's norm, with the largest inner
+        product with g."""
         ...
 
     def limit(self, delta: Tensor) -> Tensor:
-        """Perturbations brought back into the ball, whatever image they belong to."""
+        """Project perturbations into the ball, ignoring [0, 1]."""
         ...
 
     def fosc(self, x_adv: Tensor, x: Tensor, g: Tensor) -> Tensor:
-        """Each sample's first-order stationary condition eps |g|_dual - <x_adv - x, g>: 0 where no
-        move in the ball gains."""
+        """Each sample's first-order stationary condition eps |g|_dual - <x_adv - x, g>. It is 0
+        where no move in the ball increases the linearised loss."""
         ...
 
 
 def check_ball(ball: object) -> None:
-    """Refuse a bare number, which does not say in which norm."""
+    """Raise InputError for a bare number, which has no norm."""
     if not hasattr(ball, "around"):
         raise InputError(
-            f"ball = {ball!r} is no threat model; write amata.Linf(8 / 255) or amata.L2(0.5)"
+            f"ball = {ball!r} is not a threat model; write amata.Linf(8 / 255) or amata.L2(0.5)"
         )
 
 
@@ -91,8 +91,8 @@ class Linf:
         object.__setattr__(self, "eps", positive(self.eps, "eps"))
         if self.eps > 1:
             raise InputError(
-                f'eps = {self.eps:g} is more than all of [0, 1], where pixels lie; "8/255" may '
-                "be meant"
+                f"eps = {self.eps:g} is more than 1, the whole range of a pixel; did you mean "
+                '"8/255"?'
             )
 
     def scaled(self, factor: float) -> "Linf":
@@ -129,13 +129,12 @@ class LinfRegion:
         return x_adv + alpha * self.ball.direction(g)
 
     def project(self, x_adv: Tensor) -> Tensor:
-        # The ball and [0, 1] are both boxes, so their intersection is one box and the projection
-        # one clamp.
+        # The ball and [0, 1] are boxes, so their intersection is a box and one clamp projects.
         return torch.clamp(x_adv, self.low, self.high)
 
 
 def _per_sample_norm(v: Tensor) -> Tensor:
-    """|v|_2 of each sample, shaped to broadcast over v; never zero, so that it may divide."""
+    """|v|_2 of each sample, shaped to broadcast over v. It is never zero and can be a divisor."""
     return v.flatten(1).norm(dim=1).clamp_min(1e-12).view(-1, *[1] * (v.dim() - 1))
 
 
@@ -164,8 +163,7 @@ class L2:
         return (x_adv - x).flatten(1).norm(dim=1)
 
     def direction(self, g: Tensor) -> Tensor:
-        # Scaled by its largest entry first, a gradient however small keeps its direction; only zero
-        # stays zero.
+        # Divide by the largest entry first, so that tiny gradients keep their direction.
         g = g / g.flatten(1).abs().amax(1).clamp_min(torch.finfo(g.dtype).tiny).view(
             -1, *[1] * (g.dim() - 1)
         )
@@ -197,8 +195,7 @@ class L2Region:
         return x_adv + alpha * self.ball.direction(g)
 
     def project(self, x_adv: Tensor) -> Tensor:
-        # Clamping to [0, 1] afterwards keeps the point in the ball: x itself lies in the box, so no
-        # distance to it grows.
+        # x is in [0, 1], so clamping to [0, 1] does not increase the distance to x.
         return (self.x + self.ball.limit(x_adv - self.x)).clamp(0, 1)
 
 

@@ -1,6 +1,21 @@
 """Clean and robust accuracy with n, interval, cost and the attack's exact parameters."""
 
-from amata.evaluation.accuracy import ALONE, Metered, Part, Result, evaluate, wilson
-from amata.evaluation.spec import AttackSpec, parse_attack
+from amata.attacks import parse_attack
+from amata.evaluation.accuracy import (
+    SINGLE_PROCESS,
+    GradCounter,
+    Result,
+    Shard,
+    evaluate,
+    wilson,
+)
 
-__all__ = ["ALONE", "AttackSpec", "Metered", "Part", "Result", "evaluate", "parse_attack", "wilson"]
+__all__ = [
+    "SINGLE_PROCESS",
+    "GradCounter",
+    "Result",
+    "Shard",
+    "evaluate",
+    "parse_attack",
+    "wilson",
+]

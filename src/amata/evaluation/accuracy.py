@@ -1,5 +1,5 @@
-"""Accuracy under attack, told honestly: with the number of images, an interval, the cost, and a
-warning when an attack looks masked."""
+"""Accuracy under attack: number of images, confidence interval, cost, and warnings when gradients
+look masked."""
 
 import math
 import time
@@ -10,28 +10,29 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from amata.attacks.guard import check_images, check_logits, input_grad, logits, untouched
+from amata.attacks import Attack, parse_attack
+from amata.attacks.checks import check_images, check_logits, forward
+from amata.attacks.preserve import input_grad, untouched
 from amata.engine import EvalCopy, compiled_for_eval, no_cudnn_benchmark, tf32
 from amata.errors import InputError
-from amata.evaluation.spec import AttackSpec, parse_attack
 from amata.losses import ce
 from amata.seeds import derive
 from amata.threat import Ball, check_ball
 
 Progress = Callable[[str, int, int], None]
-"""Called with the attack, the images done and the images in all."""
+"""Called with the attack's name, the images done and the images in total."""
 
 
-class Part(NamedTuple):
-    """What one of several processes evaluates: every `size`th batch, from batch `rank` on. `sum`
-    adds numbers up over all of them."""
+class Shard(NamedTuple):
+    """The batches that one of several processes evaluates: `rank`, `rank + size`, ... `sum` adds
+    numbers over all processes."""
 
     rank: int
     size: int
     sum: Callable[[Sequence[float]], list[float]]
 
 
-ALONE = Part(0, 1, list)
+SINGLE_PROCESS = Shard(0, 1, list)
 
 
 @dataclass
@@ -52,8 +53,7 @@ class Result:
 
 
 def wilson(correct: int, n: int) -> tuple[float, float]:
-    """The 95% Wilson score interval of a proportion; it stays in [0, 1] and is sound at 0 and 1
-    too."""
+    """The 95% Wilson score interval of a proportion. It stays in [0, 1] and is valid at 0 and 1."""
     z2 = 1.959964**2
     p = correct / n
     centre = (p + z2 / (2 * n)) / (1 + z2 / n)
@@ -61,18 +61,18 @@ def wilson(correct: int, n: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-class Metered(nn.Module):
-    """A model that counts the gradients taken through it, in images."""
+class GradCounter(nn.Module):
+    """A wrapper that counts gradient evaluations: one for each image and backward pass."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
         self.grad_evals = 0
-        self.training = model.training  # not train(), which would reach into the model
+        self.training = model.training  # train() would change the model's mode
 
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad and torch.is_grad_enabled():
-            # a hook here fires once for every gradient that flows back to the images
+            # the hook runs once for every gradient with respect to the images
             x = x.view_as(x)
             x.register_hook(self._count)
         return self.model(x)
@@ -93,106 +93,109 @@ def evaluate(
     limit: int | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-    part: Part = ALONE,
+    part: Shard = SINGLE_PROCESS,
     engine: Literal["auto", "plain"] = "auto",
     precision: Literal["tf32", "fp32"] = "tf32",
 ) -> dict[str, Result]:
     """Evaluate a model under each attack.
 
-    `data` is a pair of tensors (x, y), or any iterable of (x, y, ...) batches. The model is left as
-    it was found. Of several processes, each is given the batches of its `part`, of `batch_size`
-    images, and all get the results of the whole.
+    `data` is a pair of tensors (x, y), or any iterable of (x, y, ...) batches. The model is left
+    unchanged. The random draws of an attack depend only on `seed`, the batch and its name.
 
-    On a GPU attacks run on a compiled copy of the model, unless `engine` is "plain"; the verdict on
-    what they find is always the model's own, and compiling is not counted as an attack's time.
-    `precision` says whether a GPU may round the factors of convolutions and matrix products to
-    TF32.
+    With several processes, `data` holds only the batches of this process's `part`, each of
+    `batch_size` images. All processes return the results of the whole.
+
+    On a GPU, attacks run on a compiled copy of the model unless `engine` is "plain". The original
+    model judges their images, and compilation does not count as attack time. `precision` selects
+    TF32 or full float32 for convolutions and matrix products on a GPU.
     """
     check_ball(ball)
     named = attacks.split(",") if isinstance(attacks, str) else attacks
-    specs = [
+    parsed = [
         parse_attack(name, step_size=step_size, c=cw_c)
         for name in dict.fromkeys(a.strip() for a in named)
     ]
-    attacked = any(s.kind != "clean" for s in specs)
+    perturbs = any(attack.perturbs for attack in parsed)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     on_gpu = device.type == "cuda"
-    metered = Metered(
-        compiled_for_eval(model) if on_gpu and engine == "auto" and attacked else model
+    counter = GradCounter(
+        compiled_for_eval(model) if on_gpu and engine == "auto" and perturbs else model
     )
-    tallies = {spec: _Tally() for spec in specs}
-    n, look = 0, _Look()
+    tallies = {attack: _Tally() for attack in parsed}
+    n, stats = 0, _ModelStats()
     total = min(limit or 2**62, _count(data, batch_size))
     with tf32(precision == "tf32"), no_cudnn_benchmark():
         for number, (x, y) in enumerate(_batches(data, batch_size)):
-            index = part.rank + number * part.size
-            # where this batch stands among all images
-            first = n if part.size == 1 else index * batch_size
+            index = part.rank + number * part.size  # of this batch among those of all processes
+            first = n if part.size == 1 else index * batch_size  # index of its first image
             if limit is not None and first >= limit:
                 break
             x, y = (t[: (limit or 2**62) - first].to(device) for t in (x, y))
             check_images(x, y)
             with untouched(model), torch.no_grad():
-                z = logits(model, x) if number == 0 else model(x)
+                z = forward(model, x) if number == 0 else model(x)
                 check_logits(z, y)
-            look.add(z, y)
-            if index == 0 and attacked:
-                look.try_gradients(model, x, y, z)
-            if number == 0 and isinstance(metered.model, EvalCopy):
-                metered.model.warm_up(x)
-            for spec, tally in tallies.items():
-                count = len(x) if spec.limit is None else min(len(x), spec.limit - first)
+            stats.add(z, y)
+            if index == 0 and perturbs:
+                stats.add_gradients(model, x, y, z)
+            if number == 0 and isinstance(counter.model, EvalCopy):
+                counter.model.warm_up(x)
+            for attack, tally in tallies.items():
+                count = len(x) if attack.limit is None else min(len(x), attack.limit - first)
                 if count <= 0:
                     continue
-                before, started = metered.grad_evals, time.perf_counter()
-                x_adv = spec.run(
-                    metered, x[:count], y[:count], ball, derive(seed, index, spec.name)
+                before, started = counter.grad_evals, time.perf_counter()
+                x_adv = attack(
+                    counter,
+                    x[:count],
+                    y[:count],
+                    ball=ball,
+                    seed=derive(seed, index, attack.name),
                 )
                 with untouched(model), torch.no_grad():
-                    hits = (z[:count] if spec.kind == "clean" else model(x_adv)).argmax(1) == y[
-                        :count
-                    ]
+                    z_adv = model(x_adv) if attack.perturbs else z[:count]
                 tally.add(
-                    int(hits.sum()),
+                    int((z_adv.argmax(1) == y[:count]).sum()),
                     count,
-                    metered.grad_evals - before,
+                    counter.grad_evals - before,
                     time.perf_counter() - started,
                 )
                 if progress:
-                    progress(spec.name, n + len(x), total)
+                    progress(attack.name, n + len(x), total)
             n += len(x)
-    n, *looked = (int(v) for v in part.sum([n, *astuple(look)]))
+    n, *summed = (int(v) for v in part.sum([n, *astuple(stats)]))
     if n == 0:
-        raise InputError("there is no image to evaluate on")
-    told = {"precision": precision} if on_gpu else {}
+        raise InputError("data has no images to evaluate")
+    extra = {"precision": precision} if on_gpu else {}
     results = {
-        spec.name: tally.result(spec.params(ball) | told, part) for spec, tally in tallies.items()
+        attack.name: tally.result(attack.params(ball) | extra, part)
+        for attack, tally in tallies.items()
     }
-    _warn(specs, results, ball, _Look(*looked))
+    _warn(parsed, results, ball, _ModelStats(*summed))
     return results
 
 
 @dataclass
 class _Tally:
-    """What one attack has come to so far, in this process."""
+    """The counts of one attack so far, in this process."""
 
-    right: int = 0
+    correct: int = 0
     images: int = 0
     grad_evals: int = 0
     seconds: float = 0.0
 
-    def add(self, right: int, images: int, grad_evals: int, seconds: float) -> None:
-        self.right, self.images = self.right + right, self.images + images
+    def add(self, correct: int, images: int, grad_evals: int, seconds: float) -> None:
+        self.correct, self.images = self.correct + correct, self.images + images
         self.grad_evals, self.seconds = self.grad_evals + grad_evals, self.seconds + seconds
 
-    def result(self, params: dict[str, Any], part: Part) -> Result:
-        """The same of all processes; the time is the mean of theirs."""
-        *counts, seconds = part.sum([self.right, self.images, self.grad_evals, self.seconds])
-        right, images, grad_evals = map(int, counts)
+    def result(self, params: dict[str, Any], part: Shard) -> Result:
+        """The result over all processes. Its time is their mean."""
+        *counts, seconds = part.sum([self.correct, self.images, self.grad_evals, self.seconds])
+        correct, images, grad_evals = map(int, counts)
         return Result(
-            right / images,
+            correct / images,
             images,
-            *wilson(right, images),
+            *wilson(correct, images),
             grad_evals,
             round(seconds / part.size, 3),
             params,
@@ -218,11 +221,11 @@ def _check_tensors(item: Any) -> None:
         raise InputError(
             f"data must be tensors (x, y) or batches of them, not {type(item).__name__}"
         )
-    for thing in item[:2]:
-        if not isinstance(thing, Tensor):
+    for value in item[:2]:
+        if not isinstance(value, Tensor):
             raise InputError(
-                f"images and labels must be tensors, not {type(thing).__name__}; "
-                "torch.from_numpy makes one of an array"
+                f"images and labels must be tensors, not {type(value).__name__}; convert arrays "
+                "with torch.from_numpy"
             )
 
 
@@ -233,64 +236,67 @@ def _count(data: Any, batch_size: int) -> int:
 
 
 @dataclass
-class _Look:
-    """What makes a network suspicious, as sums that several processes can add up."""
+class _ModelStats:
+    """Signs of an untrained model or of masked gradients, as sums that processes can add."""
 
     images: int = 0
-    right: int = 0
-    said: int = 0
-    said_squared: int = 0
-    """Of the classes given to the images, as numbers: where all are the same, the mean of the
-    squares is the square of the mean."""
+    correct: int = 0
+    class_sum: int = 0
+    class_square_sum: int = 0
+    """Sums over the predicted class indices and over their squares."""
     probed: int = 0
-    stuck: int = 0
-    """Of the rightly classified images of the first batch, those with an input gradient of exactly
-    zero: attacks cannot move them."""
+    zero_gradient: int = 0
+    """The correctly classified images of the first batch, and those of them with an input gradient
+    of exactly zero."""
 
     def add(self, z: Tensor, y: Tensor) -> None:
-        said = z.argmax(1)
-        counts = torch.stack([(said == y).sum(), said.sum(), said.square().sum()]).tolist()
-        self.images, self.right = self.images + len(y), self.right + counts[0]
-        self.said, self.said_squared = self.said + counts[1], self.said_squared + counts[2]
+        predicted = z.argmax(1)
+        counts = torch.stack(
+            [(predicted == y).sum(), predicted.sum(), predicted.square().sum()]
+        ).tolist()
+        self.images += len(y)
+        self.correct += counts[0]
+        self.class_sum += counts[1]
+        self.class_square_sum += counts[2]
 
-    def try_gradients(self, model: nn.Module, x: Tensor, y: Tensor, z: Tensor) -> None:
+    def add_gradients(self, model: nn.Module, x: Tensor, y: Tensor, z: Tensor) -> None:
+        # Take the whole batch: a new batch size for the correct images would be slow on a GPU.
         with untouched(model):
-            # of all images: a shape of its own for every count of right ones would be costly on a
-            # GPU
             g = input_grad(model, x, y, ce)
-        right = z.argmax(1) == y
-        self.probed, self.stuck = (
-            int(right.sum()),
-            int((right & (g.flatten(1).abs().amax(1) == 0)).sum()),
-        )
+        correct = z.argmax(1) == y
+        self.probed = int(correct.sum())
+        self.zero_gradient = int((correct & (g.flatten(1).abs().amax(1) == 0)).sum())
 
     @property
-    def indifferent(self) -> bool:
-        """Whether all images are given the same class, though enough of them belong to others."""
-        constant = self.images * self.said_squared == self.said**2
-        return constant and self.images >= 50 and self.right <= 0.9 * self.images
+    def predicts_one_class(self) -> bool:
+        """Whether all of at least 50 images get the same class, and over a tenth of them wrongly.
+
+        All predictions are equal when the mean of their squares is the square of their mean.
+        """
+        constant = self.images * self.class_square_sum == self.class_sum**2
+        return constant and self.images >= 50 and self.correct <= 0.9 * self.images
 
 
-def _warn(specs: list[AttackSpec], results: dict[str, Result], ball: Ball, look: _Look) -> None:
-    """Name networks that have learnt nothing, and gradients that look masked."""
-    for strong in specs:
+def _warn(
+    attacks: list[Attack], results: dict[str, Result], ball: Ball, stats: _ModelStats
+) -> None:
+    """Add warnings about models that have learnt nothing and about masked gradients."""
+    for strong in attacks:
         result = results[strong.name]
-        if look.indifferent:
+        if stats.predicts_one_class:
             result.warnings.append(
-                "every image is given the same class: this network has learnt nothing, "
-                "whatever attacks leave standing"
+                "every image is predicted as the same class: the model has learnt nothing, so its "
+                "robust accuracy means nothing"
             )
-        elif look.stuck > 0.05 * look.probed and strong.kind != "clean":
+        elif stats.zero_gradient > 0.05 * stats.probed and strong.perturbs:
             result.warnings.append(
-                f"{look.stuck} of {look.probed} images have an input gradient of exactly zero: "
-                "gradients look masked, "
-                "so this accuracy is an upper bound at best"
+                f"{stats.zero_gradient} of {stats.probed} images have an input gradient of exactly "
+                "zero: gradients look masked, so this accuracy is only an upper bound"
             )
-        for weak in specs:
+        for weak in attacks:
             gap = result.accuracy - results[weak.name].accuracy
-            if weak.weaker_than(strong, ball) and gap > max(0.01, 2 / result.n):
+            if strong.stronger_than(weak, ball) and gap > max(0.01, 2 / result.n):
                 result.warnings.append(
-                    f"{strong.name} leaves {gap:.1%} more images standing than the weaker "
-                    f"{weak.name}: gradients look masked, "
-                    "trust neither number"
+                    f"accuracy under {strong.name} is {gap:.1%} higher than under the weaker "
+                    f"{weak.name}: gradients look masked, so trust neither number"
                 )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from amata.attacks import pgd
-from amata.attacks.guard import input_grad, untouched
+from amata.attacks.preserve import input_grad, untouched
 from amata.errors import InputError
 from amata.losses import ce
 from amata.quantity import positive

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from amata import data, models, recipes
-from amata.attacks.guard import logits
+from amata.attacks.checks import forward
 from amata.distributed import current, init_distributed, is_main, launched
 from amata.errors import InputError
 from amata.evaluation import Result, evaluate, parse_attack
@@ -64,7 +64,7 @@ def build_model(recipe: Recipe, images: data.ImageSet) -> nn.Module:
         models.load_weights(model, c.weights)
     x, _ = next(iter(images.read([torch.arange(min(2, len(images)))], torch.device("cpu"), None)))
     with torch.no_grad():
-        out = logits(model.eval(), x)
+        out = forward(model.eval(), x)
     if not isinstance(out, torch.Tensor) or out.dim() != 2 or len(out) != len(x):
         kind = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
         raise InputError(

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from amata.attacks.guard import check_images, check_logits, logits, untouched
+from amata.attacks.checks import check_images, check_logits, forward
+from amata.attacks.preserve import untouched
 from amata.engine import no_cudnn_benchmark
 from amata.errors import AmataError, InputError
 from amata.metrics import Event
@@ -123,7 +124,7 @@ def guard_stats(model: nn.Module, batches: Batches) -> GuardStats:
             if sum(len(y) for _, y in pairs) >= IMAGES:  # a stream may have more
                 break
             check_images(batch.x, batch.y)
-            z = logits(model, batch.x).float()
+            z = forward(model, batch.x).float()
             check_logits(z, batch.y)
             pairs.append((z.cpu(), batch.y.cpu()))
     if not pairs:

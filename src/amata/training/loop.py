@@ -12,7 +12,7 @@ from torch import nn
 
 from amata.distributed import Ranks, current
 from amata.errors import AmataError, InputError
-from amata.evaluation import Part, Result, evaluate, parse_attack
+from amata.evaluation import Result, Shard, evaluate, parse_attack
 from amata.metrics import EpochRow, Event
 from amata.recipes import Recipe
 from amata.reporter import Moment, Reporter
@@ -93,9 +93,9 @@ def train_model(
         return loop.run_all()
 
 
-def part_of(ranks: Ranks) -> Part:
+def part_of(ranks: Ranks) -> Shard:
     """What this process evaluates."""
-    return Part(ranks.rank, ranks.size, ranks.sum)
+    return Shard(ranks.rank, ranks.size, ranks.sum)
 
 
 class _Loop:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amata.attacks.guard import check_images, check_logits, logits
+from amata.attacks.checks import check_images, check_logits, forward
 from amata.batch import Batch
 from amata.data import Feed
 from amata.distributed import current, sync_batchnorms
@@ -240,7 +240,7 @@ class Trainer:
         check_images(batch.x, batch.y)
         self.model.eval()
         with torch.no_grad(), no_cudnn_benchmark():
-            check_logits(logits(self.model, batch.x[:2]), batch.y, n=len(batch.x[:2]))
+            check_logits(forward(self.model, batch.x[:2]), batch.y, n=len(batch.x[:2]))
         self.start_clock()
 
     def check_finite(self) -> None:

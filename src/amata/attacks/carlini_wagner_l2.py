@@ -3,22 +3,30 @@ that changes the prediction.
 
 minimise over x' in [0, 1]:  |x' - x|_2^2 + c * max(z_y(x') - max_{i != y} z_i(x') + kappa, 0)
 
-The paper's tables use reference code that starts at a black image, leaves [0, 1], takes max(z_y, 0)
-for z_y and returns the last iterate whether it fools the network or not. Here x' starts at x, stays
-in the box, the hinge is the one above, and each sample keeps the nearest success it ever met. Adam
-runs on x' itself and is projected: the original's substitution x' = (tanh(w) + 1) / 2 holds black
-and white pixels, which is most of MNIST, in place for hundreds of iterations. As in the paper, c is
-one constant by default; `search_steps` turns on the original binary search for each sample's own c.
-Adam overshoots the boundary and creeps back, so successes are pulled in at the end by a few
-linearised steps, which are exact on a linear model.
+This differs from the reference code behind the paper's tables. That code starts at a black image,
+leaves [0, 1], uses max(z_y, 0) for z_y, and returns the last iterate even if it fails. Here x'
+starts at x and stays in the box, and each sample keeps its nearest success.
+
+Adam updates x' itself, followed by a projection. The original substitutes x' = (tanh(w) + 1) / 2,
+which leaves black and white pixels (most of MNIST) in place for hundreds of iterations.
+
+As in the paper, c is one constant by default; `search_steps` enables the original binary search
+for each sample's own c. Adam overshoots the boundary and returns slowly, so a few linearised steps
+move successes closer at the end. These steps are exact on a linear model.
 """
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from amata.attacks.guard import check_images, check_model, untouched
+from amata.attacks.base import INT, Attack
+from amata.attacks.checks import check_images, check_model
+from amata.attacks.preserve import untouched
 from amata.errors import InputError
 from amata.losses import margin
+from amata.threat import Ball
 
 
 def cw_l2(
@@ -32,8 +40,8 @@ def cw_l2(
     kappa: float = 0.0,
     search_steps: int = 0,
 ) -> Tensor:
-    """Each sample's nearest adversarial image found, or the sample itself where none was; no ball
-    limits the distance."""
+    """The nearest adversarial image found for each sample, or the sample itself if there is none.
+    No ball limits the distance."""
     check_images(x, y)
     if c <= 0 or steps < 1 or lr <= 0 or search_steps < 0:
         raise InputError(
@@ -62,19 +70,19 @@ def cw_l2(
                     nearest = torch.where(closer.view(-1, *[1] * (x.dim() - 1)), x_adv, nearest)
                     adam.step()
                     x_adv.clamp_(0, 1)
-            # Binary search: a success asks for a smaller c, a failure for a larger one (tenfold
-            # until the first success).
+            # Binary search: decrease c after a success, increase it after a failure (tenfold until
+            # the first success).
             high = torch.where(succeeded, torch.minimum(high, constant), high)
             low = torch.where(succeeded, low, torch.maximum(low, constant))
             constant = torch.where(high.isinf(), constant * 10, (low + high) / 2)
-        return _pulled_in(model, x, y, nearest.detach(), distance, kappa)
+        return _pull_to_boundary(model, x, y, nearest.detach(), distance, kappa)
 
 
-def _pulled_in(
+def _pull_to_boundary(
     model: nn.Module, x: Tensor, y: Tensor, nearest: Tensor, squared: Tensor, kappa: float
 ) -> Tensor:
-    """Successes moved closer: to the linearised boundary of each of nine rival classes seen from x,
-    then of the margin at the success."""
+    """Move successes closer to x: first to the boundaries of nine rival classes, linearised at x,
+    then to the boundary linearised at the success itself."""
     with torch.no_grad():
         z = model(x)
         rivals = z.scatter(1, y[:, None], -torch.inf).topk(min(9, z.shape[1] - 1)).indices.T
@@ -89,8 +97,8 @@ def _pulled_in(
         )
         (g,) = torch.autograd.grad(lead.sum(), point)
         with torch.no_grad():
-            # lead + g (x' - point) = kappa, solved for the x' nearest to x; a hundredth further, to
-            # be across.
+            # Solve lead + g (x' - point) = kappa for the x' nearest to x, then go 1% further to
+            # cross the boundary.
             gap = kappa - lead - (g * (x - point)).flatten(1).sum(1)
             length = gap / g.flatten(1).square().sum(1).clamp_min(1e-12)
             candidate = (x + 1.01 * length.view(-1, *[1] * (x.dim() - 1)) * g).clamp(0, 1)
@@ -100,3 +108,26 @@ def _pulled_in(
             squared = torch.where(closer, now, squared)
             nearest = torch.where(closer.view(-1, *[1] * (x.dim() - 1)), candidate, nearest)
     return nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class CarliniWagnerL2(Attack):
+    pattern: ClassVar[str] = rf"cw-l2(?:-(?P<steps>{INT}))?"
+    examples: ClassVar[tuple[str, ...]] = ("cw-l2", "cw-l2-100")
+    in_ball: ClassVar[bool] = False
+
+    steps: int = 100
+    c: float = 1.0
+
+    def params(self, ball: Ball) -> dict[str, Any]:
+        return {
+            "norm": "l2",
+            "c": self.c,
+            "steps": self.steps,
+            "lr": 0.01,
+            "kappa": 0.0,
+            "pulled_in": True,
+        }
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ball: Ball, seed: int) -> Tensor:
+        return cw_l2(model, x, y, c=self.c, steps=self.steps)

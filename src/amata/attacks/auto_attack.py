@@ -1,0 +1,104 @@
+"""AutoAttack (Croce & Hein 2020, arXiv 2003.01690), run by pyautoattack, a package of the authors'
+code.
+
+The `standard` version runs APGD-CE, targeted APGD-DLR and targeted FAB (100 iterations each), then
+Square (5,000 queries). Each attacks only the images that the previous ones did not break.
+"""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from amata.attacks.base import Attack
+from amata.attacks.checks import check_images, check_model
+from amata.attacks.preserve import untouched
+from amata.attacks.randomness import draw_seed
+from amata.errors import InputError, missing
+from amata.threat import Ball, check_ball
+
+_NORMS = {"linf": "Linf", "l2": "L2"}
+Version = Literal["standard", "plus", "rand"]
+
+
+def autoattack(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    ball: Ball,
+    version: Version = "standard",
+    batch_size: int = 250,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """The adversarial images found by AutoAttack. Images it could not break are returned unchanged.
+
+    Its seed is drawn from `generator`, or from torch's global generator.
+    """
+    return _run(model, x, y, ball, version, batch_size, draw_seed(generator))
+
+
+def _run(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    ball: Ball,
+    version: Version,
+    batch_size: int,
+    seed: int,
+) -> Tensor:
+    try:
+        import pyautoattack
+    except ImportError:
+        raise missing("pyautoattack", "AutoAttack", "autoattack") from None
+    check_ball(ball)
+    check_images(x, y)
+    with untouched(model):
+        classes = check_model(model, x, y)
+        if classes < 4:
+            raise InputError(
+                f"AutoAttack needs at least 4 classes, and the model has {classes}: its targeted "
+                "loss compares four logits; use pgd or cw-pgd"
+            )
+        with _fork_rng(x.device):
+            attack: Any = pyautoattack.AutoAttack(
+                model,
+                eps=ball.eps,
+                norm=_NORMS[ball.norm],
+                device=x.device,
+                seed=seed % 2**32,
+                version=version,
+            )
+            # the default of nine target classes needs ten classes
+            if version == "standard" and classes < 10:
+                attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = classes - 1
+            x_adv, _ = attack.run_standard_evaluation(x, y, batch_size=batch_size)
+    return x_adv.detach()
+
+
+def _fork_rng(device: torch.device) -> AbstractContextManager[None]:
+    """Restore torch's global generators afterwards: AutoAttack seeds them."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoAttack(Attack):
+    pattern: ClassVar[str] = "autoattack"
+    examples: ClassVar[tuple[str, ...]] = ("autoattack",)
+
+    def params(self, ball: Ball) -> dict[str, Any]:
+        return {
+            "norm": ball.norm,
+            "eps": ball.eps,
+            "version": "standard",
+            "iterations": 100,
+            "queries": 5000,
+        }
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ball: Ball, seed: int) -> Tensor:
+        return _run(model, x, y, ball, "standard", batch_size=len(x), seed=seed)
+
+    def searches_harder(self, other: Attack, ball: Ball) -> bool:
+        return other.in_ball and not isinstance(other, AutoAttack)

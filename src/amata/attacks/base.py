@@ -1,0 +1,74 @@
+"""The base class of the named attacks that evaluation runs."""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
+
+from torch import Tensor, nn
+
+from amata.errors import InputError
+from amata.threat import Ball
+
+INT = r"(?:0|[1-9]\d*)"
+"""An integer in a `pattern`. Zero matches, so that the error can say what is wrong with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack(ABC):
+    """One attack with its parameters; calling it returns adversarial images.
+
+    A subclass sets `pattern` and `examples`, defines `params` and `__call__`, and gets a row in
+    `ATTACKS` of attacks/named.py.
+    """
+
+    pattern: ClassVar[str]
+    """Regular expression for its names. Each named group fills the field of that name."""
+    examples: ClassVar[tuple[str, ...]]
+    """Names that error messages suggest."""
+    perturbs: ClassVar[bool] = True
+    """False only for the clean images."""
+    in_ball: ClassVar[bool] = True
+    """False for minimum-norm attacks: the ball does not limit their perturbations."""
+
+    name: str
+    """As the user wrote it. Results are stored under this name."""
+    limit: int | None = None
+    """Attack only the first `limit` images; None means all."""
+
+    @classmethod
+    def parse(cls, name: str, options: Mapping[str, Any]) -> Self | None:
+        """This attack with the numbers in `name` and the options that it has a field for. None if
+        `name` does not match."""
+        match = re.fullmatch(cls.pattern, name)
+        if match is None:
+            return None
+        numbers = {key: int(text) for key, text in match.groupdict().items() if text is not None}
+        if 0 in numbers.values():
+            raise InputError(
+                f"attack {name!r}: the number of {' and of '.join(match.groupdict())} must be at "
+                f"least 1, as in {' or '.join(cls.examples)}"
+            )
+        own = {field.name for field in fields(cls)}
+        given = {key: value for key, value in options.items() if key in own}
+        return cls(name=name, **numbers, **given)
+
+    @abstractmethod
+    def params(self, ball: Ball) -> dict[str, Any]:
+        """The exact parameters, printed beside each result."""
+
+    @abstractmethod
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ball: Ball, seed: int) -> Tensor:
+        """Adversarial images for x. `seed` determines all random draws."""
+
+    def stronger_than(self, other: "Attack", ball: Ball) -> bool:
+        """Whether this attack should leave at most as many images standing as `other`. If it
+        leaves more, gradients look masked."""
+        if self.limit != other.limit or not self.perturbs:
+            return False
+        return not other.perturbs or self.searches_harder(other, ball)
+
+    def searches_harder(self, other: "Attack", ball: Ball) -> bool:
+        """Whether this attack searches the same ball harder than `other`, which perturbs too."""
+        return False

@@ -1,0 +1,31 @@
+"""The table of attacks, and the parser of their names."""
+
+import re
+from dataclasses import replace
+
+from amata.attacks.auto_attack import AutoAttack
+from amata.attacks.base import Attack
+from amata.attacks.carlini_wagner_l2 import CarliniWagnerL2
+from amata.attacks.clean import Clean
+from amata.attacks.fast_gradient_sign import FGSM
+from amata.attacks.margin_pgd import MarginPGD
+from amata.attacks.projected_gradient_descent import PGD
+from amata.errors import unknown
+
+ATTACKS: tuple[type[Attack], ...] = (Clean, FGSM, PGD, MarginPGD, CarliniWagnerL2, AutoAttack)
+
+
+def parse_attack(text: str, *, step_size: float | None = None, c: float = 1.0) -> Attack:
+    """The attack called `text`.
+
+    `pgd-K` and `pgd-K-R` mean K steps and R restarts, `cw-l2-N` means N iterations. `NAME@N`
+    attacks only the first N images. `step_size` is for the PGD attacks, `c` for cw-l2.
+    """
+    name = text.strip()
+    if match := re.fullmatch(r"([^@]+)@([1-9]\d*)", name):
+        attack = parse_attack(match[1], step_size=step_size, c=c)
+        return replace(attack, name=name, limit=int(match[2]))
+    for kind in ATTACKS:
+        if parsed := kind.parse(name, {"step_size": step_size, "c": c}):
+            return parsed
+    raise unknown("attack", name, [example for kind in ATTACKS for example in kind.examples])

@@ -1,0 +1,53 @@
+"""Attacks leave the model unchanged: parameters, gradients, buffers, modes and flags."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from amata.losses import Loss
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Disable weight gradients. An input gradient then costs a third less and writes no `.grad`."""
+    flags = [(p, p.requires_grad) for p in model.parameters()]
+    for p, _ in flags:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p, flag in flags:
+            p.requires_grad_(flag)
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Eval mode with frozen weights; on exit, modes, buffers, gradients and flags are restored."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    model.eval()
+    try:
+        with frozen(model), torch.enable_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        with torch.no_grad():
+            for module, name, buffer, value in buffers:
+                buffer.copy_(value)
+                module._buffers[name] = buffer
+
+
+def input_grad(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
+    """The gradient of the summed loss at x. Each sample's gradient is independent of the batch
+    size."""
+    x = x.detach().requires_grad_()
+    (g,) = torch.autograd.grad(loss(model(x), y).sum(), x)
+    return g

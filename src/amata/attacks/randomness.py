@@ -1,0 +1,19 @@
+"""Where attacks get random numbers from: the caller's generator, or torch's global one."""
+
+import torch
+
+
+def draw_seed(generator: torch.Generator | None = None) -> int:
+    """A 63-bit seed drawn from `generator`, or from torch's global CPU generator."""
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(2**63 - 1, (), generator=generator, device=device))
+
+
+def generator_on(device: torch.device, generator: torch.Generator | None) -> torch.Generator:
+    """A generator on `device`: the given one if it is there, else a new one seeded from it.
+
+    None means fresh randomness, seeded from torch's global generator.
+    """
+    if generator is not None and generator.device == device:
+        return generator
+    return torch.Generator(device).manual_seed(draw_seed(generator))
