@@ -9,20 +9,25 @@ from amata.seeds import Rows
 
 
 def crop_flip(
-    x: Tensor, rng: torch.Generator, *, pad: int = 4, flip: bool = True
+    x: Tensor,
+    rng: torch.Generator,
+    *,
+    pad: int = 4,
+    flip: bool = True,
+    rows: Rows | None = None,
 ) -> tuple[Tensor, Frame]:
     """Each image shifted by up to `pad` pixels each way (zeros come in) and mirrored with
-    probability 1/2; and how it was cut."""
+    probability 1/2; and how it was cut. `rows`: which rows of a larger batch these images are."""
     (n, _, height, width), device = x.shape, x.device
-    part = getattr(rng, "rows", Rows(0, n, n))  # of a whole batch, whose draws these are part of
+    part = rows or Rows(0, n, n)
     mine = slice(part.first, part.last)
     dy, dx = torch.randint(0, 2 * pad + 1, (2, part.total, 1), generator=rng, device=device)[
         :, mine
     ]
-    rows = dy + torch.arange(height, device=device)
+    lines = dy + torch.arange(height, device=device)
     columns = dx + torch.arange(width, device=device)
     if flip:
         mirrored = torch.rand(part.total, 1, generator=rng, device=device)[mine] < 0.5
         columns = torch.where(mirrored, columns.flip(1), columns)
-    frame = Frame(rows, columns, pad)
+    frame = Frame(lines, columns, pad)
     return frame.cut(F.pad(x, [pad] * 4)), frame

@@ -106,5 +106,9 @@ class Method(Protocol):
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
     ) -> None:
         """Train on one batch under the control u, drawing only from rng and keeping state only in
-        memory."""
+        memory.
+
+        Draw noise with `region.start(rng, batch.rows)` or `seeds.draw(..., rows=batch.rows)`: the
+        parts of a batch share one seed, and `rows` gives each part its own numbers.
+        """
         ...

@@ -202,7 +202,7 @@ class Trainer:
             # Dropout draws from the global generator.
             rank = (self.ranks.rank,) if self.ranks.rank else ()
             torch.manual_seed(derive(*place, "layers", *rank, *([index] if index else [])))
-            rng = generator(*place, "method", device=self.device, rows=part.rows)
+            rng = generator(*place, "method", device=self.device)
             self.net.share, self.net.more = len(part.x) / len(batch.x), index < len(parts) - 1
             self.recipe.method.step(self.net, part, u, rng, self.memory)
             if self.net.last_loss is None:
