@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from amata.distributed.sync_batchnorm import unsync_batchnorms
+from amata.distributed.sync_batchnorm import revert_sync_batchnorm
 from amata.engine.plain import Mode, PlainNet, Precision
 from amata.losses import Loss, ce
 from amata.threat import Region
@@ -51,8 +51,8 @@ class ProbeNet(PlainNet):
         precision: Precision = "fp32",
         shares: bool = False,
     ) -> None:
-        copied = copy.deepcopy(model).requires_grad_(True)
-        unsync_batchnorms(copied)  # a probe is one process's own
+        # Each process probes on its own, so nothing may wait for the others.
+        copied = revert_sync_batchnorm(copy.deepcopy(model)).requires_grad_(True)
         for p in copied.parameters():
             p.grad = None
         idle = torch.optim.SGD(copied.parameters(), lr=0.0)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from amata.attacks.guard import check_images, check_logits, logits
 from amata.batch import Batch
 from amata.data import Feed
-from amata.distributed import current, sync_batchnorms
+from amata.distributed import convert_sync_batchnorm, current
 from amata.engine import EMA, ProbeNet, make_net, no_cudnn_benchmark
 from amata.errors import AmataError, InputError
 from amata.losses import smooth_ce
@@ -52,7 +52,7 @@ class Trainer:
                 float(self.ranks.is_main),
             )
             if recipe.train.sync_bn:
-                sync_batchnorms(self.model)
+                self.model = convert_sync_batchnorm(self.model)
         self.ema = EMA(self.model, recipe.optim.ema) if recipe.optim.ema else None
         self.optimizer = make_optimizer(self.model, recipe.optim)
         if device.type == "cuda":
