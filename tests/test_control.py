@@ -222,10 +222,11 @@ def test_c_is_zero_for_the_exhaustive_argmax_and_positive_for_the_others() -> No
     "method", [PGD(ball=BALL), PGD(ball=BALL, random_start=False), TRADES(ball=BALL)]
 )
 def test_a_path_walked_once_serves_all_numbers_of_steps(method: Method) -> None:
-    """SyncBatchNorm or not, in whatever order controls are asked for: the same gradients and
-    counts, with less work."""
+    """With or without shared paths, in whatever order controls are asked for: the same gradients
+    and counts, with less work."""
     grid = [Control(k, a) for k in (1, 2, 4, 3, 0, 4) for a in (0.02, 0.05)]
-    nets, found, walked = [ProbeNet(small_net(), shares=shares) for shares in (False, True)], [], []
+    nets = [ProbeNet(small_net(), share_paths=shared) for shared in (False, True)]
+    found, walked = [], []
     for net in nets:
         passes: list[int] = []
         net.model.register_forward_hook(lambda *_, passes=passes: passes.append(1))

@@ -183,7 +183,7 @@ def criterion(
     if not batches:
         raise InputError("the criterion needs at least one probe batch")
     cost = cost or StepCost()
-    net = net or ProbeNet(model, shares=may_share(search, cost))
+    net = net or ProbeNet(model, share_paths=may_share(search, cost))
     probes = [
         Probe(net, method, batch, memory or {}, derive(seed, i), z)
         for i, batch in enumerate(batches)

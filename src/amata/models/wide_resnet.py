@@ -15,7 +15,7 @@ from amata.models.normalize import Normalize
 
 
 class WideBlock(nn.Module):
-    folds = (("conv1", "bn2", "relu2"),)
+    foldable_batchnorms = (("conv1", "bn2", "relu2"),)
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()

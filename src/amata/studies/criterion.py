@@ -166,7 +166,7 @@ def _measure(
                 loss=smooth_ce(recipe.optim.label_smoothing),
                 attack_mode=recipe.train.attack_mode,
                 first_layer=recipe.model.first_layer,
-                shares=may_share(search, cost),
+                share_paths=may_share(search, cost),
             )
             found = criterion(
                 model,

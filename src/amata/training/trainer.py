@@ -203,14 +203,15 @@ class Trainer:
             rank = (self.ranks.rank,) if self.ranks.rank else ()
             torch.manual_seed(derive(*place, "layers", *rank, *([index] if index else [])))
             rng = generator(*place, "method", device=self.device)
-            self.net.share, self.net.more = len(part.x) / len(batch.x), index < len(parts) - 1
+            self.net.part_weight = len(part.x) / len(batch.x)
+            self.net.accumulating = index < len(parts) - 1
             self.recipe.method.step(self.net, part, u, rng, self.memory)
             if self.net.last_loss is None:
                 raise InputError(
                     f"the schedule gives {u.steps} steps, with which this method does not "
                     "train at all; raise schedule.steps"
                 )
-            self.loss_sum += self.net.last_loss * self.net.share
+            self.loss_sum += self.net.last_loss * self.net.part_weight
         self._images += len(batch.x)
 
     def _add_up(self) -> None:
