@@ -107,8 +107,8 @@ def test_probing_changes_nothing_and_repeats_itself(method: Any) -> None:
 
 
 def test_a_probe_sees_what_the_methods_last_update_would_use() -> None:
-    """With a rate of one, the weights move by minus the gradient: of the last replay for free, of
-    the mean pass for yopo."""
+    """With a learning rate of one, the update is minus the gradient: of the last replay for free,
+    of the mean pass for yopo."""
     for method, u, passes in (
         (PGD(ball=BALL), Control(3, 0.04), 1),
         (YOPO(ball=BALL, inner=2), Control(3, 0.04), 3),
@@ -322,7 +322,7 @@ def test_the_toys_constant_is_constant_and_bad_toys_are_refused() -> None:
     along = toy.steps_of(run(toy.problem(), toy.follow(lambda _, __: toy.constant())))
     assert along.tolist() == pytest.approx([toy.constant()] * 20)
     for arguments, message in (
-        ({"theta0": 1e200, "tau": 1e300}, "out of reach"),
+        ({"theta0": 1e200, "tau": 1e300}, "is too large"),
         ({"horizon": 100.0}, "raise --parts to 334"),
     ):
         with pytest.raises(InputError, match=message):
@@ -397,7 +397,7 @@ def test_a_continuous_maximum_inside_the_interval_is_found() -> None:
     )
     best, _ = best_controls(problem, run(problem, torch.zeros(4, dtype=torch.float64)))
     assert best.tolist() == pytest.approx([0.3137] * 4, abs=1e-6)
-    with pytest.raises(InputError, match="4 steps of time"):
+    with pytest.raises(InputError, match="4 time steps"):
         run(problem, torch.zeros(3, dtype=torch.float64))
 
 

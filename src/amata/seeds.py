@@ -1,4 +1,4 @@
-"""Randomness without hidden state: every draw is a function of (seed, epoch, batch, purpose)."""
+"""Randomness without hidden state: every draw depends on (seed, epoch, batch, purpose) alone."""
 
 import hashlib
 from collections.abc import Callable
