@@ -107,8 +107,8 @@ def test_probing_changes_nothing_and_repeats_itself(method: Any) -> None:
 
 
 def test_a_probe_sees_what_the_methods_last_update_would_use() -> None:
-    """With a rate of one, the weights move by minus the gradient: of the last replay for free, of
-    the mean pass for yopo."""
+    """With a learning rate of one, the update is minus the gradient: of the last replay for free,
+    of the mean pass for yopo."""
     for method, u, passes in (
         (PGD(ball=BALL), Control(3, 0.04), 1),
         (YOPO(ball=BALL, inner=2), Control(3, 0.04), 3),
@@ -222,10 +222,11 @@ def test_c_is_zero_for_the_exhaustive_argmax_and_positive_for_the_others() -> No
     "method", [PGD(ball=BALL), PGD(ball=BALL, random_start=False), TRADES(ball=BALL)]
 )
 def test_a_path_walked_once_serves_all_numbers_of_steps(method: Method) -> None:
-    """SyncBatchNorm or not, in whatever order controls are asked for: the same gradients and
-    counts, with less work."""
+    """With or without shared paths, in whatever order controls are asked for: the same gradients
+    and counts, with less work."""
     grid = [Control(k, a) for k in (1, 2, 4, 3, 0, 4) for a in (0.02, 0.05)]
-    nets, found, walked = [ProbeNet(small_net(), shares=shares) for shares in (False, True)], [], []
+    nets = [ProbeNet(small_net(), share_paths=shared) for shared in (False, True)]
+    found, walked = [], []
     for net in nets:
         passes: list[int] = []
         net.model.register_forward_hook(lambda *_, passes=passes: passes.append(1))
@@ -321,7 +322,7 @@ def test_the_toys_constant_is_constant_and_bad_toys_are_refused() -> None:
     along = toy.steps_of(run(toy.problem(), toy.follow(lambda _, __: toy.constant())))
     assert along.tolist() == pytest.approx([toy.constant()] * 20)
     for arguments, message in (
-        ({"theta0": 1e200, "tau": 1e300}, "out of reach"),
+        ({"theta0": 1e200, "tau": 1e300}, "is too large"),
         ({"horizon": 100.0}, "raise --parts to 334"),
     ):
         with pytest.raises(InputError, match=message):
@@ -396,7 +397,7 @@ def test_a_continuous_maximum_inside_the_interval_is_found() -> None:
     )
     best, _ = best_controls(problem, run(problem, torch.zeros(4, dtype=torch.float64)))
     assert best.tolist() == pytest.approx([0.3137] * 4, abs=1e-6)
-    with pytest.raises(InputError, match="4 steps of time"):
+    with pytest.raises(InputError, match="4 time steps"):
         run(problem, torch.zeros(3, dtype=torch.float64))
 
 

@@ -1,7 +1,10 @@
-"""The fast engine computes what the plain one computes: every method, several batches, on the CPU
-and where there is one on a GPU."""
+"""The fast engine computes what the plain one computes: every method, several batches, on a CPU and
+on a GPU where there is one."""
 
+import copy
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -10,8 +13,10 @@ import torch
 from torch import nn
 
 from amata.batch import Batch
-from amata.engine import EvalCopy, FastNet, PlainNet, make_net
-from amata.engine.attack_copy import AttackCopy, folds_of
+from amata.distributed import convert_sync_batchnorm
+from amata.engine import EvalCopy, FastNet, PlainNet, backend_settings, make_net
+from amata.engine.attack_copy import AttackCopy, find_foldable_batchnorms
+from amata.errors import AmataError
 from amata.losses import ce
 from amata.methods import Memory
 from amata.models import build
@@ -19,7 +24,7 @@ from amata.schedules import Control
 from amata.seeds import generator
 from amata.threat import L2
 from tests.conftest import images, labels, small_net
-from tests.test_methods import ALL, BATCHES, U, batch_of, sgd
+from tests.test_methods import ALL, BATCHES, TABLE, U, batch_of, sgd
 
 DEVICES = [
     "cpu",
@@ -30,9 +35,9 @@ DEVICES = [
 
 
 class Foldable(nn.Module):
-    """Convolutions with a BatchNorm behind them that may be folded, and one before that may not."""
+    """A BatchNorm that may be folded into a convolution, and one that may not."""
 
-    folds = (("conv", "bn"),)
+    foldable_batchnorms = (("conv", "bn"),)
     first_layer = "stem"
 
     def __init__(self) -> None:
@@ -65,15 +70,15 @@ def trained(
     kind: type[PlainNet], name: str, device: str, dtype: torch.dtype, **options: Any
 ) -> tuple[nn.Module, PlainNet, Memory]:
     model, method = foldable(device, dtype), ALL[name][0]
-    # where steps follow signs, one that hangs on a rounding error would tell nothing
+    # Sign steps would amplify rounding errors in float32, so the ball is L2 there.
     if dtype == torch.float32:
-        # and TRADES, whose first gradient is zero but for its noise, needs more of that.
+        # TRADES needs more noise: without it its first gradient is zero.
         method = replace(method, ball=L2(0.3), **({"noise": 0.1} if name == "trades" else {}))
     net = kind(model, sgd(model), first_layer="stem", precision="fp32", **options)
     memory: Memory = {}
     for index in range(BATCHES):
         torch.manual_seed(index)
-        # K and alpha change on the way
+        # K and alpha change between batches
         u = Control(U.steps + index % 2, U.step_size / (1 + index % 2))
         method.step(
             net,
@@ -99,6 +104,8 @@ def test_a_fast_step_is_the_plain_step(
         assert float((a.double() - b.double()).norm()) <= 1e-5 * float(b.double().norm()), key
     assert net.grad_evals == reference.grad_evals
     assert net.first_layer_evals == reference.first_layer_evals
+    assert isinstance(net, FastNet)
+    assert all(len(seen) == 1 for seen in net.variants.values()), "a graph for every step"
     assert float(net.last_loss) == pytest.approx(float(reference.last_loss), rel=1e-5)  # type: ignore[arg-type]
     for key, value in kept.items():
         assert float((memory[key].double() - value.double()).norm()) <= 1e-5 * max(
@@ -107,13 +114,13 @@ def test_a_fast_step_is_the_plain_step(
 
 
 class Standardised(nn.Conv2d):
-    """A convolution that computes something else than its class's."""
+    """A subclass of Conv2d that computes something else."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.conv2d(x, self.weight - self.weight.mean(), self.bias, padding=1)
 
 
-class SyncBatchNorm(nn.Module):
+class UsedTwice(nn.Module):
     """One convolution under two names."""
 
     def __init__(self) -> None:
@@ -130,17 +137,17 @@ class SyncBatchNorm(nn.Module):
     [
         lambda: Standardised(1, 3, 3, padding=1),
         lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(1, 3, 3)),
-        SyncBatchNorm,
+        UsedTwice,
         lambda: nn.Conv2d(1, 3, 3, padding="same"),
         lambda: nn.Conv2d(1, 3, 3, stride=2, bias=False),
         lambda: nn.Conv2d(1, 3, 3, padding=1, padding_mode="circular"),
     ],
 )
-def test_layers_that_are_not_what_they_seem_are_left_as_they_are(layer: Any) -> None:
+def test_the_attack_copy_computes_the_same_for_unusual_layers(layer: Any) -> None:
     model = nn.Sequential(layer(), nn.Flatten(), nn.LazyLinear(5)).double()
     x, y = images(4).double(), labels(4)
     model(x)
-    attacked = AttackCopy(model, train_mode=False, dtype=torch.float64, shaped=True)
+    attacked = AttackCopy(model, train_mode=False, dtype=torch.float64, tensor_core_layers=True)
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(1.3)
@@ -155,9 +162,9 @@ def test_layers_that_are_not_what_they_seem_are_left_as_they_are(layer: Any) -> 
     assert torch.allclose(found[1], found[3], atol=1e-10)
 
 
-@pytest.mark.parametrize("shaped", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", ["preactresnet18", "resnet18", "wrn-34-10", "lenet"])
-def test_a_folded_copy_gives_the_same_logits_and_input_gradients(name: str, shaped: bool) -> None:
+def test_a_folded_copy_gives_the_same_logits_and_input_gradients(name: str, padded: bool) -> None:
     args = (
         {"stem": "small"}
         if name == "resnet18"
@@ -176,7 +183,7 @@ def test_a_folded_copy_gives_the_same_logits_and_input_gradients(name: str, shap
             module.running_var = (
                 0.5 + torch.rand(module.num_features, generator=generator_).double()
             )
-    attacked = AttackCopy(model, train_mode=False, dtype=torch.float64, shaped=shaped)
+    attacked = AttackCopy(model, train_mode=False, dtype=torch.float64, tensor_core_layers=padded)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.01)
@@ -189,11 +196,85 @@ def test_a_folded_copy_gives_the_same_logits_and_input_gradients(name: str, shap
     assert torch.allclose(model(x), attacked.model(x), atol=1e-9)
     assert torch.allclose(gradients[0], gradients[1], atol=1e-9)
     expected = {"preactresnet18": 8, "resnet18": 20, "wrn-34-10": 3, "lenet": 0}[name]
-    assert len(folds_of(model)) == expected
+    assert len(find_foldable_batchnorms(model)) == expected
+    assert len(find_foldable_batchnorms(convert_sync_batchnorm(copy.deepcopy(model)))) == expected
     assert sum(isinstance(m, nn.BatchNorm2d) for m in attacked.model.modules()) == {
         "preactresnet18": 9,
         "wrn-34-10": 4,
     }.get(name, 0)
+
+
+def test_a_loss_or_scale_that_changes_in_every_step_is_refused() -> None:
+    model = small_net()
+    x, y = images(4), labels(4)
+    region = L2(0.3).around(x)
+    calls: dict[str, Callable[[FastNet, int], Any]] = {
+        "new loss function to net.backward": lambda net, step: net.backward(
+            x, y, loss=lambda z, y: ce(z, y)
+        ),
+        "new loss function to net.input_grad": lambda net, step: net.input_grad(
+            x, y, loss=lambda z, y: ce(z, y)
+        ),
+        "new loss function to net.ascent": lambda net, step: net.ascent(
+            region, x, y, 1, 0.1, loss=lambda z, y: ce(z, y)
+        ),
+        "new scale to net.backward": lambda net, step: net.backward(x, y, scale=1 / (step + 1)),
+    }
+    for message, call in calls.items():
+        net = FastNet(model, sgd(model), precision="fp32")
+        for step in range(16):
+            call(net, step)
+        with pytest.raises(AmataError, match=message):
+            call(net, 16)
+    net = FastNet(model, sgd(model), precision="fp32")
+    for step in range(20):  # parts of different sizes are not the method's doing
+        net.part_weight = 1 / (step + 1)
+        net.backward(x, y)
+
+
+@pytest.mark.parametrize("name", [n for n in TABLE if n not in ("free", "fat")])
+def test_parts_of_a_batch_draw_what_the_whole_batch_draws(name: str) -> None:
+    method, updated = ALL[name][0], []
+    for count in (1, 3):
+        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Softplus(), nn.Flatten(), nn.Linear(32, 4))
+        with torch.no_grad():
+            for index, p in enumerate(model.parameters()):
+                p.copy_(torch.randn(p.shape, generator=generator(index)))
+        net = PlainNet(model.double(), sgd(model), first_layer="0")
+        whole = moved(batch_of(0), "cpu", torch.float64)
+        for part in whole.parts(count):
+            net.part_weight = len(part.x) / len(whole.x)
+            net.accumulating = int(part.ids[-1]) != int(whole.ids[-1])
+            method.step(net, part, U, generator(0, "method"), {})
+        updated.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.allclose(updated[0], updated[1], rtol=1e-9, atol=0)
+
+
+def test_backend_settings_are_restored() -> None:
+    def settings() -> tuple[bool, bool, bool]:
+        return (
+            torch.backends.cudnn.benchmark,
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+
+    before = settings()
+    with backend_settings(benchmark=True):
+        assert settings() == (True, *before[1:])
+        with suppress(KeyError), backend_settings(benchmark=False, deterministic=True):
+            assert settings() == (False, True, True)
+            raise KeyError
+        assert settings() == (True, *before[1:])
+    assert settings() == before
+    try:
+        torch.use_deterministic_algorithms(True)
+        with backend_settings(benchmark=True, deterministic=True):
+            assert settings()[1:] == (True, True)
+        with backend_settings(benchmark=True):
+            assert settings()[1:] == (True, False), "the user's own setting stays"
+        assert settings()[1:] == (True, False)
+    finally:
+        torch.use_deterministic_algorithms(before[1], warn_only=before[2])
 
 
 def test_bf16_keeps_weights_and_losses_in_fp32() -> None:
@@ -278,7 +359,7 @@ def test_the_work_of_a_step_is_counted_from_the_network() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_quick_copy_for_evaluation_gives_the_same_logits_and_gradients(
+def test_an_eval_copy_gives_the_same_logits_and_gradients(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
@@ -331,7 +412,7 @@ def curve(kind: type[PlainNet], precision: str, seed: int, steps: int = 200) -> 
 
 
 @gpu
-def test_bf16_loss_curves_lie_within_the_spread_of_seeds() -> None:
+def test_bf16_loss_curves_are_within_the_spread_of_seeds() -> None:
     plain = torch.stack([curve(PlainNet, "fp32", seed) for seed in range(4)])
     fast = torch.stack([curve(FastNet, "bf16", seed) for seed in range(4)])
     print(
@@ -347,7 +428,7 @@ def test_bf16_loss_curves_lie_within_the_spread_of_seeds() -> None:
 
 @gpu
 @pytest.mark.parametrize("name", ["lenet", "preactresnet18", "resnet18"])
-def test_layers_shaped_for_tensor_cores_compute_the_same(name: str) -> None:
+def test_tensor_core_layers_compute_the_same(name: str) -> None:
     side, channels = (28, 1) if name == "lenet" else (32, 3)
     model = build(
         name,
@@ -356,7 +437,7 @@ def test_layers_shaped_for_tensor_cores_compute_the_same(name: str) -> None:
         args={"stem": "small"} if name == "resnet18" else {},
         seed=0,
     ).cuda()
-    rng = generator("shaped", device="cuda")
+    rng = generator("layers", device="cuda")
     x, y = (
         torch.rand(64, channels, side, side, generator=rng, device="cuda"),
         torch.randint(10, (64,), generator=rng, device="cuda"),
@@ -424,13 +505,13 @@ def test_nothing_is_compiled_or_recorded_again_when_k_and_alpha_change() -> None
             net, Batch(x, y, torch.arange(64)), u, generator(index, device="cuda"), {}
         )
         if index == 1:
-            x, y = blobs(17, index)  # a last small batch, every epoch again: not worth compiling
+            x, y = blobs(17, index)  # a smaller last batch is not compiled
             PGD(ball=Linf(8 / 255)).step(
                 net, Batch(x, y, torch.arange(17)), u, generator(index, device="cuda"), {}
             )
-        seen.append((counters["stats"]["unique_graphs"], len(net.graphs), len(net.ascents)))
+        seen.append((counters["stats"]["unique_graphs"], len(net.graphs), len(net.ascent_graphs)))
     assert seen[0][0] > 0
-    # the copy's refresh is made when it is first needed, in the second step
+    # the attack copy is first refreshed, and that recorded, in the second step
     assert seen[1:] == [seen[1]] * 3
     assert seen[1][2] == 1
 

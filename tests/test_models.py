@@ -111,10 +111,10 @@ def test_any_module_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     model = build("my_nets_for_test:make", in_channels=1, classes=3, args={"width": 4})
     assert isinstance(model, nn.Linear)
     fitted = build("my_nets_for_test:fitting", in_channels=1, classes=5)
-    assert fitted.weight.shape == (5, 1)  # told by the data
+    assert fitted.weight.shape == (5, 1)  # from the data
     fitted = build("my_nets_for_test:fitting", in_channels=1, classes=5, args={"num_classes": 7})
     assert fitted.weight.shape == (7, 1)  # unless the recipe says otherwise
-    with pytest.raises(InputError, match="is no callable but int"):
+    with pytest.raises(InputError, match="is not callable but int"):
         build("my_nets_for_test:number", in_channels=1, classes=3)
     with pytest.raises(InputError, match="did you mean 'width'"):
         build("my_nets_for_test:make", in_channels=1, classes=3, args={"widht": 4})

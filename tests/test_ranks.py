@@ -10,8 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore
 
 from amata import recipes
+from amata.distributed import (
+    SyncBatchNorm,
+    convert_sync_batchnorm,
+    current,
+    revert_sync_batchnorm,
+)
 from amata.errors import InputError
 from amata.runs.files import load_tensors
 from amata.training.experiment import resume, train
@@ -31,7 +40,8 @@ def torchrun(*arguments: str | Path, restarts: int = 0) -> "subprocess.Completed
         "--max-restarts",
         str(restarts),
     ]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [*command, *map(str, arguments)],
         env=env,
@@ -176,3 +186,49 @@ def test_torchrun_needs_a_folder_and_atta_one_process(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "error: atta keeps a store" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_sync_batchnorm_replaces_modules_and_shares_their_tensors() -> None:
+    norm = nn.BatchNorm2d(4, momentum=0.3).eval()
+    called: list[nn.Module] = []
+    norm.register_forward_hook(lambda module, *_: called.append(module))
+    inner = nn.Sequential(norm, nn.BatchNorm2d(4))
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), norm, inner)
+    before, x = model.state_dict(keep_vars=True), torch.rand(2, 1, 6, 6)
+    expected = model(x)
+    assert convert_sync_batchnorm(model) is model
+    shared = model[1]
+    assert isinstance(shared, SyncBatchNorm)
+    assert isinstance(shared, nn.BatchNorm2d), "what folds a BatchNorm2d still finds it"
+    assert shared is inner[0], "used twice, replaced by one"
+    assert isinstance(inner[1], SyncBatchNorm)
+    assert (shared.training, shared.momentum, inner[1].training) == (False, 0.3, True)
+    after = model.state_dict(keep_vars=True)
+    assert list(after) == list(before)
+    assert all(after[key] is before[key] for key in before)
+    assert torch.equal(model(x), expected)
+    assert called[-1] is shared
+    assert revert_sync_batchnorm(model) is model
+    assert [type(m) for m in (model[1], inner[0], inner[1])] == [nn.BatchNorm2d] * 3
+    assert model[1] is inner[0]
+    assert all(value is before[key] for key, value in model.state_dict(keep_vars=True).items())
+
+
+def test_a_model_that_is_a_batchnorm_is_replaced_itself() -> None:
+    norm = nn.BatchNorm1d(3)
+    synced = convert_sync_batchnorm(norm)
+    assert isinstance(synced, SyncBatchNorm)
+    assert synced.weight is norm.weight
+    assert type(revert_sync_batchnorm(synced)) is nn.BatchNorm1d
+
+
+def test_the_current_ranks_follow_the_process_group() -> None:
+    assert (current().rank, current().size, current().gloo_group) == (0, 1, None)
+    for _ in range(2):  # a second group must not get the ranks of the first
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        try:
+            assert current().gloo_group is dist.group.WORLD
+            assert current() is current()
+        finally:
+            dist.destroy_process_group()
+    assert current().gloo_group is None

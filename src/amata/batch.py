@@ -1,4 +1,4 @@
-"""What the data room hands to a training method."""
+"""The batch that a training method receives."""
 
 from typing import NamedTuple
 
@@ -9,8 +9,8 @@ from amata.seeds import Rows
 
 
 class Frame(NamedTuple):
-    """Where augmentation cut each image out of its padded original: the rows and columns taken,
-    mirrored ones running backwards."""
+    """Where augmentation cropped each image from its padded original: the indices of its rows and
+    columns, columns in reverse order where it is mirrored."""
 
     rows: Tensor
     columns: Tensor
@@ -21,13 +21,12 @@ class Frame(NamedTuple):
         return sample[:, None, None], slice(None), self.rows[:, :, None], self.columns[:, None, :]
 
     def cut(self, padded: Tensor) -> Tensor:
-        """The windows of padded images, as one gather."""
+        """The crops of padded images, as one gather."""
         # Advanced indices around a slice put the channels last; the permute puts them back.
         return padded[self._index()].permute(0, 3, 1, 2).contiguous()
 
     def paste(self, padded: Tensor, x: Tensor) -> Tensor:
-        """The padded images with x written back into the windows it was cut from: the exact inverse
-        of `cut`."""
+        """The padded images with x written back to where it was cropped: the inverse of `cut`."""
         out = padded.clone()
         out[self._index()] = x.permute(0, 2, 3, 1)
         return out
@@ -40,16 +39,15 @@ class Batch(NamedTuple):
     y: Tensor
     ids: Tensor
     total: int = 0
-    """One more than the largest id, or 0 where ids do not stand for the same pixels at every
-    visit."""
+    """One more than the largest id, or 0 if an id does not mean the same pixels in every epoch."""
     epoch: int = 0
     frame: Frame | None = None
-    """How augmentation cut the images out, where it did."""
+    """How augmentation cropped and mirrored the images; None without augmentation."""
     rows: Rows | None = None
-    """Which rows of a larger batch these are, where they are not the whole."""
+    """Which rows of a larger batch these are; None for a whole batch."""
 
     def parts(self, count: int) -> "list[Batch]":
-        """The batch in `count` parts of nearly the same size; fewer where it has fewer images."""
+        """The batch in `count` parts of nearly the same size, but at least one image each."""
         whole = self.rows or Rows(0, len(self.x), len(self.x))
         found = []
         for positions in torch.arange(len(self.x)).tensor_split(min(count, len(self.x))):

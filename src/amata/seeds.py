@@ -1,4 +1,4 @@
-"""Randomness without hidden state: every draw is a function of (seed, epoch, batch, purpose)."""
+"""Randomness without hidden state: every draw depends on (seed, epoch, batch, purpose) alone."""
 
 import hashlib
 from collections.abc import Callable
@@ -15,31 +15,16 @@ def derive(*keys: int | str) -> int:
 
 
 class Rows(NamedTuple):
-    """Which rows of a whole batch somebody works on: `first` up to, not including, `last` of
-    `total`."""
+    """A slice of a batch: rows `first` up to, not including, `last` of `total`."""
 
     first: int
     last: int
     total: int
 
 
-class PartGenerator(torch.Generator):
-    """The generator of a whole batch, in the hands of somebody who works on some of its rows."""
-
-    rows: Rows
-
-
-def generator(
-    *keys: int | str, device: torch.device | str = "cpu", rows: Rows | None = None
-) -> torch.Generator:
-    """A fresh generator on `device`, seeded by the keys alone; with `rows`, one whose `draw` gives
-    those rows of a whole batch's draw."""
-    if rows is None:
-        return torch.Generator(device=device).manual_seed(derive(*keys))
-    made = PartGenerator(device=device)
-    made.manual_seed(derive(*keys))
-    made.rows = rows
-    return made
+def generator(*keys: int | str, device: torch.device | str = "cpu") -> torch.Generator:
+    """A new generator on `device`, seeded by the keys alone."""
+    return torch.Generator(device=device).manual_seed(derive(*keys))
 
 
 def draw(
@@ -48,15 +33,15 @@ def draw(
     shape: tuple[int, ...],
     device: torch.device,
     dtype: torch.dtype,
+    *,
+    rows: Rows | None = None,
 ) -> Tensor:
-    """`kind`, torch.rand or torch.randn, of a shape whose first entry counts samples.
+    """`kind` (torch.rand or torch.randn) of a shape whose first dimension is the samples.
 
-    However a batch is divided among processes or passes, each sample gets the same numbers: those
-    of the whole batch are drawn.
+    With `rows`, the numbers of the whole batch are drawn and those rows are returned. Each sample
+    then gets the same numbers, however processes or gradient accumulation divide its batch.
     """
-    rows = getattr(rng, "rows", None)
-    if rows is None or shape[0] != rows.last - rows.first:
+    if rows is None:
         return kind(shape, generator=rng, device=device, dtype=dtype)
-    return kind((rows.total, *shape[1:]), generator=rng, device=device, dtype=dtype)[
-        rows.first : rows.last
-    ]
+    whole = kind((rows.total, *shape[1:]), generator=rng, device=device, dtype=dtype)
+    return whole[rows.first : rows.last]

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from amata.errors import InputError
 from amata.quantity import positive
-from amata.seeds import draw
+from amata.seeds import Rows, draw
 
 
 class Region(Protocol):
     """The feasible set around one batch of images."""
 
-    def start(self, rng: torch.Generator) -> Tensor:
-        """A random feasible point."""
+    def start(self, rng: torch.Generator, rows: Rows | None = None) -> Tensor:
+        """A random feasible point. `rows`: which rows of a larger batch these images are."""
         ...
 
     def ascend(self, x_adv: Tensor, g: Tensor, alpha: float | Tensor) -> Tensor:
@@ -121,8 +121,8 @@ class LinfRegion:
     low: Tensor
     high: Tensor
 
-    def start(self, rng: torch.Generator) -> Tensor:
-        noise = draw(torch.rand, rng, self.x.shape, self.x.device, self.x.dtype)
+    def start(self, rng: torch.Generator, rows: Rows | None = None) -> Tensor:
+        noise = draw(torch.rand, rng, self.x.shape, self.x.device, self.x.dtype, rows=rows)
         return self.project(self.x + self.ball.eps * (2 * noise - 1))
 
     def ascend(self, x_adv: Tensor, g: Tensor, alpha: float | Tensor) -> Tensor:
@@ -181,10 +181,10 @@ class L2Region:
     ball: L2
     x: Tensor
 
-    def start(self, rng: torch.Generator) -> Tensor:
+    def start(self, rng: torch.Generator, rows: Rows | None = None) -> Tensor:
         # Uniform in the ball: a uniform direction times a radius whose d-th power is uniform.
-        direction = draw(torch.randn, rng, self.x.shape, self.x.device, self.x.dtype)
-        u = draw(torch.rand, rng, self.x.shape[:1], self.x.device, self.x.dtype)
+        direction = draw(torch.randn, rng, self.x.shape, self.x.device, self.x.dtype, rows=rows)
+        u = draw(torch.rand, rng, self.x.shape[:1], self.x.device, self.x.dtype, rows=rows)
         radius = self.ball.eps * u ** (1 / self.x[0].numel())
         return self.project(
             self.x

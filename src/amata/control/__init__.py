@@ -1,14 +1,14 @@
-"""Adversarial training as optimal control: the Hamiltonian, the criterion C, Pontryagin's
-equations, and the problems solved with them."""
+"""Adversarial training as optimal control: the Hamiltonian, the criterion C, Pontryagin's maximum
+principle, and problems solved with it."""
 
 from amata.control.greedy import (
     ControlSpace,
     Criterion,
     Search,
     StrategyCriterion,
+    can_share_paths,
     criterion,
     maximise,
-    may_share,
     strategy,
 )
 from amata.control.hamiltonian import (
@@ -34,9 +34,9 @@ __all__ = [
     "SecondCost",
     "StepCost",
     "StrategyCriterion",
+    "can_share_paths",
     "criterion",
     "hamiltonian",
     "maximise",
-    "may_share",
     "strategy",
 ]

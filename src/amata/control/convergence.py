@@ -1,20 +1,20 @@
-"""Theorem 1 on a problem whose constants are known: the measured gradient against the bound, over T
-and over delta.
+"""Theorem 1 on a problem with known constants: the measured gradient against the bound, over T and
+over delta.
 
     l_i(theta, x) = sum_j a/2 theta_j^2 + c cos(theta_j) - b_ij theta_j
                           + s theta_j x_j - mu/2 (x_j - x_ij)^2,    |x - x_i|_inf <= eps
 
 is mu-strongly concave in x and, for c > a, not convex in theta. L_theta_theta = a + c, L_theta_x =
-L_x_theta = s. The inner maximum is x*_ij = x_ij + clip(s theta_j / mu, eps), whatever i, so the
-noise of a sampled gradient, -b_i + s x_i, does not depend on theta: sigma is known too. Delta comes
-from the minimum of L, which is a sum over coordinates.
+L_x_theta = s. The inner maximum is x*_ij = x_ij + clip(s theta_j / mu, eps) for every i. So the
+noise of a sampled gradient, -b_i + s x_i, does not depend on theta, and sigma is known too. Delta
+comes from the minimum of L, which is a sum over coordinates.
 
 The theorem as printed, (1/T) sum E|grad L|^2 <= 4 sigma sqrt(beta Delta / T) + 5 L_theta_x^2
-delta^2, leaves two things out. Its step is min(1/beta, sqrt(Delta / (T beta sigma^2))), and only
-where the second is the smaller, T >= beta Delta / sigma^2, does the proof give a term of the order
-1 / sqrt(T); without noise the printed bound would claim a gradient of zero after one step. And the
-proof's own chain ends with (4 sigma sqrt(beta Delta / T) + (1 + 1.5 beta eta) L_theta_x^2 delta^2)
-/ (1 - beta eta / 2), which may be twice the printed first term: `derived` is that.
+delta^2, omits two things. First, its step is min(1/beta, sqrt(Delta / (T beta sigma^2))). The proof
+gives a term of order 1 / sqrt(T) only where the second is smaller, T >= beta Delta / sigma^2.
+Without noise the printed bound would claim a zero gradient after one step. Second, the proof's own
+chain ends with (4 sigma sqrt(beta Delta / T) + (1 + 1.5 beta eta) L_theta_x^2 delta^2) / (1 - beta
+eta / 2), up to twice the printed first term. `derived` is this bound.
 """
 
 import math
@@ -43,10 +43,10 @@ class Bounds(NamedTuple):
 
     @property
     def least_steps(self) -> float:
-        """The T from which the theorem speaks."""
+        """The smallest T for which the theorem holds."""
         return self.beta * self.gap / self.sigma**2
 
-    def rate(self, steps: int) -> float:
+    def learning_rate(self, steps: int) -> float:
         """eta."""
         return min(1 / self.beta, math.sqrt(self.gap / (steps * self.beta * self.sigma**2)))
 
@@ -57,8 +57,8 @@ class Bounds(NamedTuple):
         )
 
     def derived(self, steps: int, delta: float) -> float:
-        """What the proof's last inequality before the telescope gives."""
-        eta = self.rate(steps)
+        """The bound from the proof's last inequality before the telescoping sum."""
+        eta = self.learning_rate(steps)
         noise = 2 * self.gap / (eta * steps) + 2 * self.beta * eta * self.sigma**2
         return (noise + (1 + 1.5 * self.beta * eta) * (self.coupling * delta) ** 2) / (
             1 - self.beta * eta / 2
@@ -84,7 +84,7 @@ class Synthetic:
         whole(self.size, "size", 1), whole(self.samples, "samples", 2)
 
     def data(self) -> tuple[Tensor, Tensor]:
-        """b_i and x_i; their means are not zero, so neither is the minimum."""
+        """b_i and x_i. Their means are not zero, so the minimum is not at zero."""
         return _draw(self.seed, self.samples, self.size, self.spread)
 
     def worst(self, theta: Tensor) -> Tensor:
@@ -122,10 +122,10 @@ class Synthetic:
     def train(
         self, schedule: Schedule, steps: int, *, repeats: int = 64, seed: int = 0
     ) -> "Measurement":
-        """Algorithm 1 with batches of one: sign steps within the box, T outer steps, averaged over
+        """Algorithm 1 with batches of one: T outer steps, sign steps within the box, averaged over
         `repeats` independent runs."""
         b, x = self.data()
-        eta = self.bounds().rate(steps)
+        eta = self.bounds().learning_rate(steps)
         rng = generator(seed, "convergence", steps)
         theta = self.start().expand(repeats, -1).clone()
         squares, delta = 0.0, 0.0
@@ -166,7 +166,7 @@ def study(
     repeats: int = 64,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Measured against bound: over T for three schedules, and over delta at the largest T."""
+    """Measurement and bound: over T for three schedules, and over delta at a large T."""
     problem = problem or Synthetic()
     bounds = problem.bounds()
     tau = 3 * problem.eps

@@ -1,11 +1,10 @@
 """The greedy criterion C(u, t) = max over v in G of H(v) - H(u): how far the control of an epoch is
-from the best one at hand.
+from the best candidate.
 
-C >= 0, because u itself is always among the candidates, and C = 0 exactly where u maximises the
-Hamiltonian over G. Every candidate meets the same batches, starts and noise, so that candidates
-differ in nothing but the control. The maximum is taken for each probe batch and then averaged, as
-the paper defines it; where gradients are noisy that is biased upwards, so the difference of the
-averages, which is so less, is given beside.
+C >= 0, because u itself is always a candidate, and C = 0 exactly where u maximises the Hamiltonian
+over G. All candidates see the same batches, starts and noise. As in the paper, the maximum is taken
+for each probe batch and then averaged. With noisy gradients that is biased upwards, so the less
+biased difference of the averages is reported too.
 """
 
 import math
@@ -39,23 +38,25 @@ class ControlSpace:
     def __post_init__(self) -> None:
         whole(self.k_max, "k_max", 1)
         if positive(self.low, "low") > positive(self.high, "high"):
-            raise InputError(f"the least step size {self.low:g} is above the largest {self.high:g}")
+            raise InputError(
+                f"the smallest step size {self.low:g} is above the largest {self.high:g}; swap them"
+            )
 
     @classmethod
     def of(cls, ball: Ball, k_max: int) -> "ControlSpace":
-        """The usual range: from a twentieth of the radius to its double, which takes any step from
-        corner to corner."""
+        """The usual range: from a twentieth of the radius to its double, a step from one end of the
+        ball to the other."""
         return cls(k_max=k_max, low=ball.eps / 20, high=2 * ball.eps)
 
     def grid(self, count: int) -> list[float]:
-        """`count` step sizes, evenly spaced in ratio."""
+        """`count` step sizes, geometrically spaced."""
         if count == 1:
             return [math.sqrt(self.low * self.high)]
         return [self.low * (self.high / self.low) ** (i / (count - 1)) for i in range(count)]
 
 
-class Tried(NamedTuple):
-    """A control with its Hamiltonian on each probe batch."""
+class Candidate(NamedTuple):
+    """A control and its Hamiltonian on each probe batch."""
 
     control: Control
     values: list[float]
@@ -73,14 +74,14 @@ def maximise(
     search: Search = "grid",
     alphas: int = 6,
     seed: int = 0,
-) -> list[Tried]:
-    """Try every K of G with `alphas` step sizes each, from a grid or proposed by optuna (TPE or
-    GP); the incumbent comes first."""
-    tried = [Tried(incumbent, value(incumbent))]
+) -> list[Candidate]:
+    """Evaluate every K of G with `alphas` step sizes each, from a grid or proposed by optuna (TPE
+    or GP). The incumbent comes first in the result."""
+    tried = [Candidate(incumbent, value(incumbent))]
     for steps in range(1, space.k_max + 1):
 
         def of(alpha: float, steps: int = steps) -> float:
-            tried.append(Tried(Control(steps, alpha), value(Control(steps, alpha))))
+            tried.append(Candidate(Control(steps, alpha), value(Control(steps, alpha))))
             return tried[-1].mean
 
         if search == "grid":
@@ -122,10 +123,10 @@ class Criterion:
     argmax: Control
     """The control with the highest average Hamiltonian."""
     of_means: float
-    """The criterion of the averages, max_v mean H(v) - mean H(u): less biased than picking a winner
-    on every batch."""
+    """The criterion of the averages, max_v mean H(v) - mean H(u): less biased than a maximum for
+    each batch."""
     fosc: float
-    """The mean first-order stationarity of the inner maximisation under u, for comparison."""
+    """The mean FOSC of the inner maximisation under u, for comparison."""
 
     @property
     def c(self) -> float:
@@ -152,7 +153,7 @@ class Criterion:
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """Of the mean; none of a single value."""
+    """The standard error of the mean; None for a single value."""
     if len(values) < 2:
         return None
     mean = sum(values) / len(values)
@@ -175,15 +176,15 @@ def criterion(
     seed: int = 0,
     net: ProbeNet | None = None,
 ) -> Criterion:
-    """C(u) of a model as it stands, under a method. The model is left alone.
+    """C(u) of a model with its present weights, under a method. The model is not changed.
 
-    `z` chooses the inner-product form with that fixed control. `net` is a ProbeNet of the model
-    where one with other losses or modes than the defaults is wanted.
+    With `z`, the Hamiltonian is the inner-product form with that fixed control. Pass a ProbeNet of
+    the model as `net` for other losses or modes than the defaults.
     """
     if not batches:
         raise InputError("the criterion needs at least one probe batch")
     cost = cost or StepCost()
-    net = net or ProbeNet(model, shares=may_share(search, cost))
+    net = net or ProbeNet(model, share_paths=can_share_paths(search, cost))
     probes = [
         Probe(net, method, batch, memory or {}, derive(seed, i), z)
         for i, batch in enumerate(batches)
@@ -214,14 +215,14 @@ def criterion(
     )
 
 
-def may_share(search: Search, cost: RunningCost) -> bool:
-    """Whether controls may share their steps: proposed step sizes do not come again, and a cost in
-    seconds must see each by itself."""
+def can_share_paths(search: Search, cost: RunningCost) -> bool:
+    """Whether controls can share ascent paths: proposed step sizes do not repeat, and a cost in
+    seconds has to time each control separately."""
     return search == "grid" and isinstance(cost, StepCost | GradientCost)
 
 
 class StrategyCriterion(NamedTuple):
-    """C of a whole strategy: the mean over its epochs and the probe batches, with the standard
+    """C of a whole schedule: the mean over its epochs and the probe batches, with the standard
     error over the batches."""
 
     c: float
@@ -230,8 +231,8 @@ class StrategyCriterion(NamedTuple):
 
 
 def strategy(epochs: Sequence[Criterion]) -> StrategyCriterion:
-    """The criterion of a strategy from those of its epochs, which share their probe batches: the
-    batches are what was sampled."""
+    """The criterion of a schedule from those of its epochs. Epochs share their probe batches, so
+    the standard error is over batches."""
     per_batch = [
         sum(values) / len(epochs) for values in zip(*(e.per_batch for e in epochs), strict=True)
     ]

@@ -8,8 +8,7 @@ R(u), so H(theta, p, u) = <p, F(theta, u)> - R(u). Over one short step the co-st
     H(u) = |g_u|^2 - R(u)        the squared-norm form, z replaced by u itself
     H(u) = <g_u, g_z> - R(u)     the inner-product form, with a fixed strong z
 
-A_u is whatever the method's own step does under u: the gradient is the one its last update would
-have used.
+A_u is the method's own step under u, and g_u the gradient that its last update would use.
 """
 
 import time
@@ -28,7 +27,7 @@ from amata.threat import Ball
 
 
 class Measured(NamedTuple):
-    """What one control does to one batch."""
+    """The gradient and cost of one control on one batch."""
 
     control: Control
     value: float
@@ -54,8 +53,8 @@ class StepCost:
 
 @dataclass(frozen=True)
 class GradientCost:
-    """R(u) = gamma times the gradient evaluations per image, which also counts what a method does
-    beside its K steps."""
+    """R(u) = gamma times the gradient evaluations per image, which include what a method computes
+    besides its K steps."""
 
     gamma: float = 0.04
 
@@ -65,7 +64,7 @@ class GradientCost:
 
 @dataclass(frozen=True)
 class SecondCost:
-    """R(u) = gamma times the seconds that the batch took on this machine."""
+    """R(u) = gamma times the seconds that the batch takes on this machine."""
 
     gamma: float = 0.04
 
@@ -82,10 +81,10 @@ COSTS: dict[str, type[StepCost] | type[GradientCost] | type[SecondCost]] = {
 
 @dataclass
 class Probe:
-    """Measures controls on a model, a method and one batch, each from the same state: same start,
-    same noise, same BatchNorm.
+    """Measures controls of a method on one model and batch, each with the same start, noise and
+    BatchNorm statistics.
 
-    The model itself is never touched. `z` chooses the inner-product form.
+    The model is never changed. With `z`, the value is the inner-product form.
     """
 
     net: ProbeNet
@@ -99,7 +98,7 @@ class Probe:
         self._costate: Tensor | None = None
 
     def gradient(self, u: Control) -> Tensor:
-        """g_u: the weight gradient of the batch-mean loss that the method would step along."""
+        """g_u: the weight gradient of the batch-mean loss in the method's update."""
         device = self.batch.x.device
         self.net.rewind()
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -128,8 +127,8 @@ class Probe:
         )
 
     def fosc(self, u: Control, ball: Ball) -> Tensor:
-        """Each sample's first-order stationarity at the image that u leads to: 0 where the inner
-        maximisation has converged."""
+        """Each sample's FOSC at the adversarial image under u: 0 where the inner maximisation has
+        converged."""
         self.gradient(u)
         self.net.rewind()
         return ball.fosc(

@@ -1,10 +1,9 @@
-"""Adversarial logistic regression with two weights, as a control problem with whole-numbered
-controls.
+"""Adversarial logistic regression with two weights, as a control problem with integer controls.
 
-The adversary moves each point by up to eps against its margin, in steps of length eps / k_max: K
+The adversary moves each point by up to eps against its margin, in steps of length eps / k_max. K
 steps move it by eps K / k_max, which lowers its margin y <w, x> by that times |w|. Training follows
-the gradient at the moved points, held fixed as in adversarial training; each step costs gamma; what
-counts in the end is the loss under the full move.
+the gradient at the moved points, which are constants as in adversarial training. Each step costs
+gamma. The terminal cost is the loss under the full move.
 """
 
 from dataclasses import dataclass
@@ -36,8 +35,8 @@ class Logistic:
 
     @staticmethod
     def points() -> tuple[Tensor, Tensor]:
-        """Two classes: one feature tells them apart well, the other a little, and a few points lie
-        on the wrong side."""
+        """Two classes: one feature separates them well, the other a little, and a few points are on
+        the wrong side."""
         x = [
             [1.0, 0.3],
             [1.4, -0.2],
@@ -85,19 +84,18 @@ class Logistic:
         )
 
     def report(self) -> dict[str, Any]:
-        """The optimal controls, and the weights and objectives under them, under no adversary and
-        under the full one."""
+        """Controls, weights and objectives: optimal, without an adversary and with the full one."""
         problem = self.problem()
         zeros = torch.zeros(self.parts, dtype=torch.float64)
-        courses = {
+        rollouts = {
             "optimal": solve(problem, zeros),
             "none": run(problem, zeros),
             "full": run(problem, zeros + self.k_max),
         }
         return {
             "t": problem.times().tolist(),
-            "k_msa": courses["optimal"].u.tolist(),
-            "criteria": {name: criterion(problem, course.u) for name, course in courses.items()},
-            "objectives": {name: course.objective for name, course in courses.items()},
-            "weights": {name: course.theta.tolist() for name, course in courses.items()},
+            "k_msa": rollouts["optimal"].u.tolist(),
+            "criteria": {name: criterion(problem, rollout.u) for name, rollout in rollouts.items()},
+            "objectives": {name: rollout.objective for name, rollout in rollouts.items()},
+            "weights": {name: rollout.theta.tolist() for name, rollout in rollouts.items()},
         }

@@ -3,13 +3,14 @@ discrete or continuous controls.
 
     minimise  Phi(theta_T) + integral of R(theta, u) dt    subject to  theta' = F(theta, u),  u in G
 
-1. run the state forward under the controls so far;  2. run the co-state backward, p(T) = -grad Phi,
-p' = -grad_theta H; 3. at every time take the u that maximises H = <p, F> - R;  4. go there, or part
-of the way if going all the way does not lower the objective (Chernousko and Lyubushin 1982); stop
-when no time gains any more.
+1. run the state forward under the current controls;
+2. run the co-state backward, p(T) = -grad Phi, p' = -grad_theta H;
+3. at every time take the u that maximises H = <p, F> - R;
+4. move there, or only part of the way if that does not lower the objective (Chernousko and
+   Lyubushin 1982); stop when no time gains any more.
 
-Time is cut into equal steps with one control each. The state takes a fourth-order Runge-Kutta step,
-and the co-state is the exact adjoint of that step, so p is minus the gradient of the discretised
+Time is divided into equal steps with one control each. The state takes a fourth-order Runge-Kutta
+step. The co-state is the exact adjoint of that step, so p is minus the gradient of the discretised
 objective.
 """
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from amata.errors import InputError
 
-Rows = Callable[[Tensor, Tensor], Tensor]
+RowFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,18 +30,18 @@ class ControlProblem:
     """A Bolza problem. Functions work on rows: theta of shape (N, d) and u of shape (N,) give (N,
     d) for F and (N,) for R and Phi."""
 
-    flow: Rows
-    running: Rows
+    flow: RowFunction
+    running: RowFunction
     terminal: Callable[[Tensor], Tensor]
     theta0: Tensor
     horizon: float
     controls: Tensor | tuple[float, float]
-    """The values that u may take, or the interval that it may lie in."""
+    """The set of allowed values of u, or an interval."""
     parts: int = 200
-    """Into how many steps the time is cut."""
+    """The number of time steps."""
 
     def times(self) -> Tensor:
-        """The times at which the steps begin."""
+        """The start times of the steps."""
         return torch.arange(self.parts, dtype=torch.float64) * (self.horizon / self.parts)
 
     def hamiltonian(self, theta: Tensor, p: Tensor, u: Tensor) -> Tensor:
@@ -48,7 +49,7 @@ class ControlProblem:
         return (p * self.flow(theta, u)).sum(1) - self.running(theta, u)
 
     def advance(self, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """One step: the next states, and the running cost along the way."""
+        """One time step: the next states, and the running cost of the step."""
         h = self.horizon / self.parts
         k1, r1 = self.flow(theta, u), self.running(theta, u)
         k2, r2 = self.flow(theta + h / 2 * k1, u), self.running(theta + h / 2 * k1, u)
@@ -58,9 +59,9 @@ class ControlProblem:
 
 
 @dataclass(frozen=True)
-class Course:
-    """A control with its states theta(t_0) .. theta(t_n), its co-states p(t_0) .. p(t_n), and what
-    it costs in all."""
+class Rollout:
+    """Controls with their states theta(t_0) .. theta(t_n), co-states p(t_0) .. p(t_n) and
+    objective."""
 
     u: Tensor
     theta: Tensor
@@ -68,16 +69,17 @@ class Course:
     objective: float
 
     def middle(self) -> tuple[Tensor, Tensor]:
-        """State and co-state halfway through each step: a control acts over the whole of it, so
-        that is where H tells most of it."""
+        """State and co-state halfway through each step: a control acts over the whole step, and H
+        represents it best there."""
         return (self.theta[:-1] + self.theta[1:]) / 2, (self.p[:-1] + self.p[1:]) / 2
 
 
-def run(problem: ControlProblem, u: Tensor) -> Course:
-    """State forward, co-state backward, under the controls u, one for each step of time."""
+def run(problem: ControlProblem, u: Tensor) -> Rollout:
+    """State forward, co-state backward, under the controls u, one for each time step."""
     if u.shape != (problem.parts,):
         raise InputError(
-            f"the problem has {problem.parts} steps of time and {tuple(u.shape)} controls"
+            f"the problem has {problem.parts} time steps, but u has shape {tuple(u.shape)}; give "
+            "one control for each step"
         )
     states, spent = [problem.theta0[None]], torch.zeros((), dtype=torch.float64)
     for step in range(problem.parts):
@@ -96,13 +98,13 @@ def run(problem: ControlProblem, u: Tensor) -> Course:
         (p,) = torch.autograd.grad((costates[-1] * after).sum() - cost.sum(), theta)
         costates.append(p)
     objective = float(phi.detach() + spent)
-    return Course(u, torch.cat(states), torch.cat(costates[::-1]), objective)
+    return Rollout(u, torch.cat(states), torch.cat(costates[::-1]), objective)
 
 
-def best_controls(problem: ControlProblem, course: Course) -> tuple[Tensor, Tensor]:
-    """At every step of time the control that maximises the Hamiltonian along a course, and the
-    value that it has there."""
-    theta, p = course.middle()
+def best_controls(problem: ControlProblem, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    """At every time step the control that maximises the Hamiltonian along a rollout, and its
+    maximum."""
+    theta, p = rollout.middle()
 
     def among(candidates: Tensor) -> tuple[Tensor, Tensor]:
         """The best of a table of candidates, a row per time."""
@@ -116,7 +118,7 @@ def best_controls(problem: ControlProblem, course: Course) -> tuple[Tensor, Tens
         value, index = h.view(-1, many).max(1)
         return candidates.gather(1, index[:, None])[:, 0], value
 
-    own = course.u[:, None]
+    own = rollout.u[:, None]
     if isinstance(problem.controls, Tensor):
         return among(torch.cat([own, problem.controls.to(own).expand(problem.parts, -1)], 1))
     low, high = problem.controls
@@ -136,39 +138,39 @@ def best_controls(problem: ControlProblem, course: Course) -> tuple[Tensor, Tens
 def criterion(problem: ControlProblem, u: Tensor) -> float:
     """C(u) over the whole interval: the mean over time of max_v H - H(u), on u's own states and
     co-states."""
-    course = run(problem, u)
-    return float(_gaps(problem, course)[1].mean())
+    rollout = run(problem, u)
+    return float(_gaps(problem, rollout)[1].mean())
 
 
-def _gaps(problem: ControlProblem, course: Course) -> tuple[Tensor, Tensor]:
-    best, value = best_controls(problem, course)
+def _gaps(problem: ControlProblem, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    best, value = best_controls(problem, rollout)
     with torch.no_grad():
-        own = problem.hamiltonian(*course.middle(), course.u)
+        own = problem.hamiltonian(*rollout.middle(), rollout.u)
     return best, (value - own).clamp_min(0)
 
 
 def solve(
     problem: ControlProblem, u0: Tensor, *, iterations: int = 100, tolerance: float = 1e-10
-) -> Course:
+) -> Rollout:
     """The method of successive approximations from the controls u0."""
-    course = run(problem, u0)
+    rollout = run(problem, u0)
     for _ in range(iterations):
-        best, gap = _gaps(problem, course)
+        best, gap = _gaps(problem, rollout)
         if float(gap.mean()) <= tolerance:
             break
         order = gap.argsort(descending=True)
-        share = 1.0
+        fraction = 1.0
         while True:
-            # Where the principle is furthest from holding, the controls move first: this works for
-            # discrete ones too.
-            moved = course.u.clone()
-            chosen = order[: max(1, round(share * len(order)))]
-            moved[chosen] = best[chosen]
-            candidate = run(problem, moved)
-            if candidate.objective < course.objective:
-                course = candidate
+            # Controls with the largest gaps change first. Unlike a step of partial length, this
+            # also works for discrete controls.
+            changed = rollout.u.clone()
+            chosen = order[: max(1, round(fraction * len(order)))]
+            changed[chosen] = best[chosen]
+            candidate = run(problem, changed)
+            if candidate.objective < rollout.objective:
+                rollout = candidate
                 break
-            if share * len(order) <= 1:
-                return course
-            share /= 2
-    return course
+            if fraction * len(order) <= 1:
+                return rollout
+            fraction /= 2
+    return rollout

@@ -7,14 +7,14 @@ length alpha = tau / K from x = 0 end at x = theta - theta q with q = (1 - 2 alp
 
     theta' = -theta + 2 theta q / (theta^2 + 1) - 2 theta^3 q^2 / (theta^2 + 1)^2
 
-with running cost gamma K, terminal cost theta^2 / 2, and inner loops that must be stable: alpha <=
-(1 + theta^2) / 2. That set depends on the state, so the control here is beta = 2 alpha / (1 +
-theta^2) in (0, 1], the step as a share of the longest stable one, and K = 2 tau / (beta (1 +
-theta^2)). The paper holds alpha instead and takes no notice of its moving bound in the co-state,
-which misses a term: p' = p - 4 gamma tau theta / (1 + theta^2)^2, as a larger theta saves steps.
-With it p may take theta's sign, but never by enough: where it does, p <= 2 gamma tau theta / (1 +
-theta^2), so a shorter step gains at most 0.16 of what it costs. For tau > 1 + theta_0^2 the optimum
-is beta = 1 at any price of a step.
+with running cost gamma K and terminal cost theta^2 / 2. Inner loops must be stable: alpha <= (1 +
+theta^2) / 2. That set depends on the state, so the control here is beta = 2 alpha / (1 + theta^2)
+in (0, 1], the step as a fraction of the longest stable one, and K = 2 tau / (beta (1 + theta^2)).
+
+The paper controls alpha and ignores in the co-state that its bound depends on theta. That misses a
+term: p' = p - 4 gamma tau theta / (1 + theta^2)^2, because a larger theta saves steps. With it p
+may take theta's sign, but then p <= 2 gamma tau theta / (1 + theta^2), so a shorter step gains at
+most 0.16 of its cost. For tau > 1 + theta_0^2 the optimum is beta = 1 for every gamma.
 """
 
 import math
@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amata.control.pmp import ControlProblem, Course, criterion, run, solve
+from amata.control.pmp import ControlProblem, Rollout, criterion, run, solve
 from amata.errors import InputError
 from amata.quantity import number, positive, whole
 
-LEAST = 0.05
-"""The least share of the longest stable step that is considered."""
+MIN_BETA = 0.05
+"""The smallest control beta that is considered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Toy:
     tau: float = 3.0
     horizon: float = 2.0
     gamma: float = 0.04
-    """The price of a step."""
+    """The cost of a step."""
     parts: int = 100
 
     def __post_init__(self) -> None:
@@ -49,16 +49,16 @@ class Toy:
         whole(self.parts, "parts", 2)
         if abs(self.theta0) > 1000:
             raise InputError(
-                f"theta0 = {self.theta0:g} is out of reach; choose one between -1000 and 1000"
+                f"theta0 = {self.theta0:g} is too large; choose one between -1000 and 1000"
             )
         if self.horizon > 0.3 * self.parts:
             needed = math.ceil(self.horizon / 0.3)
             raise InputError(
-                f"{self.parts} steps of time are too few for a horizon of {self.horizon:g}; "
+                f"{self.parts} time steps are too few for a horizon of {self.horizon:g}; "
                 f"raise --parts to {needed}"
             )
         if self.theta0 == 0:
-            raise InputError("theta0 = 0 is the robust minimum already; start somewhere else")
+            raise InputError("theta0 = 0 is already the robust minimum; choose another start")
         if self.tau <= 1 + self.theta0**2:
             raise InputError(
                 f"tau = {self.tau:g} must be above 1 + theta0^2 = {1 + self.theta0**2:g} for "
@@ -86,12 +86,12 @@ class Toy:
             terminal=lambda rows: rows[:, 0] ** 2 / 2,
             theta0=torch.tensor([self.theta0], dtype=torch.float64),
             horizon=self.horizon,
-            controls=(LEAST, 1.0),
+            controls=(MIN_BETA, 1.0),
             parts=self.parts,
         )
 
     def follow(self, steps: Callable[[Tensor, float], float]) -> Tensor:
-        """The controls beta of a rule K(theta, t), laid along the states that it leads to."""
+        """The controls beta of a rule K(theta, t), along its own states."""
         problem, theta, controls = (
             self.problem(),
             torch.tensor([[self.theta0]], dtype=torch.float64),
@@ -107,7 +107,7 @@ class Toy:
         """K(t) of the greedy rule: at each state the control with the highest |grad_theta l|^2 -
         gamma K."""
         problem = self.problem()
-        candidates = torch.linspace(LEAST, 1.0, 400, dtype=torch.float64)
+        candidates = torch.linspace(MIN_BETA, 1.0, 400, dtype=torch.float64)
 
         def best(theta: Tensor, _: float) -> float:
             rows = theta.expand(len(candidates), 1)
@@ -117,8 +117,8 @@ class Toy:
         return self.steps_of(run(problem, self.follow(best)))
 
     def linear(self) -> Callable[[float], float]:
-        """Of the straight lines K(t) that keep the inner loop stable all the time, the one with the
-        fewest steps in all."""
+        """The line K(t) with the fewest steps in total among those whose inner loop is always
+        stable."""
         t = torch.linspace(0, self.horizon, 1001, dtype=torch.float64)
         needed = self.closed_form(t)
         slopes = torch.linspace(
@@ -130,20 +130,20 @@ class Toy:
         return lambda at: start + slope * at
 
     def constant(self) -> float:
-        """The least constant K that keeps the inner loop stable all the time."""
+        """The smallest constant K whose inner loop is always stable."""
         return float(self.closed_form(torch.tensor(self.horizon, dtype=torch.float64)))
 
-    def steps_of(self, course: Course) -> Tensor:
-        """K(t) of a course."""
-        return self.steps(course.theta[:-1, 0], course.u)
+    def steps_of(self, rollout: Rollout) -> Tensor:
+        """K(t) of a rollout."""
+        return self.steps(rollout.theta[:-1, 0], rollout.u)
 
-    def solve(self) -> Course:
-        """By successive approximations, from half the longest stable step."""
+    def solve(self) -> Rollout:
+        """By successive approximations, starting from half the longest stable step."""
         return solve(self.problem(), torch.full((self.parts,), 0.5, dtype=torch.float64))
 
     def report(self) -> dict[str, Any]:
         """Everything that `amata toy` prints and draws."""
-        problem, course = self.problem(), self.solve()
+        problem, rollout = self.problem(), self.solve()
         t = problem.times()
         line, level = self.linear(), self.constant()
         strategies = {
@@ -158,12 +158,12 @@ class Toy:
             "gamma": self.gamma,
             "t": t.tolist(),
             "k_closed_form": self.closed_form(t).tolist(),
-            "k_msa": self.steps_of(course).tolist(),
+            "k_msa": self.steps_of(rollout).tolist(),
             "k_greedy": self.greedy().tolist(),
             "k_constant": [level] * self.parts,
             "k_linear": [line(at) for at in t.tolist()],
-            "theta": course.theta[:-1, 0].tolist(),
+            "theta": rollout.theta[:-1, 0].tolist(),
             "theta_closed_form": (self.theta0 * torch.exp(-t)).tolist(),
-            "c_msa": criterion(problem, course.u),
+            "c_msa": criterion(problem, rollout.u),
             **{f"c_{name}": criterion(problem, u) for name, u in strategies.items()},
         }

@@ -1,9 +1,9 @@
 """The full criterion C of a recorded training run, for networks small enough to keep every step.
 
-Plain gradient descent theta_{t+1} = theta_t - eta g_t(theta_t, u_t) is recorded. The co-state comes
-backward through the recording, p_T = -grad Phi(theta_T) and p_t = p_{t+1} - eta (d g_t / d theta)^T
-p_{t+1}; at every step H(v) = -<p_{t+1}, g_t(theta_t, v)> - gamma K. The adversarial images are held
-while differentiating, which for sign steps and clamps is exact almost everywhere.
+Gradient descent theta_{t+1} = theta_t - eta g_t(theta_t, u_t) is recorded. The co-state runs
+backward through the recording: p_T = -grad Phi(theta_T) and p_t = p_{t+1} - eta (d g_t / d theta)^T
+p_{t+1}. At every step H(v) = -<p_{t+1}, g_t(theta_t, v)> - gamma K. The adversarial images are
+constants for the derivative, which for sign steps and clamps is exact almost everywhere.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,8 +28,7 @@ from amata.threat import Linf
 
 @dataclass(frozen=True)
 class Recorded:
-    """One step: the weights before it, the batch, the control, and the adversarial images that the
-    method trained on."""
+    """One step: the weights before it, the batch, the control, and the adversarial images."""
 
     theta: Tensor
     batch: Batch
@@ -59,22 +58,23 @@ def record(
     lr: float,
     seed: int = 0,
 ) -> Trajectory:
-    """Train `model` in place by plain gradient descent, one batch a step, and keep every step.
-    `control` gives u of each step."""
+    """Train `model` in place by gradient descent, one batch a step, and record every step.
+    `control` gives the u of each step."""
     if any(True for _ in model.buffers()):
         raise InputError(
-            "a recorded trajectory needs a model without buffers: BatchNorm's statistics are "
-            "no part of its state"
+            "a recorded trajectory needs a model without buffers, because BatchNorm's statistics "
+            "are not recorded; use a model without BatchNorm"
         )
     if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules()):
         raise InputError(
-            "a recorded trajectory needs a model without dropout, whose masks are not recorded"
+            "a recorded trajectory needs a model without dropout, because its masks are not "
+            "recorded; set p = 0"
         )
     known = isinstance(method, Free) or (isinstance(method, PGD) and not method.clean_term)
     if not known or not isinstance(getattr(method, "ball", None), Linf):
         raise InputError(
-            "a recorded trajectory needs pgd or free in L-inf: only there may the adversarial "
-            "images be held while differentiating"
+            "a recorded trajectory needs pgd or free in L-inf, where the adversarial images are "
+            "constants for the derivative; choose one of them"
         )
     trajectory = Trajectory(model, method, lr)
     for index, batch in enumerate(batches):
@@ -91,7 +91,7 @@ class FullCriterion:
     per_step: list[float]
     best: list[Control]
     costate: Tensor
-    """p_0: minus the gradient of Phi with respect to the weights that training began from."""
+    """p_0: minus the gradient of Phi with respect to the initial weights."""
 
     @property
     def c(self) -> float:

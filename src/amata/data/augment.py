@@ -9,20 +9,26 @@ from amata.seeds import Rows
 
 
 def crop_flip(
-    x: Tensor, rng: torch.Generator, *, pad: int = 4, flip: bool = True
+    x: Tensor,
+    rng: torch.Generator,
+    *,
+    pad: int = 4,
+    flip: bool = True,
+    rows: Rows | None = None,
 ) -> tuple[Tensor, Frame]:
     """Random crops of zero-padded images, offsets 0 to 2 pad in both directions, mirrored with
-    probability 1/2. Returns the images and their frames."""
+    probability 1/2. Returns the images and their frames. `rows`: which rows of a larger batch these
+    images are."""
     (n, _, height, width), device = x.shape, x.device
-    part = getattr(rng, "rows", Rows(0, n, n))  # this part of a whole batch's draws
+    part = rows or Rows(0, n, n)
     mine = slice(part.first, part.last)
     dy, dx = torch.randint(0, 2 * pad + 1, (2, part.total, 1), generator=rng, device=device)[
         :, mine
     ]
-    rows = dy + torch.arange(height, device=device)
+    lines = dy + torch.arange(height, device=device)
     columns = dx + torch.arange(width, device=device)
     if flip:
         mirrored = torch.rand(part.total, 1, generator=rng, device=device)[mine] < 0.5
         columns = torch.where(mirrored, columns.flip(1), columns)
-    frame = Frame(rows, columns, pad)
+    frame = Frame(lines, columns, pad)
     return frame.cut(F.pad(x, [pad] * 4)), frame

@@ -179,15 +179,9 @@ class Loader:
         ):
             frame, rows = None, self._rows(len(wholes[number])) if self.size > 1 else None
             if self.seed is not None and (self.pad or self.flip):
-                rng = generator(
-                    self.seed,
-                    epoch,
-                    start + number * stride,
-                    "augment",
-                    device=self.device,
-                    rows=rows,
-                )
-                x, frame = crop_flip(x, rng, pad=self.pad, flip=self.flip)
+                index = start + number * stride
+                rng = generator(self.seed, epoch, index, "augment", device=self.device)
+                x, frame = crop_flip(x, rng, pad=self.pad, flip=self.flip, rows=rows)
             yield Batch(x, y, ids, total, epoch, frame, rows)
 
     def _rows(self, n: int) -> Rows:

@@ -1,5 +1,4 @@
-"""Several processes that train one network: the process group, and BatchNorm shared between
-them."""
+"""Data-parallel training: the process group, and BatchNorm synchronised over it."""
 
 from amata.distributed.process_group import (
     Ranks,
@@ -9,16 +8,20 @@ from amata.distributed.process_group import (
     launched,
     local_device,
 )
-from amata.distributed.sync_batchnorm import SyncBatchNorm, sync_batchnorms, unsync_batchnorms
+from amata.distributed.sync_batchnorm import (
+    SyncBatchNorm,
+    convert_sync_batchnorm,
+    revert_sync_batchnorm,
+)
 
 __all__ = [
     "Ranks",
     "SyncBatchNorm",
+    "convert_sync_batchnorm",
     "current",
     "init_distributed",
     "is_main",
     "launched",
     "local_device",
-    "sync_batchnorms",
-    "unsync_batchnorms",
+    "revert_sync_batchnorm",
 ]

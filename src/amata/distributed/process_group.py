@@ -1,9 +1,13 @@
-"""The processes that train one network init_distributed, as torchrun starts them.
+"""Data-parallel training: the process group, as torchrun starts it.
 
-Every process has the whole network and a part of each batch. Attacks are its own affair. Weight
-gradients are averaged over all images, with BatchNorm's running statistics in the same message,
-once before every update: afterwards all processes hold the same network, bit for bit, so one of
-them can write it down and any number of them can go on from there.
+Every process holds the whole network and a part of each batch, and attacks that part without
+communication. Before every update one all-reduce averages weight gradients and BatchNorm's running
+statistics over all images. The replicas then stay equal bit for bit, so rank 0 alone writes
+checkpoints, and a run may be resumed on another number of processes.
+
+There are two groups. The device's own (NCCL where every process has a GPU) averages gradients.
+A gloo group beside it carries what is on the CPU: counts, Python objects, tensors for checkpoints.
+NCCL could send those only from GPU memory, and each message would wait for the GPU.
 """
 
 import os
@@ -18,27 +22,26 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(hours=6)
-"""How long processes wait for each other: one may have the harder images to evaluate."""
+TIMEOUT = timedelta(hours=6)
+"""Of collectives. Long, because one process may evaluate much harder images than the others."""
 
 
 class Ranks:
-    """This process among its peers. A process on its own is rank 0 of 1, and nothing is sent."""
+    """The rank of this process, the number of processes, and what they send to each other. A
+    process on its own is rank 0 of 1 and sends nothing."""
 
     def __init__(self, rank: int = 0, size: int = 1, gloo_group: Any = None) -> None:
-        """`gloo_group` is the process group for messages from host to host, beside the device's own
-        for gradients."""
+        """`gloo_group` is the process group for CPU tensors and Python objects."""
         self.rank, self.size, self.gloo_group = rank, size, gloo_group
 
     @property
     def is_main(self) -> bool:
-        """Whether this process speaks for all: it alone writes files and reports."""
+        """True on rank 0, which alone writes files and reports."""
         return self.rank == 0
 
     @torch.no_grad()
     def average(self, tensors: Sequence[Tensor], weight: float) -> None:
-        """Replace tensors by their mean over all processes, each with its weight, in one
-        message."""
+        """Replace tensors by their weighted mean over all processes, in one all-reduce."""
         parts = [t.reshape(-1) for t in tensors]
         flat = torch.cat([*parts, parts[0].new_ones(1)]) * weight
         dist.all_reduce(flat)
@@ -47,6 +50,7 @@ class Ranks:
             t.copy_(mean.view_as(t))
 
     def sum(self, values: Sequence[float]) -> list[float]:
+        """Each value summed over all processes."""
         if self.size == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64)
@@ -54,7 +58,7 @@ class Ranks:
         return total.tolist()
 
     def broadcast(self, value: T) -> T:
-        """The first process's value, given to all."""
+        """The value of rank 0, on every process."""
         if self.size == 1:
             return value
         box = [value]
@@ -62,38 +66,41 @@ class Ranks:
         return box[0]
 
     def join_rows(self, t: Tensor) -> Tensor:
-        """The rows of all processes, in order, on the CPU."""
+        """The rows of all processes, concatenated by rank, on the CPU."""
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, t.cpu(), group=self.gloo_group)
         return torch.cat(found)
 
 
-_current = Ranks()
+_current: tuple[Any, Ranks] | None = None
+"""torch's default group and the ranks in it. Global like that group itself, because all processes
+must create the gloo group beside it together: once, not at every call of `current`."""
 
 
 def current() -> Ranks:
-    """The processes that this one works with: those of `init_distributed`, or of a process group
-    that somebody has opened already."""
+    """The ranks of torch's default process group, whoever initialised it; rank 0 of 1 without
+    one."""
     global _current
     if not (dist.is_available() and dist.is_initialized()):
         return Ranks()
-    if _current.gloo_group is None:
+    world = dist.group.WORLD
+    if _current is None or _current[0] is not world:
         gloo_group = (
-            dist.group.WORLD
+            world
             if dist.get_backend() == "gloo"
-            else dist.new_group(backend="gloo", timeout=PATIENCE)
+            else dist.new_group(backend="gloo", timeout=TIMEOUT)
         )
-        _current = Ranks(dist.get_rank(), dist.get_world_size(), gloo_group)
-    return _current
+        _current = world, Ranks(dist.get_rank(), dist.get_world_size(), gloo_group)
+    return _current[1]
 
 
 def launched() -> bool:
-    """Whether torchrun, or something like it, has started this process as one of several."""
+    """Whether torchrun, or another launcher, started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def is_main() -> bool:
-    """Whether this process will speak for all, told before they have met."""
+    """True on rank 0, before `init_distributed`."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
@@ -106,25 +113,26 @@ def local_device() -> torch.device | None:
 
 @contextmanager
 def init_distributed(device: torch.device) -> Iterator[Ranks]:
-    """Meet the other processes, where torchrun has started several; alone there is nothing to
-    do."""
+    """Initialise the process group, if torchrun started several processes and none is initialised
+    yet."""
     global _current
     if not launched() or dist.is_initialized():
         yield current()
         return
-    crowded = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()
+    gpu_is_shared = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # NCCL wants a GPU for each process; several on one talk through the host.
-    backend = "nccl" if device.type == "cuda" and not crowded else "gloo"
-    store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))  # type: ignore[attr-defined]
+    # NCCL needs a GPU for each process; processes that share one use gloo.
+    backend = "nccl" if device.type == "cuda" and not gpu_is_shared else "gloo"
+    store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))  # type: ignore[attr-defined]
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
-        # torchrun keeps one store through restarts, with the addresses of the dead in it. On one
-        # machine all know which start this is.
+        # torchrun keeps one store through restarts, which still holds the addresses of processes
+        # that died. A prefix per restart hides them. Only on one machine do all processes see the
+        # same restart count.
         store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     try:
         yield current()
     finally:
-        _current = Ranks()
+        _current = None
         dist.destroy_process_group()

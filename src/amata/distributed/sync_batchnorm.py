@@ -1,20 +1,19 @@
-"""BatchNorm over the whole batch, however it is divided among processes. torch's own wants a
-GPU."""
+"""BatchNorm with the statistics of all processes. torch.nn.SyncBatchNorm needs a GPU; this one also
+runs on a CPU, over gloo."""
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
+class SyncBatchNorm(_BatchNorm):
+    """BatchNorm that in train mode normalises by the statistics of all processes' images. Gradients
+    flow back to all of them."""
 
-class SyncBatchNorm:
-    """In train mode the statistics are those of all processes' images; gradients flow back to all
-    of them."""
-
-    def forward(self: "nn.modules.batchnorm._BatchNorm", x: Tensor) -> Tensor:  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Tensor:
         if not self.training or not dist.is_initialized():
-            return super().forward(x)  # type: ignore[misc]
+            return super().forward(x)
         from torch.distributed.nn.functional import all_reduce
 
         axes = [d for d in range(x.dim()) if d != 1]
@@ -43,21 +42,57 @@ class SyncBatchNorm:
         return (wide * scale.view(shape) + shift.view(shape)).to(x.dtype)
 
 
-_KINDS: dict[type, type] = {
-    norm: type(f"SyncBatchNorm{norm.__name__}", (SyncBatchNorm, norm), {}) for norm in NORMS
+# One class per dimension: each is still an nn.BatchNorm1d, 2d or 3d to code that looks for one.
+
+
+class SyncBatchNorm1d(SyncBatchNorm, nn.BatchNorm1d):
+    pass
+
+
+class SyncBatchNorm2d(SyncBatchNorm, nn.BatchNorm2d):
+    pass
+
+
+class SyncBatchNorm3d(SyncBatchNorm, nn.BatchNorm3d):
+    pass
+
+
+SYNCED: dict[type[nn.Module], type[_BatchNorm]] = {
+    nn.BatchNorm1d: SyncBatchNorm1d,
+    nn.BatchNorm2d: SyncBatchNorm2d,
+    nn.BatchNorm3d: SyncBatchNorm3d,
+}
+LOCAL: dict[type[nn.Module], type[_BatchNorm]] = {
+    SyncBatchNorm1d: nn.BatchNorm1d,
+    SyncBatchNorm2d: nn.BatchNorm2d,
+    SyncBatchNorm3d: nn.BatchNorm3d,
 }
 
 
-def unsync_batchnorms(model: nn.Module) -> None:
-    """Make every BatchNorm of the model one of its own process again."""
-    for module in model.modules():
-        if isinstance(module, SyncBatchNorm):
-            module.__class__ = next(norm for norm, kind in _KINDS.items() if type(module) is kind)
+def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
+    """Replace every BatchNorm of the model, in place, by a synchronised one that shares its
+    parameters and buffers.
+
+    Returns the model, or its replacement where the model itself is a BatchNorm.
+    """
+    return _replace_norms(model, SYNCED)
 
 
-def sync_batchnorms(model: nn.Module) -> None:
-    """Make every BatchNorm of the model one over all processes. Its weights, names and shapes
-    stay."""
+def revert_sync_batchnorm(model: nn.Module) -> nn.Module:
+    """The inverse of `convert_sync_batchnorm`."""
+    return _replace_norms(model, LOCAL)
+
+
+def _replace_norms(model: nn.Module, kinds: dict[type[nn.Module], type[_BatchNorm]]) -> nn.Module:
+    replacements: dict[nn.Module, nn.Module] = {}
     for module in model.modules():
-        if type(module) in _KINDS:
-            module.__class__ = _KINDS[type(module)]
+        if isinstance(module, _BatchNorm) and type(module) in kinds:
+            replacement = kinds[type(module)](module.num_features)
+            # Parameters and buffers, but also settings, mode and hooks: all that the old one has.
+            vars(replacement).update(vars(module))
+            replacements[module] = replacement
+    for parent in model.modules():
+        for name, child in parent._modules.items():  # with every name of a module used twice
+            if child in replacements:
+                parent._modules[name] = replacements[child]
+    return replacements.get(model, model)

@@ -1,12 +1,12 @@
-"""How the verbs of a method are computed. The only room that may know of compilation, graphs,
-precision and distribution."""
+"""How a method's verbs are computed. The only package that knows of compilation, CUDA graphs,
+precision and memory format."""
 
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from amata.engine.cudnn import no_cudnn_benchmark, tf32
+from amata.engine.cudnn import backend_settings, no_cudnn_benchmark, tf32
 from amata.engine.ema import EMA
 from amata.engine.eval_copy import EvalCopy, compiled_for_eval
 from amata.engine.fast import FastNet
@@ -23,6 +23,7 @@ __all__ = [
     "PlainNet",
     "Precision",
     "ProbeNet",
+    "backend_settings",
     "compiled_for_eval",
     "make_net",
     "no_cudnn_benchmark",
@@ -38,8 +39,8 @@ def make_net(
     precision: Literal["auto", "fp32", "bf16"] = "auto",
     **options: Any,
 ) -> PlainNet:
-    """The engine for a model where it is. "auto": fast on a GPU, plain elsewhere; bf16 for the fast
-    one on a GPU, fp32 for all else."""
+    """The engine for a model on its device. "auto" chooses fast on a GPU and plain elsewhere, and
+    bf16 for the fast engine on a GPU, else fp32."""
     on_gpu = next(model.parameters()).device.type == "cuda"
     fast = engine == "fast" or (engine == "auto" and on_gpu)
     chosen: Precision = (

@@ -10,44 +10,46 @@ from amata.engine.graphs import Graph
 from amata.threat import Region
 
 
-def moved(region: Region, x: Tensor, g: Tensor, alpha: float | Tensor) -> Tensor:
-    """One step up the gradient, back in the feasible set."""
+def ascent_step(region: Region, x: Tensor, g: Tensor, alpha: float | Tensor) -> Tensor:
+    """One step up the gradient, projected to the feasible set."""
     return region.project(region.ascend(x, g, alpha))
 
 
-STRIDE = 5
-"""Ascent steps that are recorded together: between one replay and the next a GPU waits a little."""
+STEPS_PER_GRAPH = 5
+"""Ascent steps recorded as one graph: a GPU idles for a moment between two replays."""
 
 
 class AscentGraph:
-    """Ascent steps on images that stay in their place, within a feasible set that is copied in once
-    per batch."""
+    """Projected ascent on images that are updated in place. The feasible set is copied in once per
+    batch."""
 
     def __init__(
         self,
-        attack: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-        move: Callable[..., Tensor],
+        input_grad: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        step: Callable[..., Tensor],
         region: Any,
         x: Tensor,
         y: Tensor,
         alpha: Tensor,
-        touches: list[Tensor],
+        mutated: list[Tensor],
         pool: Any,
     ) -> None:
         self.names = [f.name for f in fields(region) if isinstance(getattr(region, f.name), Tensor)]
         self.fixed = replace(region, **{name: getattr(region, name).clone() for name in self.names})
 
-        def step(x: Tensor, y: Tensor) -> Tensor:
-            g, _ = attack(x, y)
-            return x.copy_(move(self.fixed, x, g, alpha))
+        def one_step(x: Tensor, y: Tensor) -> Tensor:
+            g, _ = input_grad(x, y)
+            return x.copy_(step(self.fixed, x, g, alpha))
 
-        def stride(x: Tensor, y: Tensor) -> Tensor:
-            for _ in range(STRIDE):
-                step(x, y)
+        def several_steps(x: Tensor, y: Tensor) -> Tensor:
+            for _ in range(STEPS_PER_GRAPH):
+                one_step(x, y)
             return x
 
-        self.one = Graph(step, (x, y), touches=touches, pool=pool)
-        self.many = Graph(stride, self.one.inputs, touches=touches, pool=pool, own=True)
+        self.one = Graph(one_step, (x, y), mutated=mutated, pool=pool)
+        self.several = Graph(
+            several_steps, self.one.inputs, mutated=mutated, pool=pool, copy_inputs=False
+        )
 
     def __call__(self, region: Any, x: Tensor, y: Tensor, steps: int) -> Tensor:
         for name in self.names:
@@ -55,8 +57,8 @@ class AscentGraph:
         own_x, own_y = self.one.inputs
         own_x.copy_(x)
         own_y.copy_(y)
-        for _ in range(steps // STRIDE):
-            self.many.replay()
-        for _ in range(steps % STRIDE):
+        for _ in range(steps // STEPS_PER_GRAPH):
+            self.several.replay()
+        for _ in range(steps % STEPS_PER_GRAPH):
             self.one.replay()
         return own_x

@@ -1,10 +1,9 @@
-"""The network as an attack sees it: frozen, in the attack's precision, with BatchNorm folded away
-where a convolution comes before it.
+"""A copy of the network for attacks: frozen, in the attack's precision, with BatchNorms folded into
+convolutions.
 
-In eval mode BatchNorm is a fixed scale and shift, so conv -> BN is one convolution. A model says
-where that is so: a module's `folds` names its parts (convolution, BatchNorm) of which the second
-follows the first and nothing else reads between them, and as a third part the ReLU behind them
-where there is one.
+In eval mode BatchNorm is a fixed scale and shift, so conv -> BN is one convolution. A module
+declares such pairs in its attribute `foldable_batchnorms`: tuples of the names of a convolution,
+the BatchNorm that alone reads its output and, where one follows, the ReLU behind it.
 """
 
 import copy
@@ -13,11 +12,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from amata.engine.layers import ConvReLU, Placed, WideConv2d, WideLinear, WindowConv2d
+from amata.engine.layers import (
+    ConvReLU,
+    PaddedConv2d,
+    PaddedLinear,
+    ReplacementLayer,
+    WindowConv2d,
+)
 
 
 class Folded(NamedTuple):
-    """Where the product of a convolution and the BatchNorm behind it goes."""
+    """A convolution, the BatchNorm behind it, and the tensors that hold their product."""
 
     weight: Tensor
     bias: Tensor
@@ -26,15 +31,19 @@ class Folded(NamedTuple):
 
 
 class AttackCopy:
-    """A copy of a model for input gradients. `refresh` brings it up to date after the weights have
-    moved."""
+    """A copy of a model for input gradients. `refresh` copies the model's weights into it again."""
 
     def __init__(
-        self, source: nn.Module, *, train_mode: bool, dtype: torch.dtype, shaped: bool = False
+        self,
+        source: nn.Module,
+        *,
+        train_mode: bool,
+        dtype: torch.dtype,
+        tensor_core_layers: bool = False,
     ) -> None:
-        """`shaped` replaces layers by ones that compute the same and suit tensor cores."""
+        """`tensor_core_layers` replaces layers by equivalent ones that suit tensor cores."""
         self.model = copy.deepcopy(source).requires_grad_(False).train(train_mode)
-        self.folds = [] if train_mode else folds_of(source)
+        self.folds = [] if train_mode else find_foldable_batchnorms(source)
         sources = dict(source.named_modules())
         modules = dict(self.model.named_modules())
         names = [id(module) for _, module in self.model.named_modules(remove_duplicate=False)]
@@ -57,37 +66,37 @@ class AttackCopy:
             if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
                 module.to(dtype)
                 layer = (
-                    _shaped(module, relu_of.get(name))
-                    if shaped and name in once and _is_plain(module)
+                    _tensor_core_layer(module, relu_of.get(name))
+                    if tensor_core_layers and name in once and _is_plain(module)
                     else None
                 )
                 if layer is not None:
                     _replace(self.model, name, layer)
                 if isinstance(layer, ConvReLU):
                     _replace(self.model, str(relu_of[name]), nn.Identity())
-                places: dict[str, Tensor] = (
-                    layer.places
+                targets: dict[str, Tensor] = (
+                    layer.views
                     if layer is not None
                     else dict(module.named_parameters(recurse=False))
                 )
                 if name in norm_of:
                     self.folded.append(
-                        Folded(places["weight"], places["bias"], original, sources[norm_of[name]])
+                        Folded(targets["weight"], targets["bias"], original, sources[norm_of[name]])
                     )
                     continue
             else:
-                places = dict(module.named_parameters(recurse=False))
+                targets = dict(module.named_parameters(recurse=False))
                 if train_mode:
-                    # statistics of the attacked batch go into the model's own
+                    # attacks update the running statistics of the model itself
                     module._buffers = dict(original._buffers)
                 else:
-                    places |= dict(module.named_buffers(recurse=False))
-            theirs = {
+                    targets |= dict(module.named_buffers(recurse=False))
+            tensors = {
                 **dict(original.named_parameters(recurse=False)),
                 **dict(original.named_buffers(recurse=False)),
             }
             self.copied += [
-                (places[leaf], tensor) for leaf, tensor in theirs.items() if leaf in places
+                (targets[leaf], tensor) for leaf, tensor in tensors.items() if leaf in targets
             ]
         self.refresh()
 
@@ -104,14 +113,14 @@ class AttackCopy:
             bias.copy_(shift if conv.bias is None else shift + conv.bias * scale)
 
 
-def folds_of(model: nn.Module) -> list[tuple[str, str, str | None]]:
+def find_foldable_batchnorms(model: nn.Module) -> list[tuple[str, str, str | None]]:
     """The full names of (convolution, BatchNorm, ReLU or None) that the model's modules declare in
-    `folds`."""
+    `foldable_batchnorms`."""
     modules = dict(model.named_modules())
     found = []
     for name, module in modules.items():
         prefix = f"{name}." if name else ""
-        for conv, bn, *relu in getattr(module, "folds", ()):
+        for conv, bn, *relu in getattr(module, "foldable_batchnorms", ()):
             norm = modules.get(prefix + bn)
             if (
                 prefix + conv in modules
@@ -124,8 +133,8 @@ def folds_of(model: nn.Module) -> list[tuple[str, str, str | None]]:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether a layer computes what its class says from the weights it holds: no subclass, no hook,
-    no weights made from others."""
+    """Whether a layer is exactly nn.Conv2d or nn.Linear: no subclass, no hook, no
+    parametrisation."""
     hooked = (
         module._forward_hooks
         or module._forward_pre_hooks
@@ -140,18 +149,18 @@ def _is_plain(module: nn.Module) -> bool:
     )
 
 
-def _shaped(module: nn.Module, relu: str | None) -> Placed | None:
-    """What computes the same as the layer, with the ReLU behind it where that is given, and is
-    faster; or nothing."""
+def _tensor_core_layer(module: nn.Module, relu: str | None) -> ReplacementLayer | None:
+    """An equivalent and faster layer, if there is one. A `ConvReLU` includes the ReLU behind the
+    convolution."""
     if isinstance(module, nn.Linear):
-        return WideLinear(module) if WideLinear.suits(module) else None
+        return PaddedLinear(module) if PaddedLinear.suits(module) else None
     if not isinstance(module, nn.Conv2d):
         return None
     if WindowConv2d.suits(module):
         return WindowConv2d(module)
     if relu is not None and ConvReLU.suits(module):
         return ConvReLU(module)
-    return WideConv2d(module) if WideConv2d.suits(module) else None
+    return PaddedConv2d(module) if PaddedConv2d.suits(module) else None
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Whether torch.compile can make kernels for a GPU here."""
+"""Whether torch.compile can generate GPU kernels on this machine."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ from functools import cache
 
 @cache
 def has_compiler() -> bool:
-    """Triton, and the C compiler that it calls."""
+    """Whether Triton is installed, and the C compiler that it calls."""
     from torch.utils._triton import has_triton
 
     named = os.environ.get("CC")

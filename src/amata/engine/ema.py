@@ -1,5 +1,4 @@
-"""Exponential moving average of the weights: the model that is validated, kept and shipped when a
-recipe asks for it."""
+"""Exponential moving average (EMA) of the weights."""
 
 import copy
 
@@ -8,11 +7,11 @@ from torch import nn
 
 
 class EMA:
-    """`model` averaged over training steps: w_avg <- d w_avg + (1 - d) w, with d = min(decay, (1 +
-    t) / (10 + t)).
+    """`model` is the average over training steps: w_ema <- d w_ema + (1 - d) w, with
+    d = min(decay, (1 + t) / (10 + t)).
 
-    The bound lets the average follow quickly while it is young. BatchNorm's running statistics are
-    averaged alike; integers are copied.
+    The bound makes the average follow quickly in the first steps. BatchNorm's running statistics
+    are averaged too; integer buffers are copied.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -28,11 +27,11 @@ class EMA:
         averaged, current = _tensors(self.model), _tensors(self.source)
         floats = [(a, c) for a, c in zip(averaged, current, strict=True) if a.is_floating_point()]
         torch._foreach_lerp_([a for a, _ in floats], [c for _, c in floats], 1 - decay)
-        whole = [
+        integers = [
             (a, c) for a, c in zip(averaged, current, strict=True) if not a.is_floating_point()
         ]
-        if whole:
-            torch._foreach_copy_([a for a, _ in whole], [c for _, c in whole])
+        if integers:
+            torch._foreach_copy_([a for a, _ in integers], [c for _, c in integers])
 
 
 def _tensors(model: nn.Module) -> list[torch.Tensor]:

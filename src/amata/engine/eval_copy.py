@@ -1,5 +1,5 @@
-"""A network to be evaluated, at speed: the same logits and input gradients from a frozen, folded,
-compiled copy."""
+"""Fast evaluation: the same logits and input gradients from a frozen, compiled copy with folded
+BatchNorms."""
 
 import torch
 from torch import Tensor, nn
@@ -7,13 +7,13 @@ from torch import Tensor, nn
 from amata.engine.attack_copy import AttackCopy
 from amata.engine.compiler import has_compiler
 
-FEW = 16
-"""Smaller batches, as when an attack first looks at a model, are not worth compiling for."""
+MIN_COMPILED_BATCH = 16
+"""Smaller batches, such as an attack's first check of a model, run eagerly."""
 
 
 class EvalCopy(nn.Module):
-    """What `model` computes now, in its own precision. Batches may have any size: that is left open
-    when it is compiled."""
+    """A copy of `model` with its present weights, in its own precision, compiled for any batch
+    size."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class EvalCopy(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        if len(x) < FEW:
+        if len(x) < MIN_COMPILED_BATCH:
             return self.copy(x)
         if x.is_cuda and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
@@ -34,7 +34,7 @@ class EvalCopy(nn.Module):
         return out
 
     def warm_up(self, x: Tensor) -> None:
-        """Compile for logits and for input gradients now, so that no attack is charged for it."""
+        """Compile the forward and backward pass now, so that no attack's time includes it."""
         with torch.no_grad():
             self(x)
         x = x.detach().clone().requires_grad_()
@@ -42,6 +42,6 @@ class EvalCopy(nn.Module):
 
 
 def compiled_for_eval(model: nn.Module) -> nn.Module:
-    """The fast copy on a GPU; elsewhere, where eager is as fast, the model itself."""
+    """An `EvalCopy` on a GPU; the model itself on a CPU, where eager is as fast."""
     p = next(model.parameters(), None)
     return EvalCopy(model) if p is not None and p.is_cuda else model

@@ -1,18 +1,17 @@
-"""The verbs at speed: what a GPU repeats is compiled, recorded as a CUDA graph and replayed.
-docs/engine.md says what each part gives.
+"""The engine's verbs on a GPU, fast: compiled, recorded as CUDA graphs and replayed. docs/engine.md
+says what each part gains.
 
-- attacks run on a frozen copy of the network in bf16, its BatchNorms folded, refreshed once after
-  every update (`AttackCopy`)
-- ascent steps are graphs: the step size is a scalar on the device and the images are updated in
-  place, so K and alpha may change from
-  epoch to epoch and nothing is compiled or recorded again (`AscentGraph`)
-- the update runs in bf16 under autocast, with weights, gradients and optimiser state in fp32;
-  gradients are added up in fixed places
-- what an optimiser computes from gradients alone, such as Muon's matrices, is a graph; the rate,
-  which changes, is not in it
-- nothing waits for the device
+- Attacks run on a frozen copy of the network in bf16 with folded BatchNorms, refreshed once after
+  every update (`AttackCopy`).
+- Ascent steps are graphs. The step size is a device scalar and the images are updated in place, so
+  K and alpha may change between epochs without compiling or recording again (`AscentGraph`).
+- The update runs in bf16 under autocast, with weights, gradients and optimiser state in fp32.
+  Gradients accumulate in static tensors.
+- What an optimiser computes from gradients alone, such as Muon's matrices, is a graph. The learning
+  rate changes, so it is not part of it.
+- The host never waits for the device.
 
-Shapes that come once, such as a last batch with fewer images, run eagerly in the same precision.
+Rare shapes, such as a smaller last batch, run eagerly in the same precision.
 """
 
 import math
@@ -24,26 +23,32 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from amata.engine.ascent import AscentGraph, moved
+from amata.engine.ascent import AscentGraph, ascent_step
 from amata.engine.attack_copy import AttackCopy
 from amata.engine.compiler import has_compiler
 from amata.engine.cudnn import no_cudnn_benchmark
 from amata.engine.graphs import Graph
 from amata.engine.plain import PlainNet, Precision
+from amata.errors import AmataError
 from amata.losses import Loss
 from amata.threat import Region
 
 BUCKETS: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125)
-"""Attacks on part of a batch, as of methods whose samples finish one by one, run with the next
-larger of these shares of it."""
+"""Attacks on part of a batch (methods whose samples stop one by one) are padded to the next of
+these fractions of it."""
+
+MAX_VARIANTS = 16
+"""How many different (loss, scale) pairs one verb may get: each is compiled and recorded."""
 
 
 @runtime_checkable
-class Directed(Protocol):
-    """An optimiser whose step comes in two: much work that is the same in every step, and a move of
-    the weights by the rate."""
+class GraphableOptimizer(Protocol):
+    """An optimiser whose step is in two parts: `directions`, the same work in every step, which a
+    CUDA graph can record, and `move`, which applies them with the current learning rate."""
 
-    def momenta(self) -> list[Tensor]: ...
+    def momenta(self) -> list[Tensor]:
+        """The tensors that `directions` changes."""
+        ...
 
     def directions(self) -> Any: ...
 
@@ -51,6 +56,13 @@ class Directed(Protocol):
 
 
 class FastNet(PlainNet):
+    """The verbs, compiled and recorded as CUDA graphs on a GPU; eager on a CPU.
+
+    There is one graph for every verb, loss function and `scale`. A method must therefore pass the
+    same function object in every step, and few different scales. More than `MAX_VARIANTS` of them
+    raise an error, on a CPU too.
+    """
+
     def __init__(
         self,
         model: nn.Module,
@@ -72,22 +84,26 @@ class FastNet(PlainNet):
         )
         if self.graphed and self.layout:
             model.to(memory_format=self.layout)  # type: ignore[call-overload]
-        # Uncompiled, windows and zeros would cost more than they save.
-        shaped = self.graphed and self.compiled and precision == "bf16"
-        self.attacked = AttackCopy(
-            model, train_mode=self.attack_mode == "train", dtype=dtype, shaped=shaped
+        # Uncompiled, windows and padding would cost more than they save.
+        tensor_core_layers = self.graphed and self.compiled and precision == "bf16"
+        self.attack_copy = AttackCopy(
+            model,
+            train_mode=self.attack_mode == "train",
+            dtype=dtype,
+            tensor_core_layers=tensor_core_layers,
         )
+        self.attack_copy_is_stale = False
         if self.graphed:
             if self.layout and self.ema is not None:
                 self.ema.model.to(memory_format=self.layout)  # type: ignore[call-overload]
             for p in model.parameters():
-                p.grad = torch.zeros_like(p)  # in one place for good: graphs add to it
+                p.grad = torch.zeros_like(p)  # never reallocated: graphs add to it
         self.graphs: dict[Hashable, Graph] = {}
         self.functions: dict[Hashable, Callable[..., Tensor]] = {}
-        self.ascents: dict[Hashable, AscentGraph] = {}
-        self.shapes: dict[Hashable, torch.Size] = {}
-        self.largest: dict[Hashable, int] = {}
-        self.stale = False
+        self.ascent_graphs: dict[Hashable, AscentGraph] = {}
+        self.usual_shapes: dict[Hashable, torch.Size] = {}
+        self.largest_batches: dict[Hashable, int] = {}
+        self.variants: dict[str, set[tuple[Callable[..., Tensor], float]]] = {}
         self.alpha = torch.zeros((), device=self.device)
         self.step_size: float | None = None
         self.pool = torch.cuda.graph_pool_handle() if self.graphed else None
@@ -108,71 +124,108 @@ class FastNet(PlainNet):
         )
         parts += ["updates eager because of train.sync_bn"] if self.syncs_in_forward else []
         parts += (
-            [f"{len(self.attacked.folds)} BatchNorms folded in attacks"]
-            if self.attacked.folds
+            [f"{len(self.attack_copy.folds)} BatchNorms folded in attacks"]
+            if self.attack_copy.folds
             else []
         )
         return ", ".join(parts)
 
     def _step(self) -> None:
-        if self.graphed and isinstance(self.optimizer, Directed):
+        if self.graphed and isinstance(self.optimizer, GraphableOptimizer):
             if "directions" not in self.graphs:
-                with self._making():
+                with self._compiling():
                     self.graphs["directions"] = Graph(
                         self.optimizer.directions,
                         (),
-                        touches=self.optimizer.momenta(),
+                        mutated=self.optimizer.momenta(),
                         pool=self.pool,
                     )
             self.optimizer.move(self.graphs["directions"]())
         else:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=not self.graphed)
-        self.stale = True
+        self.attack_copy_is_stale = True
 
     def weights_changed(self) -> None:
-        self.stale = True
-        self.graphs.pop("directions", None)  # an optimiser's state may now lie elsewhere
+        self.attack_copy_is_stale = True
+        # the optimiser's state may be in other tensors now
+        self.graphs.pop("directions", None)
 
-    # The work itself. Each piece is made twice: to be recorded, compiled, and to be run once on an
-    # unusual shape, as it is.
+    def backward(
+        self,
+        x: Tensor | tuple[Tensor, ...],
+        y: Tensor,
+        *,
+        loss: Callable[..., Tensor] | None = None,
+        scale: float = 1.0,
+        wrt_input: bool = False,
+    ) -> Tensor | None:
+        # Checked here, where `scale` is still what the method passed: without the part's weight.
+        self._check_variants("backward", loss or self.loss, scale)
+        return super().backward(x, y, loss=loss, scale=scale, wrt_input=wrt_input)
+
+    def _check_variants(self, verb: str, loss: Callable[..., Tensor], scale: float = 1.0) -> None:
+        """Refuse a method that would have a new graph recorded in every step."""
+        seen = self.variants.setdefault(verb, set())
+        seen.add((loss, scale))
+        if len(seen) <= MAX_VARIANTS:
+            return
+        if len({loss for loss, _ in seen}) > len({scale for _, scale in seen}):
+            raise AmataError(
+                f"the method passes a new loss function to net.{verb} in every step, and the fast "
+                "engine compiles each one; define it once, as a module-level function or a method "
+                "of the frozen dataclass, or set train.engine=plain"
+            )
+        raise AmataError(
+            f"the method passes a new scale to net.{verb} in every step, and the fast engine "
+            "compiles each one; pass a few fixed values, or set train.engine=plain"
+        )
+
+    # The work itself. Each piece has two forms: compiled, to be recorded, and eager, for rare
+    # shapes.
 
     def _logits(self, x: Tensor) -> Tensor:
-        self._freshen()
+        self._refresh_attack_copy()
 
         def work(x: Tensor) -> Tensor:
             with torch.no_grad():
-                return self._attacked(x)
+                return self._attack_logits(x)
 
         return self._run("logits", lambda _: work, (x,), self._attack_state)
 
     def _input_grad(self, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
-        self._freshen()
+        self._check_variants("input_grad", loss)
+        self._refresh_attack_copy()
         key, n = ("input_grad", loss), len(x)
         if not self.graphed or self.attack_mode == "train":
             return self._run(
-                key, lambda recorded: self._attack(loss, recorded), (x, y), self._attack_state
+                key,
+                lambda recorded: self._make_input_grad(loss, recorded),
+                (x, y),
+                self._attack_state,
             )
-        full = self.largest[key] = max(n, self.largest.get(key, 0))
+        full = self.largest_batches[key] = max(n, self.largest_batches.get(key, 0))
         size = next(s for s in sorted(math.ceil(share * full) for share in BUCKETS) if s >= n)
         if (key, size) not in self.graphs:
             rows = [torch.cat([t, t[-1:].expand(size - n, *t.shape[1:])]) for t in (x, y)]
-            with self._making():
-                self.graphs[key, size] = Graph(self._attack(loss, True), rows, pool=self.pool)
+            with self._compiling():
+                self.graphs[key, size] = Graph(
+                    self._make_input_grad(loss, True), rows, pool=self.pool
+                )
         g, z = self.graphs[key, size](x, y)
         return (g, z) if size == n else (g[:n], z[:n])
 
-    def _attacked(self, x: Tensor) -> Tensor:
+    def _attack_logits(self, x: Tensor) -> Tensor:
         with self._autocast():
-            z = self.attacked.model(x)
+            z = self.attack_copy.model(x)
         return z.float() if z.dtype == torch.bfloat16 else z
 
-    def _attack(
+    def _make_input_grad(
         self, loss: Loss, recorded: bool
     ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
         def value(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            z = self._attacked(x)
-            return loss(z, y).sum(), z  # summed, not averaged: small gradients would vanish in bf16
+            z = self._attack_logits(x)
+            return loss(z, y).sum(), z  # the sum, not the mean: small gradients underflow in bf16
 
         best = self._compiled(("attack", loss), value) if recorded else value
 
@@ -189,23 +242,23 @@ class FastNet(PlainNet):
     ) -> Tensor:
         if steps == 0:
             return x
-        self._freshen()
+        self._check_variants("ascent", loss)
+        self._refresh_attack_copy()
         key = ("ascent", loss, type(region), getattr(region, "ball", None))
         if not self.graphed or not self._is_usual(key, x):
-            attack = self._attack(loss, False)
+            input_grad = self._make_input_grad(loss, False)
             with no_cudnn_benchmark():
                 for _ in range(steps):
-                    x = moved(region, x, attack(x, y)[0], step_size)
+                    x = ascent_step(region, x, input_grad(x, y)[0], step_size)
             return x
         if self.step_size != step_size:
             self.alpha.fill_(step_size)
             self.step_size = step_size
-        if key not in self.ascents:
-            with self._making():
-                move = self._compiled(("move", type(region)), moved)
-                self.ascents[key] = AscentGraph(
-                    self._attack(loss, True),
-                    move,
+        if key not in self.ascent_graphs:
+            with self._compiling():
+                self.ascent_graphs[key] = AscentGraph(
+                    self._make_input_grad(loss, True),
+                    self._compiled(("ascent_step", type(region)), ascent_step),
                     region,
                     x,
                     y,
@@ -213,7 +266,7 @@ class FastNet(PlainNet):
                     self._attack_state(),
                     self.pool,
                 )
-        return self.ascents[key](region, x, y, steps)
+        return self.ascent_graphs[key](region, x, y, steps)
 
     def _backward(
         self,
@@ -253,36 +306,39 @@ class FastNet(PlainNet):
 
             return work
 
-        self.stale |= self.more  # BatchNorm's statistics move with every part of a batch
+        # every part of a batch updates BatchNorm's statistics
+        self.attack_copy_is_stale |= self.accumulating
         return self._train(("backward", loss, len(inputs), scale, wrt_input), make, (*inputs, y))
 
     def _costate(self, x: Tensor, y: Tensor, first: bool, scale: float) -> tuple[Tensor, Tensor]:
-        return self._as_plain(
+        return self._uncompiled(
             ("costate", first, scale),
             lambda x, y: PlainNet._costate(self, x, y, first, scale),
             (x, y),
         )
 
     def _first_grad(self, x: Tensor, p: Tensor) -> Tensor:
-        return self._as_plain("first_grad", lambda x, p: PlainNet._first_grad(self, x, p), (x, p))
+        return self._uncompiled("first_grad", lambda x, p: PlainNet._first_grad(self, x, p), (x, p))
 
     def _first_backward(self, x: Tensor, p: Tensor) -> None:
-        self._as_plain("first_backward", lambda x, p: PlainNet._first_backward(self, x, p), (x, p))
+        self._uncompiled(
+            "first_backward", lambda x, p: PlainNet._first_backward(self, x, p), (x, p)
+        )
 
-    # How work is carried out
+    # How work is executed
 
-    def _as_plain(
+    def _uncompiled(
         self, key: Hashable, plain: Callable[..., Any], tensors: tuple[Tensor, ...]
     ) -> Any:
-        """What the plain engine does, recorded as it is: the cut through a network that the split
-        verbs make is nothing for a compiler."""
+        """The plain engine's work, recorded but not compiled: torch.compile cannot follow the hooks
+        that split a network."""
         return self._train(key, lambda _: plain, tensors)
 
     def _train(
         self, key: Hashable, make: Callable[[bool], Callable[..., Any]], tensors: tuple[Tensor, ...]
     ) -> Any:
-        """Work that changes weight gradients. What processes say to each other in it cannot be
-        recorded."""
+        """Run work that changes weight gradients; eagerly if it communicates, which a graph cannot
+        record."""
         return (
             make(False)(*tensors)
             if self.syncs_in_forward
@@ -290,7 +346,7 @@ class FastNet(PlainNet):
         )
 
     def _compiled(self, key: Hashable, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, compiled where that is wanted; once for every key."""
+        """The function, compiled if compilation is on; once for every key."""
         if key not in self.functions:
             self.functions[key] = (
                 torch.compile(function, dynamic=False) if self.compiled else function
@@ -302,48 +358,50 @@ class FastNet(PlainNet):
         key: Hashable,
         make: Callable[[bool], Callable[..., Any]],
         tensors: tuple[Tensor, ...],
-        touches: Callable[[], list[Tensor]],
+        mutated: Callable[[], list[Tensor]],
     ) -> Any:
-        """Replay the recorded work, recording it first; on an unusual shape, or without a GPU, do
-        it as it is."""
+        """Replay the recorded work, after recording it once. On a rare shape, or without a GPU, run
+        it eagerly."""
         if not self.graphed or not self._is_usual(key, tensors[0]):
             with no_cudnn_benchmark():
                 return make(False)(*tensors)
         if key not in self.graphs:
-            with self._making():
-                self.graphs[key] = Graph(make(True), tensors, touches=touches(), pool=self.pool)
+            with self._compiling():
+                self.graphs[key] = Graph(make(True), tensors, mutated=mutated(), pool=self.pool)
         return self.graphs[key](*tensors)
 
     def _is_usual(self, key: Hashable, x: Tensor) -> bool:
-        """The first shape that a piece of work meets is the usual one; smaller ones, such as a last
-        small batch, come once an epoch. A larger one takes over: a run may be resumed just before a
-        last small batch."""
-        if len(x) > self.shapes.setdefault(key, x.shape)[0]:
-            self.shapes[key] = x.shape
-            self.graphs.pop(key, None)
-            self.ascents.pop(key, None)
-        return self.shapes[key] == x.shape
+        """Whether x has the usual shape: the first one seen, or the largest since.
 
-    def _freshen(self) -> None:
-        """Bring the attacked copy up to date, once after each update."""
-        if not self.stale:
+        A smaller one, such as the last batch's, occurs once an epoch. The first one may itself be
+        that of a last batch, in a run that is resumed just before it.
+        """
+        if len(x) > self.usual_shapes.setdefault(key, x.shape)[0]:
+            self.usual_shapes[key] = x.shape
+            self.graphs.pop(key, None)
+            self.ascent_graphs.pop(key, None)
+        return self.usual_shapes[key] == x.shape
+
+    def _refresh_attack_copy(self) -> None:
+        """Copy the weights into the attack copy, once after each update."""
+        if not self.attack_copy_is_stale:
             return
-        self.stale = False
+        self.attack_copy_is_stale = False
         if not self.graphed:
-            self.attacked.refresh()
+            self.attack_copy.refresh()
             return
         if "refresh" not in self.graphs:
-            with self._making():
+            with self._compiling():
                 refresh = (
-                    torch.compile(self.attacked.refresh, dynamic=False)
+                    torch.compile(self.attack_copy.refresh, dynamic=False)
                     if self.compiled
-                    else self.attacked.refresh
+                    else self.attack_copy.refresh
                 )
                 self.graphs["refresh"] = Graph(refresh, (), pool=self.pool)
         self.graphs["refresh"]()
 
     def _attack_state(self) -> list[Tensor]:
-        """What an attack may change: BatchNorm's statistics, where it runs in train mode."""
+        """What an attack may change: in train mode, BatchNorm's statistics."""
         return list(self.model.buffers()) if self.attack_mode == "train" else []
 
     def _train_state(self) -> list[Tensor]:
@@ -353,11 +411,12 @@ class FastNet(PlainNet):
         ]
 
     @contextmanager
-    def _making(self) -> Iterator[None]:
+    def _compiling(self) -> Iterator[None]:
+        """Time what is compiled and recorded in the with block."""
         torch.cuda.synchronize(self.device)
         started = time.perf_counter()
-        # The limit on compiling anew is for functions that change; ours are shared by all networks
-        # of a process, each with its shapes.
+        # Dynamo limits recompilations per function. All networks of a process share ours, each
+        # with its own shapes, so the limit has to be high.
         limit = (
             "recompile_limit"
             if hasattr(torch._dynamo.config, "recompile_limit")
@@ -370,6 +429,7 @@ class FastNet(PlainNet):
 
 
 def _suits_channels_last(model: nn.Module) -> bool:
-    """Kernels for that layout want channels in eights; with others they copy to and fro."""
+    """Kernels for that layout want multiples of eight channels; otherwise they convert to and
+    fro."""
     convs = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
     return all(c.out_channels % 8 == 0 for c in convs)

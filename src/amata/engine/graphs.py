@@ -12,18 +12,17 @@ WARM_UPS = 3
 
 @cache
 def _side_stream(device: int) -> torch.cuda.Stream:
-    """The one stream on which everything is recorded: each stream that multiplies matrices keeps
-    tens of megabytes for it."""
+    """The one stream on which everything is recorded: each stream with matrix products keeps a
+    cuBLAS workspace of tens of megabytes."""
     return torch.cuda.Stream(device)
 
 
 class Graph:
-    """`work(*inputs)` recorded. Called, it copies what is new into its own inputs, replays, and
-    gives back its own outputs.
+    """`work(*inputs)`, recorded. A call copies its arguments into the static inputs, replays the
+    graph and returns the static outputs.
 
-    The outputs are overwritten by the next call. Where an output is fed back in, nothing is copied.
-    Fewer rows than recorded may be given; then the first rows of the outputs are theirs, and what
-    the others hold means nothing.
+    The next call overwrites the outputs. A static input passed as an argument is not copied. An
+    argument may have fewer rows than recorded: then only the first rows of the outputs are valid.
     """
 
     def __init__(
@@ -31,19 +30,18 @@ class Graph:
         work: Callable[..., Any],
         inputs: Sequence[Tensor],
         *,
-        touches: Sequence[Tensor] = (),
+        mutated: Sequence[Tensor] = (),
         pool: Any = None,
-        own: bool = False,
+        copy_inputs: bool = True,
     ) -> None:
-        """`touches` are tensors that the work changes beside its outputs: warming up must leave no
-        trace in them. With `own` the graph works on the very tensors given, not on copies of
-        them."""
+        """`mutated` are tensors that the work changes besides its outputs: they are restored after
+        the warm-up. Without `copy_inputs` the tensors given are the static inputs."""
         self.inputs = (
-            list(inputs)
-            if own
-            else [t.detach().clone(memory_format=torch.preserve_format) for t in inputs]
+            [t.detach().clone(memory_format=torch.preserve_format) for t in inputs]
+            if copy_inputs
+            else list(inputs)
         )
-        before = [t.detach().clone() for t in touches]
+        before = [t.detach().clone() for t in mutated]
         stream = _side_stream(torch.cuda.current_device())
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -51,24 +49,24 @@ class Graph:
                 work(*self.inputs)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        # Only this thread must keep still: another may be pinning the next batch's memory.
+        # Another thread may be pinning the next batch's memory, which the default mode forbids.
         with torch.cuda.graph(
             self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"
         ):
             self.outputs = work(*self.inputs)
         with torch.no_grad():
-            for t, value in zip(touches, before, strict=True):
+            for t, value in zip(mutated, before, strict=True):
                 t.copy_(value)
-            for mine, given in zip(self.inputs, inputs, strict=True):
-                mine.copy_(given)
+            for static, given in zip(self.inputs, inputs, strict=True):
+                static.copy_(given)
 
     def __call__(self, *tensors: Tensor) -> Any:
-        for own, given in zip(self.inputs, tensors, strict=True):
-            if own is not given:
-                (own if len(own) == len(given) else own[: len(given)]).copy_(given)
+        for static, given in zip(self.inputs, tensors, strict=True):
+            if static is not given:
+                (static if len(static) == len(given) else static[: len(given)]).copy_(given)
         self.graph.replay()
         return self.outputs
 
     def replay(self) -> None:
-        """Once more on what the inputs hold."""
+        """Replay on the present values of the static inputs."""
         self.graph.replay()

@@ -1,8 +1,8 @@
-"""Layers as tensor cores like them, for networks that only have to give input gradients.
+"""Tensor-core-friendly layers, for networks that only compute input gradients.
 
-Each stands for a layer of the network and computes the same: a convolution of few or odd channels
-as a matrix product over windows, a linear layer whose sizes are brought to eights by zeros, and a
-convolution with its bias and the ReLU behind it in one kernel.
+Each replaces a layer of the network and computes the same: a convolution of few or odd channels as
+a matrix product over windows, a linear layer or convolution zero-padded to multiples of eight, and
+a convolution with bias and ReLU as one kernel.
 """
 
 import copy
@@ -13,24 +13,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-EIGHT = 8
-"""Tensor cores take bf16 in eights."""
+ALIGNMENT = 8
+"""Tensor cores want bf16 sizes in multiples of eight."""
 
 
-def to_eights(n: int) -> int:
-    return math.ceil(n / EIGHT) * EIGHT
+def aligned(n: int) -> int:
+    """n, rounded up to a multiple of eight."""
+    return math.ceil(n / ALIGNMENT) * ALIGNMENT
 
 
-class Placed(nn.Module):
-    """A layer whose weights lie inside larger tensors. `places` says where: tensors of the shapes
-    that the layer it stands for has."""
+class ReplacementLayer(nn.Module):
+    """A layer that replaces another. `views` are views of its storage with the names and shapes of
+    the original's parameters: writing to them sets its weights."""
 
-    places: dict[str, Tensor]
+    views: dict[str, Tensor]
 
 
-class WindowConv2d(Placed):
-    """A convolution of stride 1 as one matrix product: each pixel's window, laid out flat, times
-    the weights."""
+class WindowConv2d(ReplacementLayer):
+    """A convolution of stride 1 as one matrix product: the flattened window of each pixel times the
+    weights."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
@@ -41,21 +42,21 @@ class WindowConv2d(Placed):
         self.channels_in, self.channels = conv.in_channels, conv.out_channels
         flat = self.channels_in * self.kernel[0] * self.kernel[1]
         self.matrix = nn.Parameter(
-            conv.weight.new_zeros(to_eights(flat), to_eights(self.channels)), requires_grad=False
+            conv.weight.new_zeros(aligned(flat), aligned(self.channels)), requires_grad=False
         )
         self.shift = nn.Parameter(
-            conv.weight.new_zeros(to_eights(self.channels)), requires_grad=False
+            conv.weight.new_zeros(aligned(self.channels)), requires_grad=False
         )
         inside = self.matrix[:flat, : self.channels].view(
             *self.kernel, self.channels_in, self.channels
         )
-        self.places = {"weight": inside.permute(3, 2, 0, 1), "bias": self.shift[: self.channels]}
+        self.views = {"weight": inside.permute(3, 2, 0, 1), "bias": self.shift[: self.channels]}
 
     @staticmethod
     def suits(conv: nn.Conv2d) -> bool:
-        """Whether tensor cores have no good kernel for it, and windows are small enough to be laid
-        out."""
-        odd = conv.in_channels % EIGHT or conv.out_channels % EIGHT
+        """Whether tensor cores have no good kernel for it, and its windows are small enough to be
+        materialised."""
+        odd = conv.in_channels % ALIGNMENT or conv.out_channels % ALIGNMENT
         simple = (
             conv.stride == (1, 1)
             and conv.dilation == (1, 1)
@@ -77,8 +78,8 @@ class WindowConv2d(Placed):
 
 
 class _Windows(torch.autograd.Function):
-    """Each pixel's window of (N, H, W, C), laid out flat. Both ways are one kernel when compiled;
-    what PyTorch derives for the way back is many, or one with atomic additions."""
+    """The flattened window of each pixel of (N, H, W, C). Compiled, forward and backward are one
+    kernel each; autograd's own backward is many kernels, or one with atomic additions."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: int, columns: int) -> Tensor:
@@ -86,10 +87,10 @@ class _Windows(torch.autograd.Function):
         x = x.contiguous()
         (n, height, width, channels), (image, row, column, _) = x.shape, x.stride()
         size = (n, height - rows + 1, width - columns + 1, rows, columns, channels)
-        # as_strided rather than unfold: what comes before is then written down once, not computed
-        # anew for each of a pixel's windows.
+        # as_strided rather than unfold: the compiler then materialises x once, instead of
+        # recomputing it for every window that a pixel is in.
         flat = x.as_strided(size, (image, row, column, row, column, 1)).flatten(3)
-        return F.pad(flat, (0, to_eights(flat.shape[3]) - flat.shape[3]))
+        return F.pad(flat, (0, aligned(flat.shape[3]) - flat.shape[3]))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
@@ -103,60 +104,59 @@ class _Windows(torch.autograd.Function):
         return sum(moved[1:], moved[0]), None, None
 
 
-class WideLinear(Placed):
-    """A linear layer with zeros around its weights."""
+class PaddedLinear(ReplacementLayer):
+    """A linear layer with zero-padded weights."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        size, room = (
+        size, padded = (
             (linear.out_features, linear.in_features),
-            (to_eights(linear.out_features), to_eights(linear.in_features)),
+            (aligned(linear.out_features), aligned(linear.in_features)),
         )
-        self.size, self.spare = size, room[1] - size[1]
-        self.weight = nn.Parameter(linear.weight.new_zeros(room), requires_grad=False)
-        self.bias = nn.Parameter(linear.weight.new_zeros(room[0]), requires_grad=False)
-        self.places = {"weight": self.weight[: size[0], : size[1]], "bias": self.bias[: size[0]]}
+        self.size, self.padding = size, padded[1] - size[1]
+        self.weight = nn.Parameter(linear.weight.new_zeros(padded), requires_grad=False)
+        self.bias = nn.Parameter(linear.weight.new_zeros(padded[0]), requires_grad=False)
+        self.views = {"weight": self.weight[: size[0], : size[1]], "bias": self.bias[: size[0]]}
 
     @staticmethod
     def suits(linear: nn.Linear) -> bool:
-        return bool(linear.in_features % EIGHT or linear.out_features % EIGHT)
+        return bool(linear.in_features % ALIGNMENT or linear.out_features % ALIGNMENT)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(F.pad(x, (0, self.spare)).to(self.weight.dtype), self.weight, self.bias)[
+        return F.linear(F.pad(x, (0, self.padding)).to(self.weight.dtype), self.weight, self.bias)[
             ..., : self.size[0]
         ]
 
 
-class WideConv2d(Placed):
-    """A convolution of fewer than eight input channels, widened by zeros; images are widened
-    too."""
+class PaddedConv2d(ReplacementLayer):
+    """A convolution of fewer than eight input channels, with zero-padded weights and inputs."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
-        self.spare = EIGHT - conv.in_channels
+        self.padding = ALIGNMENT - conv.in_channels
         self.conv = copy.copy(conv)
-        wide = conv.weight.new_zeros(conv.out_channels, EIGHT, *conv.kernel_size).contiguous(
+        padded = conv.weight.new_zeros(conv.out_channels, ALIGNMENT, *conv.kernel_size).contiguous(
             memory_format=torch.channels_last
         )
         self.conv._parameters = {
             **conv._parameters,
-            "weight": nn.Parameter(wide, requires_grad=False),
+            "weight": nn.Parameter(padded, requires_grad=False),
         }
-        self.places = {"weight": self.conv.weight[:, : conv.in_channels]}
+        self.views = {"weight": self.conv.weight[:, : conv.in_channels]}
         if self.conv.bias is not None:
-            self.places["bias"] = self.conv.bias
+            self.views["bias"] = self.conv.bias
 
     @staticmethod
     def suits(conv: nn.Conv2d) -> bool:
-        return conv.in_channels < EIGHT and conv.groups == 1
+        return conv.in_channels < ALIGNMENT and conv.groups == 1
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv(F.pad(x, (0, 0, 0, 0, 0, self.spare)))
+        return self.conv(F.pad(x, (0, 0, 0, 0, 0, self.padding)))
 
 
-class ConvReLU(Placed):
-    """ReLU of a convolution with a bias, as cuDNN's one kernel: what comes out of the convolution
-    is never written to memory."""
+class ConvReLU(ReplacementLayer):
+    """Convolution, bias and ReLU as one cuDNN kernel: the convolution's output never goes to
+    memory."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class ConvReLU(Placed):
         )
         self.bias = conv.bias
         self.stride, self.padding = list(conv.stride), [int(p) for p in conv.padding]
-        self.places = {"weight": self.weight, "bias": self.bias}
+        self.views = {"weight": self.weight, "bias": self.bias}
 
     @staticmethod
     def suits(conv: nn.Conv2d) -> bool:
@@ -176,7 +176,7 @@ class ConvReLU(Placed):
             and isinstance(conv.padding, tuple)
             and conv.padding_mode == "zeros"
         )
-        return plain and conv.in_channels % EIGHT == 0 and conv.out_channels % EIGHT == 0
+        return plain and conv.in_channels % ALIGNMENT == 0 and conv.out_channels % ALIGNMENT == 0
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = conv_relu(
@@ -205,15 +205,15 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, stride: list[int], padding: list[
     return out.contiguous(memory_format=torch.channels_last)
 
 
-def _remember(
+def _save_for_backward(
     ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, list[int], list[int]], output: Tensor
 ) -> None:
     x, weight, _, ctx.stride, ctx.padding = inputs
     ctx.save_for_backward(x, weight, output)
 
 
-def _back(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
-    """To the images alone: the weights are frozen."""
+def _backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
+    """The gradient at the images alone: the weights are frozen."""
     x, weight, output = ctx.saved_tensors
     g = torch.where(output > 0, g, 0).contiguous(memory_format=torch.channels_last)
     options = (ctx.stride, ctx.padding, [1, 1], False, [0, 0], 1, [True, False, False])
@@ -226,4 +226,4 @@ def _back(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
     )
 
 
-conv_relu.register_autograd(_back, setup_context=_remember)
+conv_relu.register_autograd(_backward, setup_context=_save_for_backward)

@@ -1,8 +1,7 @@
-"""The engine's verbs in plain eager PyTorch: the reference that the tests trust and every faster
-engine is held equal to.
+"""The engine's verbs in eager PyTorch: the reference that tests compare the fast engine with.
 
-Each verb counts what it costs and hands the work to a method of the same name with an underscore; a
-faster engine replaces those alone.
+Each verb counts its cost and leaves the work to a method of the same name with an underscore. A
+faster engine overrides only those.
 """
 
 from collections.abc import Callable
@@ -23,12 +22,12 @@ Precision = Literal["fp32", "bf16"]
 
 
 class PlainNet:
-    """A network being trained, seen through the verbs `input_grad`, `backward` and `apply`.
+    """A network in training, with the verbs that methods are written in (`amata.methods.Net`).
 
-    `attack_mode` is the mode of the modules during `input_grad`. "eval": BatchNorm uses its running
-    statistics and leaves them alone, dropout is off. "train": BatchNorm uses the statistics of the
-    attacked batch and updates the running ones, dropout is on. `backward` always runs in train
-    mode, and so do the split verbs. In "bf16" the network computes under autocast; weights,
+    `attack_mode` is the mode of the modules during attacks. "eval": BatchNorm uses its running
+    statistics and does not update them, dropout is off. "train": BatchNorm uses the statistics of
+    the attacked batch and updates the running ones, dropout is on. `backward` and the verbs of the
+    split network always run in train mode. With "bf16" the network runs under autocast; weights,
     gradients, losses and the optimiser stay in fp32.
     """
 
@@ -50,7 +49,7 @@ class PlainNet:
         self.syncs_in_forward = self.ranks.size > 1 and any(
             isinstance(m, SyncBatchNorm) for m in model.modules()
         )
-        """Whether processes speak to each other in the middle of a pass."""
+        """Whether processes communicate within a forward pass."""
         self.precision = precision
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.optimizer = optimizer
@@ -58,28 +57,28 @@ class PlainNet:
         self.attack_loss = attack_loss
         self.attack_mode = attack_mode
         self.ema = ema
-        self.first = FirstLayer(model, first_layer)
+        self.first_layer = FirstLayer(model, first_layer)
         self.grad_evals = 0
-        """Full-network gradient evaluations so far, in images."""
+        """Full-network gradient evaluations so far, in images. Only the engine writes it."""
         self.first_layer_evals = 0
-        """Gradient evaluations of the first layer alone, in images."""
+        """Gradient evaluations of the first layer alone, in images. Only the engine writes it."""
         self.last_loss: Tensor | None = None
-        """The batch-mean training loss of the last pass that trained weights, left on its
-        device."""
+        """The batch-mean loss of the last pass with weight gradients, on its device."""
         self.compile_seconds = 0.0
-        """Time spent on making the verbs fast rather than on training."""
-        self.share = 1.0
-        """Of a batch that comes in parts, how much the part at hand is."""
-        self.more = False
-        """Whether another part of the batch will come: `apply` waits for the last."""
-        self.samples = 0
+        """Time spent on compiling and recording."""
+        self.part_weight = 1.0
+        """With gradient accumulation, the fraction of the batch in the current part."""
+        self.accumulating = False
+        """With gradient accumulation, whether more parts of the batch follow: `apply` then does
+        nothing."""
+        self._samples = 0
 
     def describe(self) -> str:
-        """Which path runs, in a few words."""
+        """The engine in a few words: precision, compilation, graphs."""
         return f"plain engine, {self.precision}"
 
     def weights_changed(self) -> None:
-        """To be told when the weights were changed from outside, as by a checkpoint."""
+        """Call it after changing weights from outside, as when loading a checkpoint."""
 
     def logits(self, x: Tensor) -> Tensor:
         return self._logits(x)
@@ -116,36 +115,38 @@ class PlainNet:
     ) -> Tensor | None:
         inputs = x if isinstance(x, tuple) else (x,)
         self.grad_evals += sum(len(t) for t in inputs)
-        self.samples += len(y)
+        self._samples += len(y)
         self.last_loss, g = self._backward(
-            inputs, y, loss or self.loss, scale * self._scale(y), wrt_input
+            inputs, y, loss or self.loss, scale * self._loss_weight(y), wrt_input
         )
         return g
 
     def apply(self) -> None:
-        if self.more:
+        if self.accumulating:
             return
         if self.ranks.size > 1:
-            self._agree()
+            self._all_reduce()
         self._step()
-        self.samples = 0
+        self._samples = 0
         if self.ema is not None:
             self.ema.update()
 
-    def _agree(self) -> None:
-        """Average weight gradients, and BatchNorm's running statistics, over the images of all
+    def _all_reduce(self) -> None:
+        """Average weight gradients and BatchNorm's running statistics over the images of all
         processes."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         statistics = [b for b in self.model.buffers() if b.is_floating_point()]
-        self.ranks.average([*gradients, *statistics], 1 if self.syncs_in_forward else self.samples)
+        self.ranks.average([*gradients, *statistics], 1 if self.syncs_in_forward else self._samples)
 
-    def _scale(self, y: Tensor) -> float:
-        """What a loss counts for in the update: the part's share of its batch. Where BatchNorm lets
-        gradients flow between processes, the losses of smaller parts must count for less before
-        they do, not after."""
+    def _loss_weight(self, y: Tensor) -> float:
+        """The factor of the loss in the update: this part's fraction of its batch.
+
+        SyncBatchNorm sends gradients between processes during backward. So each process must weigh
+        its loss by its number of images before that, not when gradients are averaged.
+        """
         if not self.syncs_in_forward:
-            return self.share
-        return self.share * len(y) * self.ranks.size / self.ranks.sum([len(y)])[0]
+            return self.part_weight
+        return self.part_weight * len(y) * self.ranks.size / self.ranks.sum([len(y)])[0]
 
     def _step(self) -> None:
         self.optimizer.step()
@@ -153,8 +154,8 @@ class PlainNet:
 
     def costate(self, x: Tensor, y: Tensor, *, first: bool) -> Tensor:
         self.grad_evals += len(x)
-        self.samples += len(y)
-        self.last_loss, p = self._costate(x, y, first, self._scale(y))
+        self._samples += len(y)
+        self.last_loss, p = self._costate(x, y, first, self._loss_weight(y))
         return p
 
     def first_grad(self, x: Tensor, p: Tensor) -> Tensor:
@@ -186,8 +187,8 @@ class PlainNet:
         self.model.train(self.attack_mode == "train")
         x = x.detach().requires_grad_()
         z = self._forward(x)
-        # Summed, not averaged: each sample's own gradient. Autograd is asked for x alone, so weight
-        # gradients are never computed.
+        # The sum, not the mean: each sample's own gradient. Autograd computes it for x alone, so
+        # there are no weight gradients.
         (g,) = torch.autograd.grad(loss(z, y).sum(), x)
         return g, z.detach()
 
@@ -215,10 +216,10 @@ class PlainNet:
 
     def _costate(self, x: Tensor, y: Tensor, first: bool, scale: float) -> tuple[Tensor, Tensor]:
         self.model.train()
-        with self.first.cut() as cut:
+        with self.first_layer.cut() as cut:
             loss = self.loss(self._forward(x.detach()), y).mean()
         (loss * scale if scale != 1 else loss).backward()
-        p = cut.behind.grad
+        p = cut.after.grad
         assert p is not None
         if first and cut.before.requires_grad:
             cut.before.backward(p)
@@ -228,14 +229,14 @@ class PlainNet:
         self.model.train()
         x = x.detach().requires_grad_()
         with self._autocast():
-            z = self.first(x)
+            z = self.first_layer(x)
         (g,) = torch.autograd.grad((z * p).sum(), x)
         return g
 
     def _first_backward(self, x: Tensor, p: Tensor) -> None:
         self.model.train()
         with self._autocast():
-            z = self.first(x.detach())
+            z = self.first_layer(x.detach())
         product = (z * p).sum()
         if product.requires_grad:  # a first layer may have no weights
             product.backward()

@@ -1,5 +1,4 @@
-"""A network that methods may train on without training it: their weight gradients are caught, and
-everything else stays as it was."""
+"""Run a method's step without training the model, to measure the weight gradient of its update."""
 
 import copy
 from dataclasses import dataclass
@@ -7,15 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from amata.distributed.sync_batchnorm import unsync_batchnorms
+from amata.distributed.sync_batchnorm import revert_sync_batchnorm
 from amata.engine.plain import Mode, PlainNet, Precision
 from amata.losses import Loss, ce
 from amata.threat import Region
 
 
 @dataclass
-class Path:
-    """Ascent steps of one size from one start, as far as they have been walked."""
+class AscentPath:
+    """Ascent steps of one size from one start: how many were taken, and where they ended."""
 
     start: Tensor
     y: Tensor
@@ -24,17 +23,17 @@ class Path:
 
 
 class ProbeNet(PlainNet):
-    """The engine's verbs on a copy of a model, with an `apply` that keeps the gradient instead of
-    stepping along it.
+    """The engine's verbs on a copy of a model, with an `apply` that stores the gradient instead of
+    updating weights.
 
-    After a method's `step`, `gradient` is the weight gradient of the method's last update, one flat
-    vector, and `x_adv` the images of its last pass. Where a method replays a batch (free), that is
-    the last replay, at the perturbation reached by then; where it adds up passes before one update
-    (yopo), it is their mean.
+    After a method's `step`, `gradient` is the weight gradient of its last update, as one flat
+    vector, and `x_adv` holds the images of its last pass. A method that replays a batch (free)
+    leaves the gradient of the last replay. One that sums several passes before an update (yopo)
+    leaves their mean.
 
-    With `shares`, ascents that differ in their number of steps alone are walked as one path, each
-    going on where the one before it ended: the same images in less time, but what one control takes
-    by itself is no longer seen.
+    With `share_paths`, ascents that differ only in their number of steps share one path: each
+    continues where the one before it ended. The images are the same and take less time, but the
+    time of a single control is no longer measured.
     """
 
     gradient: Tensor
@@ -49,10 +48,10 @@ class ProbeNet(PlainNet):
         attack_mode: Mode = "eval",
         first_layer: str | None = None,
         precision: Precision = "fp32",
-        shares: bool = False,
+        share_paths: bool = False,
     ) -> None:
-        copied = copy.deepcopy(model).requires_grad_(True)
-        unsync_batchnorms(copied)  # a probe is one process's own
+        # Each process probes on its own, so nothing may wait for the others.
+        copied = revert_sync_batchnorm(copy.deepcopy(model)).requires_grad_(True)
         for p in copied.parameters():
             p.grad = None
         idle = torch.optim.SGD(copied.parameters(), lr=0.0)
@@ -67,13 +66,13 @@ class ProbeNet(PlainNet):
         )
         self.buffers = [(b, b.detach().clone()) for b in copied.buffers()]
         self.passes = 0
-        # In train mode an attack leaves traces in BatchNorm's statistics, which a shared one would
-        # not.
-        self.shares = shares and attack_mode == "eval"
-        self.paths: dict[tuple[float, Loss], list[Path]] = {}
+        # In train mode every attack step changes BatchNorm's statistics; a shared step would do so
+        # once only.
+        self.share_paths = share_paths and attack_mode == "eval"
+        self.paths: dict[tuple[float, Loss], list[AscentPath]] = {}
 
     def rewind(self) -> None:
-        """Undo what passes have done to BatchNorm's statistics, and forget the last gradient."""
+        """Restore BatchNorm's statistics and drop the accumulated gradient."""
         with torch.no_grad():
             for buffer, value in self.buffers:
                 buffer.copy_(value)
@@ -83,12 +82,12 @@ class ProbeNet(PlainNet):
     def _ascent(
         self, region: Region, x: Tensor, y: Tensor, steps: int, step_size: float, loss: Loss
     ) -> Tensor:
-        if not self.shares:
+        if not self.share_paths:
             return super()._ascent(region, x, y, steps, step_size, loss)
         paths = self.paths.setdefault((step_size, loss), [])
         path = next((p for p in paths if torch.equal(p.start, x) and torch.equal(p.y, y)), None)
         if path is None:
-            paths.append(path := Path(x, y, 0, x))
+            paths.append(path := AscentPath(x, y, 0, x))
         if path.steps > steps:
             path.steps, path.end = 0, x
         path.end = super()._ascent(region, path.end, y, steps - path.steps, step_size, loss)

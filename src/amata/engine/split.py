@@ -1,5 +1,5 @@
-"""A network split after its first layer, whatever its class: everything up to the output of one
-named module is f_0."""
+"""A network of any class, split after its first layer f_0: all that runs up to the output of one
+named module."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,23 +11,23 @@ from torch import Tensor, nn
 from amata.errors import InputError, nearest
 
 
-class _Reached(Exception):
-    """The first layer's output, carried out of a forward pass that need not go on."""
+class _StopForward(Exception):
+    """Raised by a forward hook to end a forward pass early; carries the first layer's output."""
 
     def __init__(self, z: Tensor) -> None:
         self.z = z
 
 
 class Cut:
-    """The first layer's output on both sides of a cut in the graph."""
+    """The first layer's output, before and after a cut in the autograd graph."""
 
     before: Tensor
-    behind: Tensor
+    after: Tensor
 
 
 class FirstLayer:
-    """f_0 of a model: called, it runs the model up to and with the module `name`, or the one the
-    model names in `first_layer`."""
+    """f_0 of a model. A call runs the model up to and including the module `name`, by default the
+    one that the model names in `first_layer`."""
 
     def __init__(self, model: nn.Module, name: str | None) -> None:
         self.model, self.name = model, name
@@ -37,42 +37,45 @@ class FirstLayer:
         name = self.name or getattr(self.model, "first_layer", None)
         if name is None:
             raise InputError(
-                f"{type(self.model).__name__} does not say which layer is its first; set "
+                f"{type(self.model).__name__} does not name its first layer; set "
                 "model.first_layer to a module's name"
             )
         modules = dict(self.model.named_modules())
         if name not in modules:
             raise InputError(
-                f"model.first_layer = {name!r} is no module of {type(self.model).__name__}; "
+                f"model.first_layer = {name!r} is not a module of {type(self.model).__name__}; "
                 f"{nearest(name, set(modules) - {''})}"
             )
         return modules[name]
 
     def __call__(self, x: Tensor) -> Tensor:
+        # What a model's forward does before its first layer (normalise, reshape) is unknown, so the
+        # model itself has to run. An exception is the only way out of the middle of its forward;
+        # the layers behind, most of the work, are then never computed.
         def stop(module: nn.Module, args: Any, z: Tensor) -> None:
-            raise _Reached(z)
+            raise _StopForward(z)
 
         handle = self.module.register_forward_hook(stop)
         try:
             self.model(x)
-        except _Reached as reached:
-            return reached.z
+        except _StopForward as stopped:
+            return stopped.z
         finally:
             handle.remove()
         raise InputError(
-            f"the first layer of {type(self.model).__name__} takes no part in its forward "
-            "pass; set model.first_layer"
+            f"the first layer of {type(self.model).__name__} is not used in its forward pass; "
+            "set model.first_layer to a module that is"
         )
 
     @contextmanager
     def cut(self) -> Iterator[Cut]:
-        """Inside, a forward pass is cut in two at the first layer's output: gradients stop there
-        and are found at `behind`."""
+        """In the with block, a forward pass cuts its autograd graph at the first layer's output:
+        backward stops there and leaves its gradient in `after.grad`."""
         cut = Cut()
 
         def split(module: nn.Module, args: Any, z: Tensor) -> Tensor:
-            cut.before, cut.behind = z, z.detach().requires_grad_()
-            return cut.behind.clone()  # what follows may work in place, which a leaf does not allow
+            cut.before, cut.after = z, z.detach().requires_grad_()
+            return cut.after.clone()  # the next layer may work in place, which a leaf forbids
 
         handle = self.module.register_forward_hook(split)
         try:

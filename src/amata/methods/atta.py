@@ -53,9 +53,8 @@ class ATTA(Method):
         kept = memory["store"][ids].to(x.device)
         delta = batch.frame.cut(kept) if batch.frame else kept
         fresh = memory["fresh"][ids].to(x.device).view(-1, 1, 1, 1)
-        delta = torch.where(
-            fresh, self.noise * draw(torch.randn, rng, x.shape, x.device, x.dtype), delta
-        )
+        noise = draw(torch.randn, rng, x.shape, x.device, x.dtype, rows=batch.rows)
+        delta = torch.where(fresh, self.noise * noise, delta)
         x_adv = region.project(x + delta)
         x_adv = net.ascent(region, x_adv, y, u.steps, u.step_size)  # k = 1 .. K
         whole = batch.rows.total if batch.rows else len(x)

@@ -19,8 +19,14 @@ from amata.threat import Ball, Region
 
 
 class Net(Protocol):
-    """The engine's verbs. Every call that runs a sample through a full forward and backward pass is
-    counted as its cost."""
+    """The engine's verbs. Every sample that runs through a full forward and backward pass counts as
+    one gradient evaluation.
+
+    The fast engine compiles and records a graph for every `loss` function and every `scale` that it
+    is given. Pass the same function object in every step: a module-level function or a method of
+    the frozen dataclass, not a new lambda, closure or partial. Use few fixed scales. More than 16
+    pairs for one verb are an error.
+    """
 
     def logits(self, x: Tensor) -> Tensor:
         """The network's output, held constant: no gradient flows through it."""
@@ -130,4 +136,8 @@ class Method(ABC):
     def step(
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
     ) -> None:
-        """Train on one batch under u. Draw only from rng, keep state only in memory."""
+        """Train on one batch under u. Draw only from rng, keep state only in memory.
+
+        Draw noise with `region.start(rng, batch.rows)` or `seeds.draw(..., rows=batch.rows)`: the
+        parts of a batch share one seed, and `rows` gives each part its own numbers.
+        """

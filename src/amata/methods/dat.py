@@ -37,7 +37,7 @@ class DAT(Method):
         x, y = batch.x, batch.y
         c = max(0.0, self.c_max * (1 - batch.epoch / self.dynamic_epochs))  # c_t
         region = self.ball.around(x)
-        x_adv = now = region.start(rng)
+        x_adv = now = region.start(rng, batch.rows)
         centre = x if self.centre == "natural" else now
         active = torch.arange(len(x), device=x.device)
         for k in range(u.steps):

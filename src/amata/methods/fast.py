@@ -38,7 +38,7 @@ class Fast(Method):
     ) -> None:
         x, y, region = batch.x, batch.y, self.ball.around(batch.x)
         weak = u.steps == 0
-        x_adv = self._start(x, region, rng, memory, "fixed" if weak else self.init)
+        x_adv = self._start(batch, region, rng, memory, "fixed" if weak else self.init)
         steps = u.steps if not weak else 1 if self.weak == "fixed" else 0
         # delta <- clip(delta + alpha sign g)
         x_adv = net.ascent(region, x_adv, y, steps, u.step_size)
@@ -48,13 +48,14 @@ class Fast(Method):
         net.apply()
 
     def _start(
-        self, x: Tensor, region: Region, rng: torch.Generator, memory: Memory, init: str
+        self, batch: Batch, region: Region, rng: torch.Generator, memory: Memory, init: str
     ) -> Tensor:
+        x = batch.x
         if self.init == "previous":
             previous = memory.get("previous", x[:0]).to(x.device)
             memory["previous"] = previous if len(previous) >= len(x) else torch.zeros_like(x)
         if init == "random":
-            return region.start(rng)
+            return region.start(rng, batch.rows)
         if init == "zero":
             return x
         if init == "previous":  # row i begins where row i of the last batch ended

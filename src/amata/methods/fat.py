@@ -35,7 +35,7 @@ class FAT(Method):
     ) -> None:
         x, y = batch.x, batch.y
         region = self.ball.around(x)
-        x_adv = now = region.start(rng)
+        x_adv = now = region.start(rng, batch.rows)
         patience = torch.full_like(y, [tau for first, tau in self.tau if first <= batch.epoch][-1])
         active = torch.arange(len(x), device=x.device)
         for _ in range(u.steps):  # k = 1 .. K, on those still attacked

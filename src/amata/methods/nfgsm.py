@@ -30,7 +30,7 @@ class NFGSM(Method):
     ) -> None:
         x, y = batch.x, batch.y
         # x + eta, eta ~ U(-k eps, k eps)
-        x_noisy = self.ball.scaled(self.noise).around(x).start(rng)
+        x_noisy = self.ball.scaled(self.noise).around(x).start(rng, batch.rows)
         x_adv = x_noisy
         for _ in range(u.steps):  # one step in the paper
             g = net.input_grad(x_adv, y)

@@ -42,7 +42,7 @@ class PGD(Method):
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
     ) -> None:
         x, y, region = batch.x, batch.y, self.training_ball.around(batch.x)
-        x_adv = region.start(rng) if self.random_start else x  # x^0
+        x_adv = region.start(rng, batch.rows) if self.random_start else x  # x^0
         # k = 1 .. K_t: x^k = P(x^(k-1) + alpha_t sign grad_x l(x^(k-1), y))
         x_adv = net.ascent(region, x_adv, y, u.steps, u.step_size)
         net.backward(x_adv, y)

@@ -30,7 +30,8 @@ class TRADES(Method):
     ) -> None:
         x, y, region = batch.x, batch.y, self.ball.around(batch.x)
         z = net.logits(x)
-        x_adv = region.project(x + self.noise * draw(torch.randn, rng, x.shape, x.device, x.dtype))
+        noise = draw(torch.randn, rng, x.shape, x.device, x.dtype, rows=batch.rows)
+        x_adv = region.project(x + self.noise * noise)
         x_adv = net.ascent(region, x_adv, z, u.steps, u.step_size, loss=kl)  # k = 1 .. K
         net.backward((x, x_adv), y, loss=self.loss)
         net.apply()

@@ -34,7 +34,7 @@ class YOPO(Method):
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
     ) -> None:
         y, region = batch.y, self.ball.around(batch.x)
-        x_adv = region.start(rng)  # x^(1,0)
+        x_adv = region.start(rng, batch.rows)  # x^(1,0)
         for _ in range(u.steps):  # j = 1 .. m
             # full pass: p, and the gradients of the other layers
             p = net.costate(x_adv, y, first=self.layer_one == "reference")

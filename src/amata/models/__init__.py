@@ -1,8 +1,8 @@
-"""Networks by name, with normalisation inside: images in [0, 1] go in, logits come out.
+"""Networks by name: images in [0, 1] in, logits out, with normalisation inside.
 
-A name is one of MODELS, `timm/NAME` where timm is installed, or the import path
-`package.module:callable` of anything that returns an `nn.Module`; its parameters `in_channels`,
-`classes` and `num_classes`, if it has them, are filled in from the data.
+A name is one of MODELS, `timm/NAME` where timm is installed, or an import path
+`package.module:callable` to anything that returns an `nn.Module`. If the callable has parameters
+`in_channels`, `classes` or `num_classes`, they are filled in from the data.
 """
 
 import importlib
@@ -46,18 +46,19 @@ def build(
     std: Sequence[float] | None = None,
     seed: int = 0,
 ) -> nn.Module:
-    """The network `name` with weights drawn from `seed` alone; torch's global generator is left as
-    it was."""
+    """The network `name` with weights drawn from `seed` alone; torch's global generator is
+    untouched."""
     args = args or {}
     normalize = Normalize(mean, std)
     if mean is not None and len(mean) != in_channels:
         raise InputError(
-            f"model.mean has {len(mean)} values and the images have {in_channels} channels"
+            f"model.mean has {len(mean)} values and the images have {in_channels} channels; give "
+            "one value per channel"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "init"))
         if name in MODELS:
-            # The names that every network takes are ours to fill; the rest are the recipe's.
+            # model.args may set everything but the parameters that every network shares.
             _check_args(name, MODELS[name], args, filled={"in_channels", "classes", "normalize"})
             return MODELS[name](
                 in_channels=in_channels, classes=classes, normalize=normalize, **args
@@ -94,9 +95,9 @@ def _timm_model(name: str, in_channels: int, classes: int, args: dict[str, Any])
     return timm.create_model(name, in_chans=in_channels, num_classes=classes, **args)
 
 
-def _imported_model(path: str, args: dict[str, Any], of_data: dict[str, int]) -> nn.Module:
+def _imported_model(path: str, args: dict[str, Any], data_sizes: dict[str, int]) -> nn.Module:
     module_name, _, attribute = path.partition(":")
-    # A model beside the recipe is found as it would be by `python -m`.
+    # As with `python -m`, modules in the working directory can be imported.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -108,28 +109,27 @@ def _imported_model(path: str, args: dict[str, Any], of_data: dict[str, int]) ->
         ) from None
     if not callable(builder) or isinstance(builder, nn.Module):
         raise InputError(
-            f"model.name = {path!r} is no callable but {type(builder).__name__}; name a class "
-            "or function that makes the network"
+            f"model.name = {path!r} is not callable but {type(builder).__name__}; name a class "
+            "or function that returns the network"
         )
     _check_args(path, builder, args, filled=set())
     wanted = inspect.signature(builder).parameters
     try:
-        net = builder(**{k: v for k, v in of_data.items() if k in wanted} | args)
+        net = builder(**{k: v for k, v in data_sizes.items() if k in wanted} | args)
     except (TypeError, ValueError) as error:
         raise InputError(
             f"model {path!r} cannot be built from model.args = {args}: {error}"
         ) from error
     if not isinstance(net, nn.Module):
-        raise InputError(f"model.name = {path!r} gave {type(net).__name__}, not an nn.Module")
+        raise InputError(f"model.name = {path!r} returned {type(net).__name__}, not an nn.Module")
     return net
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
-    """Load a .safetensors file, or a .pt/.pth state dict (read without running its pickles), into
-    the model."""
+    """Load a .safetensors file, or a .pt/.pth state dict (with `weights_only`), into the model."""
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"no weights at {path}")
+        raise InputError(f"no weights at {path}; give a .safetensors, .pt or .pth file")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

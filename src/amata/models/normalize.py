@@ -1,5 +1,4 @@
-"""Input normalisation as the first layer of a network, so that attacks and users always speak of
-images in [0, 1]."""
+"""Input normalisation as the first layer of a network, so that attacks work on images in [0, 1]."""
 
 from collections.abc import Sequence
 
@@ -12,7 +11,7 @@ from amata.errors import InputError
 class Normalize(nn.Module):
     """(x - mean) / std per channel; the identity when neither is given.
 
-    The constants are no part of the state dict: weights trained elsewhere load by their own names.
+    The constants are not in the state dict, so weights trained elsewhere load.
     """
 
     mean: Tensor | None
@@ -26,8 +25,8 @@ class Normalize(nn.Module):
             raise InputError("mean and std go together; give both or neither")
         if mean is not None and std is not None and (len(mean) != len(std) or min(std) <= 0):
             raise InputError(
-                f"mean = {list(mean)} and std = {list(std)} must be of one length, and every "
-                "std above 0"
+                f"mean = {list(mean)} and std = {list(std)} must have the same length, and every "
+                "std must be above 0"
             )
         self.register_buffer(
             "mean", None if mean is None else torch.tensor(mean).view(-1, 1, 1), persistent=False

@@ -1,10 +1,10 @@
 """PreActResNet-18 for 32x32 images (He et al. 2016, arXiv 1603.05027), the network of the paper's
 CIFAR-10 experiments.
 
-Four variants are in use in the literature. They differ in what the 1x1 shortcut convolution is fed
-with (`shortcut`: "preact", the block's relu(bn1(x)), or "raw", the block's input) and in whether a
-last BN and ReLU stand before pooling (`final_bn`): AWP and Rice et al. ("preact", True), our
-default; YOPO and FAT ("preact", False); Fast and N-FGSM ("raw", True); GradAlign ("raw", False).
+The literature uses four variants. They differ in the input of the 1x1 shortcut convolution
+(`shortcut`: "preact", the block's relu(bn1(x)), or "raw", the block's input) and in a final BN and
+ReLU before pooling (`final_bn`): AWP and Rice et al. ("preact", True), our default; YOPO and FAT
+("preact", False); Fast and N-FGSM ("raw", True); GradAlign ("raw", False).
 """
 
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from amata.models.normalize import Normalize
 
 
 class PreActBlock(nn.Module):
-    folds = (("conv1", "bn2", "relu2"),)
+    foldable_batchnorms = (("conv1", "bn2", "relu2"),)
 
     def __init__(self, width_in: int, width: int, stride: int, shortcut: str) -> None:
         super().__init__()

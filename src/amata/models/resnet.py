@@ -14,7 +14,11 @@ from amata.models.normalize import Normalize
 
 class BasicBlock(nn.Module):
     expansion = 1
-    folds = (("conv1", "bn1", "relu1"), ("conv2", "bn2"), ("downsample.0", "downsample.1"))
+    foldable_batchnorms = (
+        ("conv1", "bn1", "relu1"),
+        ("conv2", "bn2"),
+        ("downsample.0", "downsample.1"),
+    )
 
     def __init__(
         self, width_in: int, width: int, stride: int, downsample: nn.Module | None
@@ -35,7 +39,7 @@ class BasicBlock(nn.Module):
 
 class Bottleneck(nn.Module):
     expansion = 4
-    folds = (
+    foldable_batchnorms = (
         ("conv1", "bn1", "relu1"),
         ("conv2", "bn2", "relu2"),
         ("conv3", "bn3"),
@@ -65,7 +69,7 @@ class Bottleneck(nn.Module):
 
 class ResNet(nn.Module):
     first_layer = "conv1"
-    folds = (("conv1", "bn1", "relu1"),)
+    foldable_batchnorms = (("conv1", "bn1", "relu1"),)
 
     def __init__(
         self,

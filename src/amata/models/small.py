@@ -1,7 +1,7 @@
-"""Small networks for MNIST-sized images: LeNet, the SmallCNN of the TRADES family, and a tiny
-strided CNN for quick work on a CPU.
+"""Small networks for MNIST-sized images: LeNet, the SmallCNN of TRADES, and a tiny strided CNN for
+CPUs.
 
-Their `first_layer`, for methods that split it off, is the first convolution with its ReLU, as in
+Their `first_layer`, where YOPO splits the network, is the first convolution with its ReLU, as in
 YOPO's MNIST code.
 """
 
@@ -13,10 +13,10 @@ from amata.models.normalize import Normalize
 
 
 class LeNet(nn.Module):
-    """The network of PyTorch's MNIST example, which the paper cites as its LeNet.
+    """The network of PyTorch's MNIST example, which the paper calls LeNet.
 
-    The example changed over time. `variant="1.0"` is the one of PyTorch 1.0, the version the paper
-    names: two 5x5 convolutions of 20 and 50 channels, 500 hidden units, 431,080 parameters.
+    The example changed over time. `variant="1.0"` is that of PyTorch 1.0, the version the paper
+    used: two 5x5 convolutions of 20 and 50 channels, 500 hidden units, 431,080 parameters.
     `variant="2020"` is the later one: two 3x3 convolutions of 32 and 64 channels, one pooling,
     dropout, 128 hidden units, 1,199,882 parameters.
     """
@@ -60,8 +60,8 @@ class SmallCNN(nn.Module):
     """SmallCNN for MNIST (TRADES, YOPO, ATTA): four valid 3x3 convolutions, three linear layers,
     312,202 parameters.
 
-    As in the references the last layer starts at exactly zero, so the first batch has no input
-    gradient and is trained on its start.
+    As in the reference code the last layer starts at zero. So the first batch has no input
+    gradient, and its attack ends at its random start.
     """
 
     first_layer = "relu1"

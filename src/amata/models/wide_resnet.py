@@ -1,8 +1,8 @@
 """WideResNet for 32x32 images (Zagoruyko & Komodakis 2016, arXiv 1605.07146): WRN-34-10 of the
 robustness literature.
 
-As in the TRADES family: pre-activation blocks, He initialisation, no dropout. Their extra stage
-that no forward pass uses is left out.
+As in TRADES: pre-activation blocks, He initialisation, no dropout. The reference code's extra
+stage, which no forward pass uses, is left out.
 """
 
 import math
@@ -15,7 +15,7 @@ from amata.models.normalize import Normalize
 
 
 class WideBlock(nn.Module):
-    folds = (("conv1", "bn2", "relu2"),)
+    foldable_batchnorms = (("conv1", "bn2", "relu2"),)
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from amata import models
 from amata.batch import Batch
 from amata.data import find_dataset
-from amata.engine import FastNet, PlainNet, Precision
+from amata.engine import FastNet, PlainNet, Precision, backend_settings
 from amata.errors import AmataError, unknown
 from amata.losses import Loss
 from amata.recipes import Recipe
@@ -217,10 +217,11 @@ def bench(
     for case in cases:
         images, references = find_dataset(case.recipe.data.name).images, dict[int, float]()
         for variant in variants:
-            timed = {
-                u: _finish(row, case, u, images, ceiling)
-                for u, row in _time(case, variant, device, seconds)
-            }
+            with backend_settings(benchmark=True):
+                timed = {
+                    u: _finish(row, case, u, images, ceiling)
+                    for u, row in _time(case, variant, device, seconds)
+                }
             for u, row in timed.items():
                 if variant == "reference":
                     references[u.steps] = row["seconds_per_step"]
@@ -288,7 +289,6 @@ def _time(
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
-        torch.backends.cudnn.benchmark = True
     batches = case.batches(device)
     net = case.net(variant, copy.deepcopy(case.model(device)))
     memory: dict[str, Tensor] = {}

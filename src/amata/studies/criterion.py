@@ -20,8 +20,8 @@ from amata.control import (
     Criterion,
     Search,
     StrategyCriterion,
+    can_share_paths,
     criterion,
-    may_share,
     strategy,
 )
 from amata.engine import ProbeNet
@@ -162,7 +162,7 @@ def _measure(
                 loss=smooth_ce(recipe.optim.label_smoothing),
                 attack_mode=recipe.train.attack_mode,
                 first_layer=recipe.model.first_layer,
-                shares=may_share(search, cost),
+                share_paths=can_share_paths(search, cost),
             )
             found = criterion(
                 model,

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from amata.distributed import Ranks, current
+from amata.engine import backend_settings
 from amata.errors import AmataError, InputError
 from amata.evaluation import Result, Shard, evaluate, parse_attack
 from amata.metrics import EpochRow, Event
@@ -84,13 +85,19 @@ def train_model(
             "the training data are smaller than one batch; lower data.batch_size or set "
             "data.drop_last = false"
         )
-    trainer = Trainer(model, batches, recipe, device)
-    seeded = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-    with lock, seeded, Interrupt() as interrupt, Saver(trainer, run) as saver:
-        held_out = held_out_batches(valid, recipe, device)
-        guarded = held_out_batches(valid, recipe, device, IMAGES)
-        loop = _Loop(trainer, held_out, guarded, saver, reporter or Reporter(), interrupt)
-        return loop.run_all()
+    on_gpu, fixed = device.type == "cuda", recipe.train.deterministic
+    backends = (
+        backend_settings(benchmark=not fixed, deterministic=fixed)
+        if on_gpu
+        else contextlib.nullcontext()
+    )
+    with lock, torch.random.fork_rng(devices=[device] if on_gpu else []), backends:
+        trainer = Trainer(model, batches, recipe, device)
+        with Interrupt() as interrupt, Saver(trainer, run) as saver:
+            held_out = held_out_batches(valid, recipe, device)
+            guarded = held_out_batches(valid, recipe, device, IMAGES)
+            loop = _Loop(trainer, held_out, guarded, saver, reporter or Reporter(), interrupt)
+            return loop.run_all()
 
 
 def part_of(ranks: Ranks) -> Shard:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from amata.attacks.checks import check_images, check_logits, forward
 from amata.batch import Batch
 from amata.data import Feed
-from amata.distributed import current, sync_batchnorms
+from amata.distributed import convert_sync_batchnorm, current
 from amata.engine import EMA, ProbeNet, make_net, no_cudnn_benchmark
 from amata.errors import AmataError, InputError
 from amata.losses import smooth_ce
@@ -54,7 +54,7 @@ class Trainer:
                 float(self.ranks.is_main),
             )
             if recipe.train.sync_bn:
-                sync_batchnorms(self.model)
+                self.model = convert_sync_batchnorm(self.model)
         self.ema = EMA(self.model, recipe.optim.ema) if recipe.optim.ema else None
         self.optimizer = make_optimizer(self.model, recipe.optim)
         if device.type == "cuda" and device.index is not None:
@@ -196,16 +196,16 @@ class Trainer:
             # Dropout draws from the global generator.
             rank = (self.ranks.rank,) if self.ranks.rank else ()
             torch.manual_seed(derive(*place, "layers", *rank, *([index] if index else [])))
-            rng = generator(*place, "method", device=self.device, rows=part.rows)
-            self.net.share = len(part.x) / len(batch.x)
-            self.net.more = index < len(parts) - 1
+            rng = generator(*place, "method", device=self.device)
+            self.net.part_weight = len(part.x) / len(batch.x)
+            self.net.accumulating = index < len(parts) - 1
             self.recipe.method.step(self.net, part, u, rng, self.memory)
             if self.net.last_loss is None:
                 raise InputError(
                     f"with {u.steps} steps this method does not update the weights; raise K in "
                     "[schedule]"
                 )
-            self.loss_sum += self.net.last_loss * self.net.share
+            self.loss_sum += self.net.last_loss * self.net.part_weight
         self._images += len(batch.x)
 
     def _update_account(self) -> None:
