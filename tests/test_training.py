@@ -23,7 +23,7 @@ from amata import recipes
 from amata.errors import AmataError, InputError
 from amata.recipes import Recipe
 from amata.recipes.schema import Optim
-from amata.reporter import Moment, Reporter
+from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
 from amata.runs.checkpoint import load_checkpoint, save_checkpoint
 from amata.runs.files import NAMES, describe_weights, load_tensors, save_tensors
@@ -189,8 +189,8 @@ def test_the_best_model_is_chosen_by_held_out_robust_accuracy(tmp_path: Path) ->
     class Ruin(Reporter):
         """Spoils the weights after the second epoch, so that a later epoch cannot be the best."""
 
-        def batch(self, moment: Moment) -> None:
-            if moment.epoch >= 2:
+        def batch(self, info: BatchInfo) -> None:
+            if info.epoch >= 2:
                 with torch.no_grad():
                     for p in net.parameters():
                         p.zero_()
@@ -313,8 +313,8 @@ def test_files_of_tensors_are_what_the_safetensors_library_reads_and_writes(tmp_
 
 def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     class Poison(Reporter):
-        def batch(self, moment: Moment) -> None:
-            if (moment.epoch, moment.batch) == (1, 2):
+        def batch(self, info: BatchInfo) -> None:
+            if (info.epoch, info.batch) == (1, 2):
                 with torch.no_grad():
                     next(net.parameters()).fill_(torch.nan)
 
@@ -336,7 +336,7 @@ def test_a_long_epoch_is_saved_every_few_minutes(
     seen: list[str] = []
 
     class Watch(Reporter):
-        def batch(self, moment: Moment) -> None:
+        def batch(self, info: BatchInfo) -> None:
             seen.append(newest(tmp_path / "run"))
 
     class AtOnce(ThreadPoolExecutor):
@@ -364,7 +364,7 @@ def test_training_time_counts_what_the_reporter_waits_for_and_not_the_saving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Slow(Reporter):
-        def batch(self, moment: Moment) -> None:
+        def batch(self, info: BatchInfo) -> None:
             time.sleep(0.02)  # such as reading the loss off a busy device
 
     recipe = toy_recipe("train.epochs=1", "train.save_minutes=1e-9", "train.tensorboard=false")
@@ -425,7 +425,7 @@ def test_a_disk_slower_than_epochs_gets_fewer_checkpoints_and_each_is_of_its_mom
 def test_a_best_epoch_whose_checkpoint_was_left_out_is_saved_with_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed at any moment, the run can be taken up: the best weights that a checkpoint names are
+    """Killed at any info, the run can be taken up: the best weights that a checkpoint names are
     there before it is."""
     from amata.runs import checkpoint
     from amata.training import saver
@@ -466,9 +466,9 @@ def test_fit_refuses_what_it_cannot_train_on() -> None:
 
 def test_nonfinite_weights_are_never_saved(tmp_path: Path) -> None:
     class Poison(Reporter):
-        def batch(self, moment: Moment) -> None:
+        def batch(self, info: BatchInfo) -> None:
             # after the last loss of the epoch was seen
-            if (moment.epoch, moment.batch) == (1, moment.batches):
+            if (info.epoch, info.batch) == (1, info.batches):
                 with torch.no_grad():
                     next(net.parameters()).fill_(torch.nan)
 
@@ -481,13 +481,13 @@ def test_nonfinite_weights_are_never_saved(tmp_path: Path) -> None:
 
 
 class StopAt(Reporter):
-    """Sends this process a signal at one moment of training."""
+    """Sends this process a signal at one info of training."""
 
     def __init__(self, epoch: int, batch: int, number: int = signal.SIGTERM) -> None:
         self.at, self.number = (epoch, batch), number
 
-    def batch(self, moment: Moment) -> None:
-        if (moment.epoch, moment.batch) == self.at:
+    def batch(self, info: BatchInfo) -> None:
+        if (info.epoch, info.batch) == self.at:
             os.kill(os.getpid(), self.number)
 
 
@@ -593,8 +593,8 @@ class Collapsing(Reporter):
     def __init__(self, net: torch.nn.Module, epoch: int) -> None:
         self.net, self.at, self.notes = net, epoch, [""]
 
-    def batch(self, moment: Moment) -> None:
-        if moment.epoch == self.at and moment.batch == moment.batches:
+    def batch(self, info: BatchInfo) -> None:
+        if info.epoch == self.at and info.batch == info.batches:
             self.at = -1
             self.ruin()
 
@@ -683,8 +683,8 @@ def test_a_failed_write_is_told_before_the_next_batch_but_one(
     seen: list[tuple[int, int]] = []
 
     class Watch(Reporter):
-        def batch(self, moment: Moment) -> None:
-            seen.append((moment.epoch, moment.batch))
+        def batch(self, info: BatchInfo) -> None:
+            seen.append((info.epoch, info.batch))
             time.sleep(0.2)
 
     def full(*_: Any) -> None:
@@ -731,9 +731,9 @@ def test_a_rolled_back_run_resumes_with_its_remedy(
     recipe = stateful_recipe("fast") if trouble is Collapsing else averaged
 
     class Both(trouble):  # type: ignore[valid-type, misc]
-        def batch(self, moment: Moment) -> None:
-            super().batch(moment)
-            if stop and (moment.epoch, moment.batch, self.at) == (2, 3, -1):
+        def batch(self, info: BatchInfo) -> None:
+            super().batch(info)
+            if stop and (info.epoch, info.batch, self.at) == (2, 3, -1):
                 os.kill(os.getpid(), signal.SIGTERM)
 
     stop, net = False, small_net()
@@ -760,9 +760,9 @@ def test_what_a_collapsed_epoch_saved_is_never_resumed(tmp_path: Path) -> None:
     fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "whole", reporter=Collapsing(net, 2))
 
     class Both(Collapsing):
-        def batch(self, moment: Moment) -> None:
-            super().batch(moment)
-            if (moment.epoch, moment.batch, moment.steps) == stop:
+        def batch(self, info: BatchInfo) -> None:
+            super().batch(info)
+            if (info.epoch, info.batch, info.steps) == stop:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     for stop in ((2, 20, 1), (2, 3, 2)):  # noqa: B007 (the reporter reads it)
@@ -784,10 +784,10 @@ def test_a_second_collapse_goes_back_to_an_unspoilt_state() -> None:
     recipe, states = stateful_recipe("fast"), []
 
     class Twice(Collapsing):
-        def batch(self, moment: Moment) -> None:
-            if moment.epoch == 2 and moment.batch == 1:
-                states.append((moment.steps, [p.clone() for p in self.net.parameters()]))
-            if moment.epoch == 2 and moment.batch == moment.batches and moment.steps < 3:
+        def batch(self, info: BatchInfo) -> None:
+            if info.epoch == 2 and info.batch == 1:
+                states.append((info.steps, [p.clone() for p in self.net.parameters()]))
+            if info.epoch == 2 and info.batch == info.batches and info.steps < 3:
                 self.ruin()
 
     net = small_net()
@@ -832,11 +832,11 @@ def test_one_trouble_does_not_undo_the_remedy_of_another() -> None:
     recipe = stateful_recipe("fast")
 
     class Both(Falling):
-        def batch(self, moment: Moment) -> None:
-            super().batch(moment)
-            if (moment.epoch, moment.batch, moment.steps) == (
+        def batch(self, info: BatchInfo) -> None:
+            super().batch(info)
+            if (info.epoch, info.batch, info.steps) == (
                 2,
-                moment.batches,
+                info.batches,
                 1,
             ) and self.at == -2:
                 self.at = -3
@@ -1176,18 +1176,18 @@ def newest(run: Path) -> str:
 
 
 def test_time_left_follows_the_cost_of_the_epochs_to_come() -> None:
-    moments: list[Moment] = []
+    infos: list[BatchInfo] = []
 
     class Watch(Reporter):
-        def batch(self, moment: Moment) -> None:
-            moments.append(moment)
+        def batch(self, info: BatchInfo) -> None:
+            infos.append(info)
 
     fit(small_net(), toy_data(), None, toy_recipe(), reporter=Watch())
-    assert moments[-1].share == pytest.approx(1)
-    first_epoch = [m for m in moments if m.epoch == 0][-1]
+    assert infos[-1].share == pytest.approx(1)
+    first_epoch = [m for m in infos if m.epoch == 0][-1]
     assert first_epoch.share == pytest.approx(3 / 14)
     assert first_epoch.seconds_left is not None
-    assert math.isclose(moments[-1].seconds_left or 0, 0, abs_tol=1e-9)
+    assert math.isclose(infos[-1].seconds_left or 0, 0, abs_tol=1e-9)
 
 
 ADAPTIVE = ["schedule.name=adaptive", "schedule.tau=0.1", "schedule.k_max=6"]
@@ -1238,8 +1238,8 @@ def test_a_closed_loop_trains_like_its_own_choices_laid_down_beforehand() -> Non
 
 def test_a_closed_loop_that_is_interrupted_ends_with_the_same_bytes(tmp_path: Path) -> None:
     class Stop(Reporter):
-        def batch(self, moment: Moment) -> None:
-            if moment.epoch == 2 and moment.batch == 3:
+        def batch(self, info: BatchInfo) -> None:
+            if info.epoch == 2 and info.batch == 3:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     recipe = toy_recipe(
@@ -1297,8 +1297,8 @@ def test_kept_epochs_are_the_states_that_epochs_begin_with(tmp_path: Path) -> No
 
 def test_a_run_folder_is_held_while_it_is_trained_in(tmp_path: Path) -> None:
     class Second(Reporter):
-        def batch(self, moment: Moment) -> None:
-            if moment.batch == 1 and moment.epoch == 0:
+        def batch(self, info: BatchInfo) -> None:
+            if info.batch == 1 and info.epoch == 0:
                 run, recipe = RunFolder.open(tmp_path / "run")
                 with pytest.raises(InputError, match="another process is training in"):
                     fit(small_net(), toy_data(), None, recipe, run=run)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from amata.errors import InputError, nearest, unknown
-from amata.quantity import spelled
+from amata.quantity import to_fractions
 
 if TYPE_CHECKING:
     from amata.methods import Method
@@ -68,7 +68,7 @@ class Recipe:
     def to_toml(self) -> str:
         return tomli_w.dumps(
             {
-                section: {k: spelled(v) for k, v in table.items() if v is not None}
+                section: {k: to_fractions(v) for k, v in table.items() if v is not None}
                 for section, table in self.tables.items()
             }
         )

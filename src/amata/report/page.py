@@ -7,7 +7,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from amata.quantity import spelled
+from amata.quantity import to_fractions
 from amata.report.comparison import Picture, smoothing
 from amata.report.figures import INK
 from amata.report.tables import (
@@ -188,7 +188,7 @@ def _setting(result: dict[str, Any]) -> str:
         if result["together"]
         else "runs made apart"
     )
-    return f"Data {result['data']}, threat {threat['norm']} of {spelled(threat['eps'])}; {where}."
+    return f"Data {result['data']}, threat {threat['norm']} of {to_fractions(threat['eps'])}; {where}."
 
 
 def _reading(result: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ import csv
 import io
 from typing import Any
 
-from amata.quantity import spelled
+from amata.quantity import to_fractions
 
 Cell = str | tuple[str, str]
 """What a cell says; or that, and a smaller line below it."""
@@ -88,7 +88,7 @@ def difference_table(result: dict[str, Any]) -> list[list[Cell]]:
     return rows + [
         [
             d["key"],
-            *("—" if d["values"][n] is None else str(spelled(d["values"][n])) for n in names),
+            *("—" if d["values"][n] is None else str(to_fractions(d["values"][n])) for n in names),
         ]
         for d in result["differences"]
     ]

@@ -16,7 +16,7 @@ from amata.distributed import Ranks, current
 from amata.errors import AmataError, InputError
 from amata.evaluation import Part, Result, evaluate, parse_attack
 from amata.recipes import Recipe, load
-from amata.reporter import Moment, Reporter
+from amata.reporter import BatchInfo, Reporter
 from amata.runs.checkpoint import load_checkpoint
 from amata.runs.files import save_tensors
 from amata.runs.folder import RunFolder
@@ -192,7 +192,7 @@ class _Fit:
 
     def _after_batch(self, u: Control) -> bool:
         state = self.trainer.state
-        self.reporter.batch(self._moment(u))
+        self.reporter.batch(self._batch_info(u))
         self.saver.check()
         stop = self.interrupt.number is not None
         save = (
@@ -209,13 +209,13 @@ class _Fit:
             self.trainer.start_clock()
         return False
 
-    def _moment(self, u: Control) -> Moment:
+    def _batch_info(self, u: Control) -> BatchInfo:
         state, epochs = self.trainer.state, self.recipe.train.epochs
         n = len(self.trainer.batches)
         total = sum(self.costs)
         done = sum(self.costs[: state.epoch]) + self.costs[state.epoch] * state.batch / n
         left = state.train_seconds * (total - done) / done if done else None
-        return Moment(
+        return BatchInfo(
             state.epoch,
             epochs,
             state.batch,
