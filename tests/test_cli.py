@@ -1,5 +1,4 @@
-"""The command: what it prints, its exit status, and one line for everything that can be wrong with
-its input."""
+"""The command line: output, exit status, and one-line errors."""
 
 import gzip
 import json
@@ -69,7 +68,9 @@ def test_eval_prints_one_json_object(amata: Amata, run: Path) -> None:
     assert result["pgd-3"]["params"]["eps"] == 0.2
 
 
-def test_eval_takes_weights_that_know_their_recipe(amata: Amata, run: Path, tmp_path: Path) -> None:
+def test_eval_takes_weights_that_contain_their_recipe(
+    amata: Amata, run: Path, tmp_path: Path
+) -> None:
     shutil.copy(run / "model.safetensors", tmp_path / "shared.safetensors")
     by_run = json.loads(amata("eval", run, "--attacks", "clean", "--json").out)
     by_file = json.loads(
@@ -141,8 +142,7 @@ def test_no_command_shows_help_and_version_is_printed(amata: Amata) -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", amata("--version").out)
 
 
-# --- bad input: one line on stderr, exit status 2, nothing lost
-# -----------------------------------------------------------------------
+# Bad input: one line on stderr, exit status 2, nothing lost
 
 Setup = Callable[[Path], list[str]]
 
@@ -319,16 +319,19 @@ BAD: dict[str, tuple[Setup, str]] = {
     ),
     "resume of no run": (
         lambda tmp: ["train", "--resume", str(tmp)],
-        r"is no run folder: it has no "
-        r"recipe\.toml",
+        r"is not a run folder: it has no recipe\.toml",
     ),
-    "eval of no run": (lambda tmp: ["eval", str(tmp)], r"is no run folder"),
+    "resume with --out": (
+        lambda tmp: ["train", "--resume", str(tmp), "--out", str(tmp / "new")],
+        r"--resume continues in its own folder; drop --out",
+    ),
+    "eval of no run": (lambda tmp: ["eval", str(tmp)], r"is not a run folder"),
     "eval of nothing": (
         lambda tmp: ["eval", str(tmp / "absent")],
         r"no run folder or weights file "
         r"at",
     ),
-    "no recipe at all": (lambda tmp: ["train"], r"give a recipe or --resume RUN"),
+    "no recipe at all": (lambda tmp: ["train"], r"pass either a recipe or --resume RUN"),
     "unknown option": (
         lambda tmp: ["train", "--fast"],
         r"No such option.*--fast.*See `amata "
@@ -384,7 +387,7 @@ def test_resume_guards_the_experiment(amata: Amata, run: Path, tmp_path: Path) -
     assert (copy / "summary.json").is_file()
 
 
-def test_a_full_disk_is_one_line_and_the_run_can_go_on(
+def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(
     amata: Amata, run: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "full"
@@ -448,7 +451,7 @@ def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
 
 
 def read_terminal(arguments: list[str], env: dict[str, str]) -> Iterator[str]:
-    """What a command draws on a terminal of its own."""
+    """The output of a command on its own pseudo-terminal."""
     pid, fd = pty.fork()
     if pid == 0:
         os.execve(sys.executable, [sys.executable, "-m", "amata", *arguments], env)
@@ -484,9 +487,7 @@ def test_a_terminal_shows_progress_with_time_left(tmp_path: Path) -> None:
     assert re.search(r"\d:\d\d left", plain)
 
 
-def test_a_command_that_comes_to_nothing_leaves_no_folder(
-    amata: Amata, run: Path, tmp_path: Path
-) -> None:
+def test_a_failed_command_leaves_no_empty_folder(amata: Amata, run: Path, tmp_path: Path) -> None:
     for words in (
         ["landscape", str(run), "--steps", "a"],
         ["compare", "mnist5k-amataa"],

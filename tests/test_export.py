@@ -1,4 +1,4 @@
-"""Exports load elsewhere and compute the same."""
+"""Exports load without amata and compute the same."""
 
 import json
 import subprocess
@@ -56,7 +56,7 @@ with torch.no_grad():
 
 
 @pytest.mark.parametrize(("to", "blocked"), [("robustbench", {"safetensors"}), ("hf", set())])
-def test_a_folder_loads_without_us(
+def test_a_folder_loads_without_amata(
     to: str, blocked: set[str], run: Path, tmp_path: Path, amata: Any
 ) -> None:
     called = amata("export", run, "--to", to, "--out", tmp_path / "out", "--name", "Mine2026")
@@ -91,7 +91,7 @@ def test_the_claim_has_robustbenchs_fields_and_our_numbers(
     assert "fgsm on 20 test images" in claim["footnote"]
 
 
-def test_a_model_card_tells_what_was_measured(run: Path, tmp_path: Path, amata: Any) -> None:
+def test_a_model_card_has_the_evaluation(run: Path, tmp_path: Path, amata: Any) -> None:
     assert amata("export", run, "--to", "hf", "--out", tmp_path / "hf").code == 0
     card = (tmp_path / "hf" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: pytorch\n")
@@ -123,5 +123,6 @@ def test_bad_exports_are_one_line(run: Path, tmp_path: Path, amata: Any) -> None
     (tmp_path / "full" / "file").touch()
     assert "is not empty" in amata("export", run, "--to", "hf", "--out", tmp_path / "full").err
     assert (
-        "is no run folder" in amata("export", tmp_path, "--to", "hf", "--out", tmp_path / "b").err
+        "is not a run folder"
+        in amata("export", tmp_path, "--to", "hf", "--out", tmp_path / "b").err
     )

@@ -238,8 +238,14 @@ def comparison_table(result: dict[str, Any]) -> Table:
             reached,
             faster,
         )
-    images = " or ".join(f"{n:,}" for n in result["images"])
-    table.caption = f"accuracy in %, half a 95% interval beside it, {images} test images"
+    if attacks:
+        images = " or ".join(f"{n:,}" for n in result["images"])
+        sizes = [f"{images} test images"] if images else []
+        if any(
+            a["split"] == "held-out" for row in result["rows"] for a in row["accuracies"].values()
+        ):
+            sizes.append(f"{result['valid_n']:,} held-out images")
+        table.caption = f"accuracy in % ± half the 95% interval; {', '.join(sizes)}"
     return table
 
 

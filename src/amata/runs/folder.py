@@ -62,7 +62,7 @@ class RunFolder:
         file = path / "recipe.toml"
         if not file.is_file() or not ((path / "checkpoints").is_dir() or cls(path).finished):
             raise InputError(
-                f"{path} is no run folder: it has no recipe.toml with checkpoints/ or a "
+                f"{path} is not a run folder: it has no recipe.toml with checkpoints/ or a "
                 "summary; give the folder that `amata train` printed"
             )
         for override in overrides:
