@@ -23,6 +23,8 @@ from tests.test_data import idx, write_folder, write_mnist
 from tests.test_training import QUICK
 
 Amata = Callable[..., Called]
+ROOT = Path(__file__).parents[1]
+ENV = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
 FAST = [f"--set={o}" for o in QUICK]
 
 
@@ -396,7 +398,7 @@ def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env=ENV,
     )
     while not (out / "recipe.toml").is_file():
         assert process.poll() is None
@@ -433,7 +435,7 @@ def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env=ENV,
     )
     while not (out / "metrics.jsonl").is_file() or not (out / "metrics.jsonl").read_text():
         assert process.poll() is None
@@ -467,12 +469,7 @@ def read_terminal(arguments: list[str], env: dict[str, str]) -> Iterator[str]:
 
 
 def test_a_terminal_shows_progress_with_time_left(tmp_path: Path) -> None:
-    env = {
-        **os.environ,
-        "PYTHONPATH": str(Path(__file__).parents[1]),
-        "COLUMNS": "120",
-        "TERM": "xterm",
-    }
+    env = {**ENV, "COLUMNS": "120", "TERM": "xterm"}
     arguments = [
         "train",
         "mnist5k-amata",

@@ -19,6 +19,7 @@ import pytest
 
 from amata.errors import InputError
 from amata.evaluation import wilson
+from amata.recipes import load
 from amata.report.captions import headline
 from amata.report.comparison import comparison_figures, smooth
 from amata.report.page import page
@@ -26,7 +27,8 @@ from amata.report.tables import as_csv, as_markdown, result_csv, result_table
 from amata.reporter import Reporter
 from amata.studies.compare import compare_runs
 from amata.studies.plan import find_runs, plan, run_plan
-from tests.conftest import Called
+from amata.training import fit
+from tests.conftest import Called, images, labels, small_net
 
 ROOT = Path(__file__).parents[1]
 QUICK = [
@@ -415,3 +417,70 @@ def test_a_clipped_interval_shows_both_ends(compared: Path) -> None:
         if column.header == "clean"
     ]
     assert cells == ["39.0 (0 to 100)", "45.9 ±1.2"]
+
+
+def python_run(folder: Path, steps: int, evaluation: dict[str, Any], *, valid: bool = True) -> Path:
+    """A run of `fit` on tensors, with the given test evaluation."""
+    options = [f"schedule.k_max={steps}", "schedule.k_min=1", "schedule.tau=0.02"]
+    options += ["data.valid=0", "data.batch_size=8", "threat.eps=0.02", "optim.ema=0"]
+    recipe = load("mnist5k-amata", [*QUICK, *options])
+    data = (images(64), labels(64))
+    fitted = fit(small_net(), data, data if valid else None, recipe, run=folder)
+    summary = {
+        "recipe": recipe.name,
+        "epochs": 3,
+        "train_seconds": fitted.train_seconds,
+        "grad_evals": fitted.grad_evals,
+        "grad_evals_per_image": fitted.grad_evals / fitted.images,
+        "best_epoch": 1 if valid else None,
+        "evaluation": evaluation,
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def test_runs_without_a_test_evaluation_show_held_out_accuracies(
+    tmp_path: Path, amata: Callable[..., Called]
+) -> None:
+    tested = {
+        name: {"accuracy": 0.5, "n": 10, "params": params, "warnings": []}
+        for name, params in (("clean", {}), ("pgd-2", {"eps": 0.2}))
+    }
+    one = python_run(tmp_path / "one", 1, {})
+    two = python_run(tmp_path / "two", 3, {})
+    three = python_run(tmp_path / "three", 2, tested)
+    bare = python_run(tmp_path / "bare", 2, {}, valid=False)
+
+    def report(name: str, *runs: Path) -> tuple[dict[str, Any], str, str]:
+        folder = tmp_path / "reports" / name
+        called = amata("report", *runs, "--out", folder)
+        assert called.code == 0, called.err
+        page = (folder / "report.html").read_text()
+        return json.loads((folder / "compare.json").read_text()), called.out, page
+
+    result, out, text = report("untested", one, two)
+    assert result["attacks"] == ["held-out clean", "held-out pgd-2"]
+    for row, run in zip(result["rows"], (one, two), strict=True):
+        epochs = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert epochs[1]["valid"]["clean"] != epochs[2]["valid"]["clean"]
+        for name, found in row["accuracies"].items():
+            assert found["accuracy"] == epochs[1]["valid"][name.removeprefix("held-out ")]
+            assert (found["n"], found["split"]) == (64, "held-out")
+    assert re.search(r"; 64 held-out\s+images", out)
+    assert "No run has a test evaluation. Held-out accuracies are on 64 images" in text
+    assert "% held-out accuracy under pgd-2, " in text.replace("</b>", "")
+    assert "test images" not in text
+    assert "held-out pgd-2" in (tmp_path / "reports" / "untested" / "results.csv").read_text()
+
+    result, out, text = report("mixed", one, three)
+    assert result["attacks"] == ["clean", "pgd-2", "held-out clean", "held-out pgd-2"]
+    assert [len(row["accuracies"]) for row in result["rows"]] == [2, 4]
+    assert "no test evaluation of one: compare the held-out accuracies" in result["warnings"]
+    assert re.search(r"10 test images, 64\s+held-out\s+images", out)
+    assert "% held-out accuracy under pgd-2, " in text.replace("</b>", "")
+
+    result, out, text = report("bare", bare)
+    assert result["attacks"] == []
+    assert re.search(r"trained for [\d.]+ s with [\d,]+ gradient evaluations\.", text)
+    assert "neither a test evaluation nor held-out images" in text
+    assert len((tmp_path / "reports" / "bare" / "results.csv").read_text().splitlines()) == 2

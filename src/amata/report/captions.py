@@ -87,7 +87,7 @@ def setting(result: dict[str, Any]) -> str:
     where = (
         f"trained by one process on {result['environment']['device']}, one run after the other"
         if result["together"]
-        else "separate runs"
+        else "trained separately"
     )
     data = "passed in Python" if result["data"] == "python" else result["data"]
     return (
@@ -118,7 +118,9 @@ def about_results(result: dict[str, Any]) -> str:
             "for several."
         ]
         if splits
-        else ["The runs have neither a test evaluation nor held-out images, so no accuracies."]
+        else [
+            "The runs have neither a test evaluation nor held-out images, so there are no accuracies."
+        ]
     )
     if result["target"]:
         sentences += [
