@@ -71,10 +71,7 @@ def test_the_demo_recipe_is_the_promised_one() -> None:
     ("name", "record"), [("cifar10-amata-quick", "pgd20"), ("cifar10-amata-minute", "autoattack")]
 )
 def test_recipes_that_hold_a_record_are_built_in(name: str, record: str) -> None:
-    own, entry = (
-        load(name).tables,
-        load(str(ROOT / "evidence" / "records" / f"{record}.toml")).tables,
-    )
+    own, entry = load(name).tables, load(str(ROOT / "evidence" / "records" / f"{record}.toml")).tables
     differing = {
         (table, key)
         for table in entry

@@ -119,7 +119,7 @@ def about_results(result: dict[str, Any]) -> str:
         ]
         if splits
         else [
-            "The runs have neither a test evaluation nor held-out images, so there are no accuracies."
+            "There are no accuracies: the runs have neither a test evaluation nor held-out images."
         ]
     )
     if result["target"]:
