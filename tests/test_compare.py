@@ -26,6 +26,8 @@ from amata.report.page import page
 from amata.report.tables import as_csv, as_markdown, result_csv, result_table
 from amata.reporter import Reporter
 from amata.studies.compare import compare_runs
+from amata.studies.comparison_rows import common_target
+from amata.studies.differences import recipe_differences
 from amata.studies.plan import find_runs, plan, run_plan
 from amata.training import fit
 from tests.conftest import Called, images, labels, small_net
@@ -206,6 +208,40 @@ def test_bad_comparisons_are_refused(tmp_path: Path, amata: Any) -> None:
     assert "has no env.json" in amata("report", tmp_path / "one", "--out", tmp_path / "r").err
 
 
+def test_a_plan_uses_the_first_recipes_conditions_seed_by_seed(tmp_path: Path) -> None:
+    options = ["train.valid_every=2", "data.valid=7", 'eval.attacks=["clean"]', "optim.lr=0.3"]
+    other = tmp_path / "other.toml"
+    other.write_text(load("mnist5k-pgd2", options).to_toml())
+    notes: list[str] = []
+    planned = plan(["mnist5k-amata", str(other)], ["train.seed=3"], 2, notes.append)
+    names = ("mnist5k-amata", "other")
+    assert [(r.name, r.train.seed) for r in planned] == [(n, s) for s in (3, 4) for n in names]
+    first, second = planned[:2]
+    assert second.tables["eval"] == first.tables["eval"]
+    assert second.train.valid_every == first.train.valid_every
+    assert second.data.valid == first.data.valid
+    assert second.optim.lr == 0.3
+    assert [note.partition(" is set to ")[0] for note in notes] == [
+        f"other: {key}" for key in ("data.valid", "train.valid_every", "eval.attacks")
+    ]
+    keys = {d["key"] for d in recipe_differences({r.name: r for r in (first, planned[3])})}
+    assert {"optim.lr", "schedule.name"} <= keys
+    assert "train.seed" not in keys
+
+
+def test_the_common_target_is_the_highest_percentage_that_all_runs_reached() -> None:
+    def curve(run: str, *robust: float | None) -> dict[str, Any]:
+        return {"run": run, "points": [{"robust": r} for r in robust]}
+
+    assert common_target([curve("a", 0.2, 0.459, 0.3), curve("b", None, 0.62)]) == (0.45, None)
+    target, reason = common_target([curve("a", 0.6), curve("b", 0.29), curve("c", 0.6)])
+    assert target is None
+    assert reason is not None
+    assert reason.startswith("b never exceeded 29%")
+    assert common_target([curve("a", 0.6), curve("b", 0.31), curve("c", 0.6)]) == (0.31, None)
+    assert common_target([curve("a", 0.6), curve("b", None)]) == (None, None)
+
+
 def _one_run(folder: Path) -> Path:
     run_plan(
         plan(["mnist5k-pgd2"], [*QUICK, "train.epochs=1", "eval.limit=10"], 1),
@@ -250,6 +286,8 @@ def test_the_headline_says_above_below_and_equal() -> None:
             "second used 0.60 times the gradient evaluations of first and trained <b>1.50 times</b>"
         )
         assert text.endswith(f"</b> under its strongest attack (pgd-40), {words}")
+    apart = {"rows": [row("first", 0.894), row("second", 0.9)], "times_comparable": False}
+    assert "as fast" not in headline(apart)
 
 
 class Outline(HTMLParser):

@@ -15,6 +15,7 @@ from amata.training.experiment import load_trained, train
 
 SETS = [
     "train.device=cpu",
+    "threat.eps=8/255",
     "train.epochs=1",
     "data.valid=40",
     "data.batch_size=400",
@@ -87,7 +88,7 @@ def test_the_claim_has_robustbenchs_fields_and_our_numbers(
     assert claim["clean_acc"] == f"{100 * evaluation['clean']['accuracy']:.2f}"
     assert claim["reported"] == f"{100 * evaluation['fgsm']['accuracy']:.2f}"
     assert claim["autoattack_acc"] is None
-    assert claim["eps"] == "0.2"
+    assert claim["eps"] == "8/255"
     assert "fgsm on 20 test images" in claim["footnote"]
 
 
@@ -98,7 +99,7 @@ def test_a_model_card_has_the_evaluation(run: Path, tmp_path: Path, amata: Any) 
     assert "| fgsm |" in card
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert config["mean"] == [0.13]
-    assert config["threat"] == {"norm": "linf", "eps": "0.2"}
+    assert config["threat"] == {"norm": "linf", "eps": "8/255"}
 
 
 def test_onnx_gives_the_same_logits(run: Path, tmp_path: Path, amata: Any) -> None:
