@@ -30,7 +30,7 @@ STRATEGIES = {
 
 def measure() -> None:
     from amata.control.logistic import Logistic
-    from amata.report.figures import logistic_figure
+    from amata.report.control import logistic_figure
 
     for name in ("toy", "convergence"):
         if not (RESULTS / name).is_dir():

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from amata import recipes
 from amata.schedules import Control
-from amata.studies.bench import Case
+from amata.studies.bench_case import Case
 
 REPEATS, TOP = 5, 40
 KINDS = {

@@ -1,5 +1,4 @@
-"""The command: what it prints, its exit status, and one line for everything that can be wrong with
-its input."""
+"""The command line: output, exit status, and one-line errors."""
 
 import gzip
 import json
@@ -24,6 +23,8 @@ from tests.test_data import idx, write_folder, write_mnist
 from tests.toy import QUICK
 
 Amata = Callable[..., Called]
+ROOT = Path(__file__).parents[1]
+ENV = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
 FAST = [f"--set={o}" for o in QUICK]
 
 
@@ -69,7 +70,9 @@ def test_eval_prints_one_json_object(amata: Amata, run: Path) -> None:
     assert result["pgd-3"]["params"]["eps"] == 0.2
 
 
-def test_eval_takes_weights_that_know_their_recipe(amata: Amata, run: Path, tmp_path: Path) -> None:
+def test_eval_takes_weights_that_contain_their_recipe(
+    amata: Amata, run: Path, tmp_path: Path
+) -> None:
     shutil.copy(run / "model.safetensors", tmp_path / "shared.safetensors")
     by_run = json.loads(amata("eval", run, "--attacks", "clean", "--json").out)
     by_file = json.loads(
@@ -141,8 +144,7 @@ def test_no_command_shows_help_and_version_is_printed(amata: Amata) -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", amata("--version").out)
 
 
-# --- bad input: one line on stderr, exit status 2, nothing lost
-# -----------------------------------------------------------------------
+# Bad input: one line on stderr, exit status 2, nothing lost
 
 Setup = Callable[[Path], list[str]]
 
@@ -319,16 +321,19 @@ BAD: dict[str, tuple[Setup, str]] = {
     ),
     "resume of no run": (
         lambda tmp: ["train", "--resume", str(tmp)],
-        r"is no run folder: it has no "
-        r"recipe\.toml",
+        r"is not a run folder: it has no recipe\.toml",
     ),
-    "eval of no run": (lambda tmp: ["eval", str(tmp)], r"is no run folder"),
+    "resume with --out": (
+        lambda tmp: ["train", "--resume", str(tmp), "--out", str(tmp / "new")],
+        r"--resume continues in its own folder; drop --out",
+    ),
+    "eval of no run": (lambda tmp: ["eval", str(tmp)], r"is not a run folder"),
     "eval of nothing": (
         lambda tmp: ["eval", str(tmp / "absent")],
         r"no run folder or weights file "
         r"at",
     ),
-    "no recipe at all": (lambda tmp: ["train"], r"give a recipe or --resume RUN"),
+    "no recipe at all": (lambda tmp: ["train"], r"pass either a recipe or --resume RUN"),
     "unknown option": (
         lambda tmp: ["train", "--fast"],
         r"No such option.*--fast.*See `amata "
@@ -384,7 +389,7 @@ def test_resume_guards_the_experiment(amata: Amata, run: Path, tmp_path: Path) -
     assert (copy / "summary.json").is_file()
 
 
-def test_a_full_disk_is_one_line_and_the_run_can_go_on(
+def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(
     amata: Amata, run: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "full"
@@ -393,7 +398,7 @@ def test_a_full_disk_is_one_line_and_the_run_can_go_on(
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env=ENV,
     )
     while not (out / "recipe.toml").is_file():
         assert process.poll() is None
@@ -430,7 +435,7 @@ def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env=ENV,
     )
     while not (out / "metrics.jsonl").is_file() or not (out / "metrics.jsonl").read_text():
         assert process.poll() is None
@@ -448,7 +453,7 @@ def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
 
 
 def read_terminal(arguments: list[str], env: dict[str, str]) -> Iterator[str]:
-    """What a command draws on a terminal of its own."""
+    """The output of a command on its own pseudo-terminal."""
     pid, fd = pty.fork()
     if pid == 0:
         os.execve(sys.executable, [sys.executable, "-m", "amata", *arguments], env)
@@ -464,12 +469,7 @@ def read_terminal(arguments: list[str], env: dict[str, str]) -> Iterator[str]:
 
 
 def test_a_terminal_shows_progress_with_time_left(tmp_path: Path) -> None:
-    env = {
-        **os.environ,
-        "PYTHONPATH": str(Path(__file__).parents[1]),
-        "COLUMNS": "120",
-        "TERM": "xterm",
-    }
+    env = {**ENV, "COLUMNS": "120", "TERM": "xterm"}
     arguments = [
         "train",
         "mnist5k-amata",
@@ -484,9 +484,7 @@ def test_a_terminal_shows_progress_with_time_left(tmp_path: Path) -> None:
     assert re.search(r"\d:\d\d left", plain)
 
 
-def test_a_command_that_comes_to_nothing_leaves_no_folder(
-    amata: Amata, run: Path, tmp_path: Path
-) -> None:
+def test_a_failed_command_leaves_no_empty_folder(amata: Amata, run: Path, tmp_path: Path) -> None:
     for words in (
         ["landscape", str(run), "--steps", "a"],
         ["compare", "mnist5k-amataa"],

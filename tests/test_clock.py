@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from amata.reporter import Moment, Reporter
+from amata.reporter import BatchInfo, Reporter
 from tests.conftest import small_net
 from tests.toy import fit, toy_data, toy_recipe
 
@@ -18,7 +18,7 @@ def test_training_time_counts_what_the_reporter_waits_for_and_not_the_saving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Slow(Reporter):
-        def batch(self, moment: Moment) -> None:
+        def batch(self, info: BatchInfo) -> None:
             time.sleep(0.02)  # such as reading the loss off a busy device
 
     recipe = toy_recipe("train.epochs=1", "train.save_minutes=1e-9", "train.tensorboard=false")
@@ -30,18 +30,18 @@ def test_training_time_counts_what_the_reporter_waits_for_and_not_the_saving(
 
 
 def test_time_left_follows_the_cost_of_the_epochs_to_come() -> None:
-    moments: list[Moment] = []
+    infos: list[BatchInfo] = []
 
     class Watch(Reporter):
-        def batch(self, moment: Moment) -> None:
-            moments.append(moment)
+        def batch(self, info: BatchInfo) -> None:
+            infos.append(info)
 
     fit(small_net(), toy_data(), None, toy_recipe(), reporter=Watch())
-    assert moments[-1].share == pytest.approx(1)
-    first_epoch = [m for m in moments if m.epoch == 0][-1]
+    assert infos[-1].share == pytest.approx(1)
+    first_epoch = [m for m in infos if m.epoch == 0][-1]
     assert first_epoch.share == pytest.approx(3 / 14)
     assert first_epoch.seconds_left is not None
-    assert math.isclose(moments[-1].seconds_left or 0, 0, abs_tol=1e-9)
+    assert math.isclose(infos[-1].seconds_left or 0, 0, abs_tol=1e-9)
 
 
 def test_time_spent_waiting_for_data_is_told(capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from amata import recipes
-from amata.reporter import Moment, Reporter
+from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
 from amata.training import Interrupted
 from tests.conftest import small_net
@@ -62,8 +62,8 @@ def test_a_closed_loop_trains_like_its_own_choices_laid_down_beforehand() -> Non
 
 def test_a_closed_loop_that_is_interrupted_ends_with_the_same_bytes(tmp_path: Path) -> None:
     class Stop(Reporter):
-        def batch(self, moment: Moment) -> None:
-            if moment.epoch == 2 and moment.batch == 3:
+        def batch(self, info: BatchInfo) -> None:
+            if info.epoch == 2 and info.batch == 3:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     recipe = toy_recipe(

@@ -1,4 +1,4 @@
-"""Comparisons: what they say of runs, that they survive a kill, and that their page can be read."""
+"""Comparisons of runs: numbers, resuming after a kill, tables and the HTML page."""
 
 import json
 import math
@@ -19,13 +19,18 @@ import pytest
 
 from amata.errors import InputError
 from amata.evaluation import wilson
-from amata.report.comparison import comparison_pictures, smooth
-from amata.report.page import _headline, page
+from amata.recipes import load
+from amata.report.captions import headline
+from amata.report.comparison import comparison_figures, smooth
+from amata.report.page import page
 from amata.report.tables import as_csv, as_markdown, result_csv, result_table
 from amata.reporter import Reporter
-from amata.studies.compare import describe
-from amata.studies.plan import found_runs, make_runs, plan
-from tests.conftest import Called
+from amata.studies.compare import compare_runs
+from amata.studies.comparison_rows import common_target
+from amata.studies.differences import recipe_differences
+from amata.studies.plan import find_runs, plan, run_plan
+from amata.training import fit
+from tests.conftest import Called, images, labels, small_net
 
 ROOT = Path(__file__).parents[1]
 QUICK = [
@@ -47,7 +52,7 @@ RECIPES = ("mnist5k-pgd2", "mnist5k-amata")
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A comparison that nothing disturbed."""
+    """A comparison that ran without interruption."""
     out = tmp_path_factory.mktemp("compared")
     subprocess.run(
         [sys.executable, "-m", "amata", "compare", *RECIPES, "--seeds", "2", *SETS, "--out", out],
@@ -59,11 +64,11 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def env() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+    return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
 
 
 def without_times(value: Any) -> Any:
-    """All that does not hang on how fast a machine is."""
+    """The parts of a result that do not depend on the machine's speed."""
     if isinstance(value, dict):
         return {
             k: without_times(v)
@@ -74,8 +79,7 @@ def without_times(value: Any) -> Any:
 
 
 def stopped(command: list[str], rows: Path, number: int) -> tuple[int, str]:
-    """What a command that is sent a signal in the second epoch of a run ends with, and what it
-    says."""
+    """Send a signal in the second epoch of a run; the exit status and stderr."""
     process = subprocess.Popen(
         command, cwd=ROOT, env=env(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -88,7 +92,7 @@ def stopped(command: list[str], rows: Path, number: int) -> tuple[int, str]:
     return process.wait(), process.communicate()[1]
 
 
-def test_a_comparison_that_was_interrupted_and_killed_goes_on_to_the_same_report(
+def test_a_comparison_that_was_interrupted_and_killed_resumes_to_the_same_report(
     compared: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "cut"
@@ -109,8 +113,8 @@ def test_a_comparison_that_was_interrupted_and_killed_goes_on_to_the_same_report
     )
     assert code == 130
     assert (
-        "error: interrupted in mnist5k-pgd2-seed0; what it did is saved, and the same command "
-        "goes on from there" in said
+        "error: interrupted in mnist5k-pgd2-seed0; progress is saved, repeat the command to resume"
+        in said
     )
     stopped(command, out / "runs" / "mnist5k-amata-seed0" / "metrics.jsonl", signal.SIGKILL)
     assert not (out / "compare.json").exists()
@@ -122,7 +126,7 @@ def test_a_comparison_that_was_interrupted_and_killed_goes_on_to_the_same_report
     assert (out / "report.html").is_file()
 
 
-def test_a_comparison_says_what_its_runs_say(compared: Path) -> None:
+def test_a_comparison_reports_the_numbers_of_its_runs(compared: Path) -> None:
     result = json.loads((compared / "compare.json").read_text())
     assert result["order"] == [f"{recipe}-seed{seed}" for seed in (0, 1) for recipe in RECIPES]
     assert [row["recipe"] for row in result["rows"]] == list(RECIPES)
@@ -136,15 +140,15 @@ def test_a_comparison_says_what_its_runs_say(compared: Path) -> None:
         assert row["train_seconds"] == pytest.approx(sum(s["train_seconds"] for s in summaries) / 2)
         assert row["grad_evals"] == sum(s["grad_evals"] for s in summaries) / 2
         values = [s["evaluation"]["pgd-2"]["accuracy"] for s in summaries]
-        told = row["accuracies"]["pgd-2"]
-        assert told["accuracy"] == pytest.approx(sum(values) / 2)
+        found = row["accuracies"]["pgd-2"]
+        assert found["accuracy"] == pytest.approx(sum(values) / 2)
         mean = sum(values) / 2
         over_seeds, over_images = (
             12.706 * abs(values[0] - values[1]) / 2,
             mean - wilson(round(100 * mean), 100)[0],
         )
-        assert told["low"] == pytest.approx(max(0, mean - math.hypot(over_seeds, over_images)))
-        assert told["n"] == 100
+        assert found["low"] == pytest.approx(max(0, mean - math.hypot(over_seeds, over_images)))
+        assert (found["n"], found["split"]) == (100, "test")
     first, second = result["rows"]
     assert second["speedup"] == pytest.approx(first["train_seconds"] / second["train_seconds"])
     assert first["speedup"] == 1
@@ -153,27 +157,27 @@ def test_a_comparison_says_what_its_runs_say(compared: Path) -> None:
 
 
 def test_the_target_is_reached_when_an_epoch_first_reaches_it(compared: Path) -> None:
-    runs, _ = found_runs([compared])
+    runs, _ = find_runs([compared])
     assert [run.path.name for run in runs] == json.loads((compared / "compare.json").read_text())[
         "order"
     ]
-    curve = describe(runs)["curves"][0]
+    curve = compare_runs(runs)["curves"][0]
     values = [p["robust"] for p in curve["points"]]
     aim = sorted(values)[1]
-    row = describe(runs[:1], target=aim)["rows"][0]
+    row = compare_runs(runs[:1], target=aim)["rows"][0]
     at = next(p for p in curve["points"] if p["robust"] >= aim)
     assert (row["time_to_target"], row["cost_to_target"]) == (at["train_seconds"], at["grad_evals"])
-    unreachable = describe(runs[:1], target=0.999)["rows"][0]
+    unreachable = compare_runs(runs[:1], target=0.999)["rows"][0]
     assert unreachable["time_to_target"] is None
     assert unreachable["epochs_to_target"] == [None]
-    one = describe(runs[:1])["rows"][0]["accuracies"]["clean"]
+    one = compare_runs(runs[:1])["rows"][0]["accuracies"]["clean"]
     assert (one["low"], one["high"]) == wilson(round(one["accuracy"] * 100), 100)
 
 
 def test_bad_comparisons_are_refused(tmp_path: Path, amata: Any) -> None:
     with pytest.raises(InputError, match="cannot be compared"):
         plan(["mnist5k-amata", "cifar10-amata"], [], 1)
-    with pytest.raises(InputError, match="both called"):
+    with pytest.raises(InputError, match="are named"):
         plan(["mnist5k-amata", "mnist5k-amata"], [], 1)
     assert (
         "error: --target 45 must be an accuracy"
@@ -194,7 +198,7 @@ def test_bad_comparisons_are_refused(tmp_path: Path, amata: Any) -> None:
     begun = tmp_path / "begun"
     begun.mkdir()
     (begun / "plan.json").write_text('{"order": ["mnist5k-pgd2-seed0"]}')
-    assert "error: no run was made in" in amata("report", begun, "--out", tmp_path / "r").err
+    assert "holds no runs yet" in amata("report", begun, "--out", tmp_path / "r").err
     for damage in ("{", "[]"):
         (begun / "plan.json").write_text(damage)
         assert (
@@ -204,8 +208,42 @@ def test_bad_comparisons_are_refused(tmp_path: Path, amata: Any) -> None:
     assert "has no env.json" in amata("report", tmp_path / "one", "--out", tmp_path / "r").err
 
 
+def test_a_plan_uses_the_first_recipes_conditions_seed_by_seed(tmp_path: Path) -> None:
+    options = ["train.valid_every=2", "data.valid=7", 'eval.attacks=["clean"]', "optim.lr=0.3"]
+    other = tmp_path / "other.toml"
+    other.write_text(load("mnist5k-pgd2", options).to_toml())
+    notes: list[str] = []
+    planned = plan(["mnist5k-amata", str(other)], ["train.seed=3"], 2, notes.append)
+    names = ("mnist5k-amata", "other")
+    assert [(r.name, r.train.seed) for r in planned] == [(n, s) for s in (3, 4) for n in names]
+    first, second = planned[:2]
+    assert second.tables["eval"] == first.tables["eval"]
+    assert second.train.valid_every == first.train.valid_every
+    assert second.data.valid == first.data.valid
+    assert second.optim.lr == 0.3
+    assert [note.partition(" is set to ")[0] for note in notes] == [
+        f"other: {key}" for key in ("data.valid", "train.valid_every", "eval.attacks")
+    ]
+    keys = {d["key"] for d in recipe_differences({r.name: r for r in (first, planned[3])})}
+    assert {"optim.lr", "schedule.name"} <= keys
+    assert "train.seed" not in keys
+
+
+def test_the_common_target_is_the_highest_percentage_that_all_runs_reached() -> None:
+    def curve(run: str, *robust: float | None) -> dict[str, Any]:
+        return {"run": run, "points": [{"robust": r} for r in robust]}
+
+    assert common_target([curve("a", 0.2, 0.459, 0.3), curve("b", None, 0.62)]) == (0.45, None)
+    target, reason = common_target([curve("a", 0.6), curve("b", 0.29), curve("c", 0.6)])
+    assert target is None
+    assert reason is not None
+    assert reason.startswith("b never exceeded 29%")
+    assert common_target([curve("a", 0.6), curve("b", 0.31), curve("c", 0.6)]) == (0.31, None)
+    assert common_target([curve("a", 0.6), curve("b", None)]) == (None, None)
+
+
 def _one_run(folder: Path) -> Path:
-    make_runs(
+    run_plan(
         plan(["mnist5k-pgd2"], [*QUICK, "train.epochs=1", "eval.limit=10"], 1),
         folder / "one",
         Reporter(),
@@ -213,7 +251,7 @@ def _one_run(folder: Path) -> Path:
     return folder / "one" / "runs" / "mnist5k-pgd2-seed0"
 
 
-def test_smoothing_begins_unbiased() -> None:
+def test_smoothing_is_bias_corrected() -> None:
     assert smooth([3.0] * 40, 0.6) == pytest.approx([3.0] * 40)
     noisy = [float(i % 2) for i in range(60)]
     assert abs(smooth(noisy, 0.6)[-1] - 0.5) < 0.2
@@ -227,6 +265,7 @@ def test_the_headline_says_above_below_and_equal() -> None:
             "low": accuracy - 0.01,
             "high": accuracy + 0.01,
             "params": {"eps": 0.3},
+            "split": "test",
         }
         return {
             "recipe": recipe,
@@ -236,18 +275,23 @@ def test_the_headline_says_above_below_and_equal() -> None:
         }
 
     for accuracy, words in (
-        (0.9041, "1.0 points above first"),
-        (0.88, "1.4 points below first"),
-        (0.8943, "as first does"),
+        (0.9041, "1.0 points above first (pgd-40); their intervals overlap."),
+        (0.87, "2.4 points below first (pgd-40)."),
+        (0.8943, "equal to first (pgd-40); their intervals overlap."),
     ):
-        told = _headline(
+        text = headline(
             {"rows": [row("first", 0.894), row("second", accuracy)], "times_comparable": True}
         )
-        assert f"{words} under its own (pgd-40)" in told
+        assert text.startswith(
+            "second used 0.60 times the gradient evaluations of first and trained <b>1.50 times</b>"
+        )
+        assert text.endswith(f"</b> under its strongest attack (pgd-40), {words}")
+    apart = {"rows": [row("first", 0.894), row("second", 0.9)], "times_comparable": False}
+    assert "as fast" not in headline(apart)
 
 
 class Outline(HTMLParser):
-    """What matters of a page: its figures' words, ids, and whatever it would load."""
+    """The alternative texts, ids and external references of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -268,7 +312,7 @@ class Outline(HTMLParser):
         ]
 
 
-def test_the_page_is_whole_and_loads_nothing(compared: Path) -> None:
+def test_the_page_is_complete_and_loads_nothing(compared: Path) -> None:
     text = (compared / "report.html").read_text()
     outline = Outline()
     outline.feed(text)
@@ -297,7 +341,7 @@ def test_tables_are_the_same_in_every_form(compared: Path) -> None:
     assert f"{100 * result['rows'][1]['accuracies']['pgd-2']['accuracy']:.1f}" in as_markdown(table)
 
 
-def test_what_recipes_say_cannot_break_the_page(compared: Path, tmp_path: Path) -> None:
+def test_recipe_names_and_warnings_are_escaped(compared: Path, tmp_path: Path) -> None:
     result = json.loads((compared / "compare.json").read_text())
     result["rows"][0]["recipe"] = '<script>alert("x")</script>'
     result["warnings"] = ["a < b & c"]
@@ -309,11 +353,11 @@ def test_what_recipes_say_cannot_break_the_page(compared: Path, tmp_path: Path) 
             for event in events
         ]
     result["differences"] = []
-    text = page(result, comparison_pictures(result, tmp_path), result["rows"][0]["recipe"])
+    text = page(result, comparison_figures(result, tmp_path), result["rows"][0]["recipe"])
     assert "<script" not in text
     assert "a &lt; b &amp; c" in text
-    assert "epoch 2: collapse, rollback (50.0% to 10.0%), on with 1 more inner step<" in text
-    assert "epoch 2: fall, rollback (50.0% to 10.0%), on with 0.25 of the learning rate<" in text
+    assert "epoch 2: collapse, rollback (50.0% to 10.0%), then 1 more inner step<" in text
+    assert "epoch 2: fall, rollback (50.0% to 10.0%), then 0.25 of the learning rate<" in text
 
 
 CHROMIUM = (
@@ -332,9 +376,9 @@ parent.document.title = JSON.stringify({over: root.scrollWidth - root.clientWidt
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 @pytest.mark.parametrize("width", [400, 900, 1600])
-def test_a_browser_shows_all_of_it(width: int, compared: Path, tmp_path: Path) -> None:
+def test_a_browser_shows_the_whole_page(width: int, compared: Path, tmp_path: Path) -> None:
     inner = (compared / "report.html").read_text().replace("</body>", f"{LOOK}</body>")
-    # a frame, because a browser's window is never as narrow as a phone
+    # a frame, because a browser window cannot be as narrow as a phone
     outer = tmp_path / "page.html"
     outer.write_text(
         f'<iframe width="{width}" height="2000" style="border: 0" '
@@ -367,8 +411,7 @@ def test_a_browser_shows_all_of_it(width: int, compared: Path, tmp_path: Path) -
 def test_a_report_needs_no_weights(
     compared: Path, tmp_path: Path, amata: Callable[..., Called]
 ) -> None:
-    """Kept results are the small files alone; a comparison is told from them, and goes on from
-    them."""
+    """The small files of a run are enough for a report, and for resuming a comparison."""
     kept = tmp_path / "kept"
     for run in (compared / "runs").iterdir():
         (kept / "runs" / run.name).mkdir(parents=True)
@@ -392,8 +435,7 @@ def test_a_report_needs_no_weights(
     )
     one = next((kept / "runs").iterdir())
     assert (
-        "is a run folder, which nothing else is written into"
-        in amata("report", str(kept), "--out", str(one)).err
+        "is a run folder; choose another --out" in amata("report", str(kept), "--out", str(one)).err
     )
     fewer = amata("compare", RECIPES[0], "--seeds", "2", *SETS, "--out", str(kept))
     assert "note: mnist5k-amata-seed0, mnist5k-amata-seed1 of an earlier plan stay in" in fewer.err
@@ -401,7 +443,7 @@ def test_a_report_needs_no_weights(
     assert (failed.code, "its weights were not kept" in failed.err) == (2, True)
 
 
-def test_an_interval_that_is_cut_off_shows_both_ends(compared: Path) -> None:
+def test_a_clipped_interval_shows_both_ends(compared: Path) -> None:
     from amata.console import comparison_table
 
     result = json.loads((compared / "compare.json").read_text())
@@ -413,3 +455,71 @@ def test_an_interval_that_is_cut_off_shows_both_ends(compared: Path) -> None:
         if column.header == "clean"
     ]
     assert cells == ["39.0 (0 to 100)", "45.9 ±1.2"]
+
+
+def python_run(folder: Path, steps: int, evaluation: dict[str, Any], *, valid: bool = True) -> Path:
+    """A run of `fit` on tensors, with the given test evaluation."""
+    options = [f"schedule.k_max={steps}", "schedule.k_min=1", "schedule.tau=0.02"]
+    options += ["data.valid=0", "data.batch_size=8", "threat.eps=0.02", "optim.ema=0"]
+    recipe = load("mnist5k-amata", [*QUICK, *options])
+    data = (images(64), labels(64))
+    held_out = data if valid else None
+    fitted = fit(small_net(), data, held_out, recipe=recipe, run=folder, progress=False)
+    summary = {
+        "recipe": recipe.name,
+        "epochs": 3,
+        "train_seconds": fitted.train_seconds,
+        "grad_evals": fitted.grad_evals,
+        "grad_evals_per_image": fitted.grad_evals / fitted.images,
+        "best_epoch": 1 if valid else None,
+        "evaluation": evaluation,
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def test_runs_without_a_test_evaluation_show_held_out_accuracies(
+    tmp_path: Path, amata: Callable[..., Called]
+) -> None:
+    tested = {
+        name: {"accuracy": 0.5, "n": 10, "params": params, "warnings": []}
+        for name, params in (("clean", {}), ("pgd-2", {"eps": 0.2}))
+    }
+    one = python_run(tmp_path / "one", 1, {})
+    two = python_run(tmp_path / "two", 3, {})
+    three = python_run(tmp_path / "three", 2, tested)
+    bare = python_run(tmp_path / "bare", 2, {}, valid=False)
+
+    def report(name: str, *runs: Path) -> tuple[dict[str, Any], str, str]:
+        folder = tmp_path / "reports" / name
+        called = amata("report", *runs, "--out", folder)
+        assert called.code == 0, called.err
+        page = (folder / "report.html").read_text()
+        return json.loads((folder / "compare.json").read_text()), called.out, page
+
+    result, out, text = report("untested", one, two)
+    assert result["attacks"] == ["held-out clean", "held-out pgd-2"]
+    for row, run in zip(result["rows"], (one, two), strict=True):
+        epochs = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert epochs[1]["valid"]["clean"] != epochs[2]["valid"]["clean"]
+        for name, found in row["accuracies"].items():
+            assert found["accuracy"] == epochs[1]["valid"][name.removeprefix("held-out ")]
+            assert (found["n"], found["split"]) == (64, "held-out")
+    assert re.search(r"; 64 held-out\s+images", out)
+    assert "No run has a test evaluation. Held-out accuracies are on 64 images" in text
+    assert "% held-out accuracy under pgd-2, " in text.replace("</b>", "")
+    assert "test images" not in text
+    assert "held-out pgd-2" in (tmp_path / "reports" / "untested" / "results.csv").read_text()
+
+    result, out, text = report("mixed", one, three)
+    assert result["attacks"] == ["clean", "pgd-2", "held-out clean", "held-out pgd-2"]
+    assert [len(row["accuracies"]) for row in result["rows"]] == [2, 4]
+    assert "no test evaluation of one: compare the held-out accuracies" in result["warnings"]
+    assert re.search(r"10 test images, 64\s+held-out\s+images", out)
+    assert "% held-out accuracy under pgd-2, " in text.replace("</b>", "")
+
+    result, out, text = report("bare", bare)
+    assert result["attacks"] == []
+    assert re.search(r"trained for [\d.]+ s with [\d,]+ gradient evaluations\.", text)
+    assert "neither a test evaluation nor held-out images" in text
+    assert len((tmp_path / "reports" / "bare" / "results.csv").read_text().splitlines()) == 2

@@ -349,7 +349,7 @@ def test_bench_prints_a_row_per_variant(amata: Any, tmp_path: Any) -> None:
 
 def test_the_work_of_a_step_is_counted_from_the_network() -> None:
     from amata import recipes
-    from amata.studies.bench import Case
+    from amata.studies.bench_case import Case
 
     pgd = recipes.load("cifar10-pgd10")
     forward = 1.11e9  # of PreActResNet-18 on one image, in FLOPs

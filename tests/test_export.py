@@ -1,4 +1,4 @@
-"""Exports load elsewhere and compute the same."""
+"""Exports load without amata and compute the same."""
 
 import json
 import subprocess
@@ -15,6 +15,7 @@ from amata.training.experiment import load_trained, train
 
 SETS = [
     "train.device=cpu",
+    "threat.eps=8/255",
     "train.epochs=1",
     "data.valid=40",
     "data.batch_size=400",
@@ -56,7 +57,7 @@ with torch.no_grad():
 
 
 @pytest.mark.parametrize(("to", "blocked"), [("robustbench", {"safetensors"}), ("hf", set())])
-def test_a_folder_loads_without_us(
+def test_a_folder_loads_without_amata(
     to: str, blocked: set[str], run: Path, tmp_path: Path, amata: Any
 ) -> None:
     called = amata("export", run, "--to", to, "--out", tmp_path / "out", "--name", "Mine2026")
@@ -87,18 +88,18 @@ def test_the_claim_has_robustbenchs_fields_and_our_numbers(
     assert claim["clean_acc"] == f"{100 * evaluation['clean']['accuracy']:.2f}"
     assert claim["reported"] == f"{100 * evaluation['fgsm']['accuracy']:.2f}"
     assert claim["autoattack_acc"] is None
-    assert claim["eps"] == "0.2"
+    assert claim["eps"] == "8/255"
     assert "fgsm on 20 test images" in claim["footnote"]
 
 
-def test_a_model_card_tells_what_was_measured(run: Path, tmp_path: Path, amata: Any) -> None:
+def test_a_model_card_has_the_evaluation(run: Path, tmp_path: Path, amata: Any) -> None:
     assert amata("export", run, "--to", "hf", "--out", tmp_path / "hf").code == 0
     card = (tmp_path / "hf" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: pytorch\n")
     assert "| fgsm |" in card
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert config["mean"] == [0.13]
-    assert config["threat"] == {"norm": "linf", "eps": "0.2"}
+    assert config["threat"] == {"norm": "linf", "eps": "8/255"}
 
 
 def test_onnx_gives_the_same_logits(run: Path, tmp_path: Path, amata: Any) -> None:
@@ -123,5 +124,6 @@ def test_bad_exports_are_one_line(run: Path, tmp_path: Path, amata: Any) -> None
     (tmp_path / "full" / "file").touch()
     assert "is not empty" in amata("export", run, "--to", "hf", "--out", tmp_path / "full").err
     assert (
-        "is no run folder" in amata("export", tmp_path, "--to", "hf", "--out", tmp_path / "b").err
+        "is not a run folder"
+        in amata("export", tmp_path, "--to", "hf", "--out", tmp_path / "b").err
     )

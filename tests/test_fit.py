@@ -7,7 +7,7 @@ import torch
 
 from amata import recipes
 from amata.errors import AmataError, InputError
-from amata.reporter import Moment, Reporter
+from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
 from amata.runs.files import load_tensors
 from tests.conftest import small_net
@@ -46,8 +46,8 @@ def test_the_best_model_is_chosen_by_held_out_robust_accuracy(tmp_path: Path) ->
     class Ruin(Reporter):
         """Spoils the weights after the second epoch, so that a later epoch cannot be the best."""
 
-        def batch(self, moment: Moment) -> None:
-            if moment.epoch >= 2:
+        def batch(self, info: BatchInfo) -> None:
+            if info.epoch >= 2:
                 with torch.no_grad():
                     for p in net.parameters():
                         p.zero_()

@@ -11,7 +11,7 @@ import torch
 
 from amata import recipes
 from amata.errors import AmataError
-from amata.reporter import Moment, Reporter
+from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
 from amata.runs.checkpoint import load_checkpoint
 from amata.training import Interrupted
@@ -22,8 +22,8 @@ from tests.toy import StopAt, fit, stateful_recipe, toy_data, toy_recipe, withou
 
 def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     class Poison(Reporter):
-        def batch(self, moment: Moment) -> None:
-            if (moment.epoch, moment.batch) == (1, 2):
+        def batch(self, info: BatchInfo) -> None:
+            if (info.epoch, info.batch) == (1, 2):
                 with torch.no_grad():
                     next(net.parameters()).fill_(torch.nan)
 
@@ -41,9 +41,9 @@ def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_
 
 def test_nonfinite_weights_are_never_saved(tmp_path: Path) -> None:
     class Poison(Reporter):
-        def batch(self, moment: Moment) -> None:
+        def batch(self, info: BatchInfo) -> None:
             # after the last loss of the epoch was seen
-            if (moment.epoch, moment.batch) == (1, moment.batches):
+            if (info.epoch, info.batch) == (1, info.batches):
                 with torch.no_grad():
                     next(net.parameters()).fill_(torch.nan)
 
@@ -62,8 +62,8 @@ class Collapsing(Reporter):
     def __init__(self, net: torch.nn.Module, epoch: int) -> None:
         self.net, self.at, self.notes = net, epoch, [""]
 
-    def batch(self, moment: Moment) -> None:
-        if moment.epoch == self.at and moment.batch == moment.batches:
+    def batch(self, info: BatchInfo) -> None:
+        if info.epoch == self.at and info.batch == info.batches:
             self.at = -1
             self.ruin()
 
@@ -158,9 +158,9 @@ def test_a_rolled_back_run_resumes_with_its_remedy(
     recipe = stateful_recipe("fast") if trouble is Collapsing else averaged
 
     class Both(trouble):  # type: ignore[valid-type, misc]
-        def batch(self, moment: Moment) -> None:
-            super().batch(moment)
-            if stop and (moment.epoch, moment.batch, self.at) == (2, 3, -1):
+        def batch(self, info: BatchInfo) -> None:
+            super().batch(info)
+            if stop and (info.epoch, info.batch, self.at) == (2, 3, -1):
                 os.kill(os.getpid(), signal.SIGTERM)
 
     stop, net = False, small_net()
@@ -186,9 +186,9 @@ def test_what_a_collapsed_epoch_saved_is_never_resumed(tmp_path: Path) -> None:
     fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "whole", reporter=Collapsing(net, 2))
 
     class Both(Collapsing):
-        def batch(self, moment: Moment) -> None:
-            super().batch(moment)
-            if (moment.epoch, moment.batch, moment.steps) == stop:
+        def batch(self, info: BatchInfo) -> None:
+            super().batch(info)
+            if (info.epoch, info.batch, info.steps) == stop:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     for stop in ((2, 20, 1), (2, 3, 2)):  # noqa: B007 (the reporter reads it)
@@ -210,10 +210,10 @@ def test_a_second_collapse_goes_back_to_an_unspoilt_state() -> None:
     recipe, states = stateful_recipe("fast"), []
 
     class Twice(Collapsing):
-        def batch(self, moment: Moment) -> None:
-            if moment.epoch == 2 and moment.batch == 1:
-                states.append((moment.steps, [p.clone() for p in self.net.parameters()]))
-            if moment.epoch == 2 and moment.batch == moment.batches and moment.steps < 3:
+        def batch(self, info: BatchInfo) -> None:
+            if info.epoch == 2 and info.batch == 1:
+                states.append((info.steps, [p.clone() for p in self.net.parameters()]))
+            if info.epoch == 2 and info.batch == info.batches and info.steps < 3:
                 self.ruin()
 
     net = small_net()
@@ -259,11 +259,11 @@ def test_one_trouble_does_not_undo_the_remedy_of_another() -> None:
     recipe = stateful_recipe("fast")
 
     class Both(Falling):
-        def batch(self, moment: Moment) -> None:
-            super().batch(moment)
-            if (moment.epoch, moment.batch, moment.steps) == (
+        def batch(self, info: BatchInfo) -> None:
+            super().batch(info)
+            if (info.epoch, info.batch, info.steps) == (
                 2,
-                moment.batches,
+                info.batches,
                 1,
             ) and self.at == -2:
                 self.at = -3

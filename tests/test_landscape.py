@@ -1,4 +1,4 @@
-"""Landscapes: axes and values against independent computations, and the command."""
+"""Landscapes: axes and losses against independent computations, and the command."""
 
 import json
 from pathlib import Path
@@ -15,11 +15,11 @@ from amata.errors import InputError
 from amata.schedules import Control
 from amata.studies.landscape import (
     Plane,
-    climb,
     landscape,
+    pgd_path,
     principal_direction,
     rademacher_direction,
-    steepest,
+    steepest_image,
 )
 from amata.threat import Linf
 from amata.training.experiment import train
@@ -29,9 +29,9 @@ from tests.test_compare import QUICK
 BALL = Linf(0.1)
 
 
-def test_the_course_is_pgds() -> None:
+def test_the_path_is_pgds() -> None:
     model, x, y = small_net().eval(), images(1), labels(1)
-    points = climb(model, x, y, BALL, Control(6, 0.03))
+    points = pgd_path(model, x, y, BALL, Control(6, 0.03))
     assert torch.equal(points[:1], x)
     for k in range(1, 7):
         assert torch.equal(
@@ -42,7 +42,7 @@ def test_the_course_is_pgds() -> None:
 
 def test_the_x_axis_is_the_first_principal_component() -> None:
     model, x, y = small_net().eval(), images(1), labels(1)
-    points = climb(model, x, y, BALL, Control(12, 0.02))
+    points = pgd_path(model, x, y, BALL, Control(12, 0.02))
     found = principal_direction(points, x).flatten().numpy()
     vectors = (points - x).flatten(1).numpy().astype(np.float64)
     values, directions = np.linalg.eigh(np.cov(vectors.T))
@@ -53,7 +53,7 @@ def test_the_x_axis_is_the_first_principal_component() -> None:
     across = rademacher_direction(x, along, 3)
     assert float((along * across).sum()) == pytest.approx(0, abs=1e-6)
     assert float(across.norm()) == pytest.approx(1, abs=1e-6)
-    signs = across.sign()  # but for a multiple of X, all entries have one size
+    signs = across.sign()  # up to a multiple of X, all entries have the same magnitude
     assert float((signs * across).sum()) > 0.9 * across.numel() ** 0.5
     with pytest.raises(InputError, match="does not move"):
         principal_direction(x.repeat(3, 1, 1, 1), x)
@@ -67,7 +67,7 @@ def test_grid_values_are_losses_on_the_plane() -> None:
     assert model.training
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     model.eval()
-    points = climb(model, x, y, BALL, controls["strong"])
+    points = pgd_path(model, x, y, BALL, controls["strong"])
     along = principal_direction(points, x)
     across = rademacher_direction(x, along, 1)
     for row, b in enumerate(found["y"]):
@@ -93,16 +93,16 @@ def test_grid_values_are_losses_on_the_plane() -> None:
     )
 
 
-def test_without_a_sample_the_image_is_taken_whose_loss_rises_most() -> None:
+def test_the_default_sample_is_the_image_whose_loss_rises_most() -> None:
     model, x, y, u = small_net().eval(), images(12), labels(12), Control(3, 0.04)
-    ends = torch.cat([climb(model, x[i : i + 1], y[i : i + 1], BALL, u)[-1:] for i in range(12)])
+    ends = torch.cat([pgd_path(model, x[i : i + 1], y[i : i + 1], BALL, u)[-1:] for i in range(12)])
     rises = F.cross_entropy(model(ends), y, reduction="none") - F.cross_entropy(
         model(x), y, reduction="none"
     )
-    assert steepest(model, x, y, BALL, u) == int(rises.argmax()) != 0
+    assert steepest_image(model, x, y, BALL, u) == int(rises.argmax()) != 0
 
 
-def test_the_command_draws_kept_epochs(
+def test_the_command_draws_saved_epochs(
     tmp_path: Path, amata: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
@@ -131,7 +131,7 @@ def test_the_command_draws_kept_epochs(
     assert [p["courses"][2]["steps"] for p in result["landscapes"]] == [r["steps"] for r in rows]
     for name in ("landscape.svg", "landscape.png", "landscape-3d.svg", "landscape-3d.png"):
         assert (tmp_path / "l" / name).stat().st_size > 1000
-    monkeypatch.setattr("amata.studies.landscape.steepest", lambda *_: 3)
+    monkeypatch.setattr("amata.studies.landscape.steepest_image", lambda *_: 3)
     assert (
         "test image 3, label"
         in amata("landscape", run, "--grid", "3", "--steps", "2", "--out", tmp_path / "c").out

@@ -9,7 +9,7 @@ import torch
 
 from amata import recipes
 from amata.errors import InputError
-from amata.reporter import Moment, Reporter
+from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
 from amata.runs.files import load_tensors
 from amata.training.experiment import load_trained, resume, train
@@ -145,8 +145,8 @@ def test_kept_epochs_are_the_states_that_epochs_begin_with(tmp_path: Path) -> No
 
 def test_a_run_folder_is_held_while_it_is_trained_in(tmp_path: Path) -> None:
     class Second(Reporter):
-        def batch(self, moment: Moment) -> None:
-            if moment.batch == 1 and moment.epoch == 0:
+        def batch(self, info: BatchInfo) -> None:
+            if info.batch == 1 and info.epoch == 0:
                 run, recipe = RunFolder.open(tmp_path / "run")
                 with pytest.raises(InputError, match="another process is training in"):
                     fit(small_net(), toy_data(), None, recipe, run=run)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from amata.errors import InputError
-from amata.reporter import Moment, Reporter
+from amata.reporter import BatchInfo, Reporter
 from tests.conftest import small_net
 from tests.toy import StopAt, fit, newest, toy_data, toy_recipe
 
@@ -21,7 +21,7 @@ def test_a_long_epoch_is_saved_every_few_minutes(
     seen: list[str] = []
 
     class Watch(Reporter):
-        def batch(self, moment: Moment) -> None:
+        def batch(self, info: BatchInfo) -> None:
             seen.append(newest(tmp_path / "run"))
 
     class AtOnce(ThreadPoolExecutor):
@@ -145,8 +145,8 @@ def test_a_failed_write_is_told_before_the_next_batch_but_one(
     seen: list[tuple[int, int]] = []
 
     class Watch(Reporter):
-        def batch(self, moment: Moment) -> None:
-            seen.append((moment.epoch, moment.batch))
+        def batch(self, info: BatchInfo) -> None:
+            seen.append((info.epoch, info.batch))
             time.sleep(0.2)
 
     def full(*_: Any) -> None:

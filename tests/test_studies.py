@@ -1,5 +1,4 @@
-"""Studies of many runs: the criterion's table and the search, both of which survive being
-stopped."""
+"""The criterion study and the schedule search, both resumable."""
 
 import json
 import os
@@ -55,7 +54,7 @@ def test_toy_prints_the_promised_keys(amata: Amata, tmp_path: Path) -> None:
     assert result["c_optimal"] <= 1e-6 < result["c_linear"] < result["c_constant"]
     assert json.loads((tmp_path / "toy.json").read_text()) == result
     assert (tmp_path / "toy.svg").stat().st_size > 5000
-    assert "found by MSA" in amata("toy", "--parts", "10").out
+    assert "MSA agrees to" in amata("toy", "--parts", "10").out
     bad = amata("toy", "--theta0", "2", "--tau", "4")
     assert bad.code == 2
     assert bad.err == "error: tau = 4 must be above 1 + theta0^2 = 5 for the closed form to hold\n"
@@ -118,8 +117,7 @@ def test_criterion_trains_measures_and_goes_on(amata: Amata, tmp_path: Path) -> 
         assert len(row["epochs"]) == 2
     assert [e["steps"] for e in rows[0]["epochs"]] == [2, 2]
     assert (tmp_path / "c" / "criterion.svg").is_file()
-    # An interrupted study: half of one strategy's epochs are measured, the other strategy is not
-    # trained to its end
+    # An interrupted study: only the first epoch of one strategy is measured
     file = tmp_path / "c" / "mnist5k-pgd2.criterion.json"
     known = json.loads(file.read_text())
     file.write_text(json.dumps({**known, "epochs": known["epochs"][:1]}))
@@ -133,7 +131,7 @@ def test_criterion_trains_measures_and_goes_on(amata: Amata, tmp_path: Path) -> 
     )
     assert "epoch 1/2" not in again.err.replace("mnist5k-adaptive", "")
     assert json.loads(again.out)["strategies"] == rows
-    # Other settings are measured anew; a run folder is a strategy too
+    # Other settings are measured again; a run folder is a strategy too
     run = tmp_path / "c" / "runs" / "mnist5k-pgd2"
     dear = amata(
         "criterion",
@@ -151,7 +149,7 @@ def test_criterion_trains_measures_and_goes_on(amata: Amata, tmp_path: Path) -> 
         "--json",
     )
     (row,) = json.loads(dear.out)["strategies"]
-    assert row["epochs"][0]["best_steps"] == 1  # at such a price nobody buys a second step
+    assert row["epochs"][0]["best_steps"] == 1  # a second step costs too much
     table = amata(
         "criterion",
         run,
@@ -172,11 +170,11 @@ def test_criterion_trains_measures_and_goes_on(amata: Amata, tmp_path: Path) -> 
 BAD: dict[str, tuple[list[str], str]] = {
     "no epochs": (
         ["criterion", "RUN", "--out", "NEW"],
-        "kept no epochs; train it again with --set train.keep_epochs=true",
+        "has no saved epochs; train it again with --set train.keep_epochs=true",
     ),
     "set on a run": (
         ["criterion", "RUN", "--set=optim.lr=1", "--out", "NEW"],
-        "is trained already",
+        "is a trained run; drop --set",
     ),
     "cost": (
         ["criterion", "mnist5k-pgd", "--cost", "euros", "--out", "NEW"],
@@ -186,26 +184,26 @@ BAD: dict[str, tuple[list[str], str]] = {
         ["criterion", "mnist5k-pgd", "--search", "random", "--out", "NEW"],
         "unknown search 'random'",
     ),
-    "z": (["criterion", "mnist5k-pgd", "--z", "20", "--out", "NEW"], "must read K,ALPHA"),
+    "z": (["criterion", "mnist5k-pgd", "--z", "20", "--out", "NEW"], "must be K,ALPHA"),
     "gamma": (
         ["criterion", "mnist5k-pgd", "--gamma", "-1", "--out", "NEW"],
         "must not be negative",
     ),
     "twice": (
         ["criterion", "mnist5k-pgd", "mnist5k-pgd", "--out", "NEW"],
-        "two strategies are both called 'mnist5k-pgd'",
+        "two strategies are named 'mnist5k-pgd'",
     ),
     "no budget": (
         ["search", "mnist5k-amata", "--out", "NEW"],
-        "give --budget SHARE or --grad-evals N",
+        "pass either --budget SHARE or --grad-evals N",
     ),
     "tiny budget": (
         ["search", "mnist5k-amata", "--budget", "0.1", "--out", "NEW"],
-        "is below K = 1, 2.00",
+        "is below the 2.00 of K = 1; raise it",
     ),
     "no valid": (
         ["search", "mnist5k-amata", "--budget", "0.9", "--set=data.valid=0", "--out", "NEW"],
-        "holds nothing out",
+        "data.valid is 0; --set data.valid=500",
     ),
     "shape": (
         ["search", "mnist5k-amata", "--budget", "0.9", "--shapes", "cubic", "--out", "NEW"],
@@ -217,7 +215,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     ),
     "negative share": (
         ["search", "mnist5k-amata", "--budget=-1", "--out", "NEW"],
-        "--budget -1 must be a share above 0",
+        "--budget -1 must be a positive fraction",
     ),
     "gamma of a search": (
         ["search", "mnist5k-amata", "--budget", "0.9", "--gamma=-3", "--out", "NEW"],
@@ -225,7 +223,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     ),
     "damaged study": (
         ["search", "mnist5k-amata", "--budget", "0.9", "--out", "DAMAGED"],
-        "is no study that can be read",
+        "is not a readable study",
     ),
     "erm": (
         ["search", "mnist5k-amata", "--budget", "0.9", "--set=method.name=erm", "--out", "NEW"],
@@ -289,7 +287,7 @@ def start(*arguments: str | Path) -> subprocess.Popen[bytes]:
     )
 
 
-def test_a_killed_search_goes_on_with_its_study(amata: Amata, tmp_path: Path) -> None:
+def test_a_killed_search_resumes_its_study(amata: Amata, tmp_path: Path) -> None:
     out = tmp_path / "study"
     process = start(*SEARCH, "--trials", "4", "--out", out)
     deadline = time.monotonic() + 120
@@ -338,7 +336,7 @@ def test_a_killed_search_goes_on_with_its_study(amata: Amata, tmp_path: Path) ->
     assert (out / "pareto.svg").is_file()
     other = amata(*SEARCH[:-1], "linear", "--trials", "4", "--out", out)
     assert other.code == 2
-    assert "holds a study with another shapes" in other.err
+    assert "holds a study with a different shapes" in other.err
 
 
 def test_two_processes_share_a_study_and_repeat_nothing(tmp_path: Path) -> None:
@@ -352,9 +350,9 @@ def test_two_processes_share_a_study_and_repeat_nothing(tmp_path: Path) -> None:
     assert len(list(out.glob("trials/*/result.json"))) == 6
 
 
-def test_a_result_that_the_study_was_not_told_of_is_told(amata: Amata, tmp_path: Path) -> None:
-    """Killed between writing the result and telling the study: the schedule is proposed again, and
-    nothing is trained twice."""
+def test_a_result_that_the_study_missed_is_adopted(amata: Amata, tmp_path: Path) -> None:
+    """A process killed between result.json and `tell`: the schedule is proposed again, and not
+    trained again."""
     out = tmp_path / "study"
     amata(*SEARCH, "--trials", "1", "--out", out)
     (done,) = finished(out)
@@ -369,32 +367,30 @@ def test_a_result_that_the_study_was_not_told_of_is_told(amata: Amata, tmp_path:
         )
     called = amata(*SEARCH, "--trials", "1", "--out", out)
     assert called.code == 0, called.err
-    (told,) = finished(out)
-    assert told.number != done.number
-    assert told.value == done.value
+    (adopted,) = finished(out)
+    assert adopted.number != done.number
+    assert adopted.value == done.value
     assert "epoch" not in called.err.replace("epochs", "")
     import optuna
 
     study = optuna.load_study(study_name="amata", storage=f"sqlite:///{out / 'study.db'}")
-    study.enqueue_trial(told.params)  # told once, it is news no more
+    study.enqueue_trial(adopted.params)  # it is adopted only once
     amata(*SEARCH, "--trials", "2", "--out", out)
     assert len({t.user_attrs["key"] for t in finished(out)}) == len(finished(out)) == 2
 
 
-def test_schedules_that_break_off_end_themselves_and_many_in_a_row_the_search(
-    amata: Amata, tmp_path: Path
-) -> None:
+def test_five_failed_trials_in_a_row_stop_the_search(amata: Amata, tmp_path: Path) -> None:
     called = amata(*SEARCH, "--trials", "2", "--out", tmp_path, "--set=optim.lr=1e30")
     assert called.code == 1
     assert called.err.splitlines()[-1].startswith(
-        "error: 5 schedules in a row broke off, the last one so: the loss is not finite"
+        "error: 5 trials in a row failed; the last error: the loss is not finite"
     )
     states = [t.state.name for t in trials(tmp_path)]
     assert set(states) == {"FAIL"}
     assert len(list(tmp_path.glob("trials/*/result.json"))) == 5
 
 
-def test_the_recipes_own_schedule_is_left_out_where_it_is_too_dear(tmp_path: Path) -> None:
+def test_the_recipes_own_schedule_is_tried_first_if_it_fits(tmp_path: Path) -> None:
     for options, proposed in (
         (["schedule.k_min=5"], False),
         (["schedule.tau=0.1"], False),
@@ -407,7 +403,7 @@ def test_the_recipes_own_schedule_is_left_out_where_it_is_too_dear(tmp_path: Pat
         assert bool(search.study.get_trials()) == proposed
 
 
-def test_what_another_process_trains_is_left_to_it(amata: Amata, tmp_path: Path) -> None:
+def test_a_trial_of_another_process_is_not_trained_twice(amata: Amata, tmp_path: Path) -> None:
     recipe = recipes.load("mnist5k-amata", [o.removeprefix("--set=") for o in FAST])
     settings = SearchSettings(budget=0.9 * 4, k_cap=3, shapes=("linear", "piecewise"), trials=1)
     search = Search(recipe, settings, tmp_path, Reporter())
@@ -418,12 +414,12 @@ def test_what_another_process_trains_is_left_to_it(amata: Amata, tmp_path: Path)
     with hold(tmp_path / "trials" / key, "training"):
         waiting = amata(*SEARCH, "--trials", "1", "--out", tmp_path)
         assert waiting.code == 0
-        assert "are being trained by other processes" in waiting.err
+        assert "other processes are training all trials" in waiting.err
         search.study.enqueue_trial(trial.params)
         assert amata(*SEARCH, "--trials", "2", "--out", tmp_path).code == 0
         (done,) = finished(tmp_path)
         assert done.user_attrs["key"] != key
-    amata(*SEARCH, "--trials", "2", "--out", tmp_path)  # now its owner is gone
+    amata(*SEARCH, "--trials", "2", "--out", tmp_path)  # its owner is gone
     assert key in {t.user_attrs["key"] for t in finished(tmp_path)}
 
 
@@ -442,7 +438,7 @@ def test_the_search_can_minimise_c(amata: Amata, tmp_path: Path) -> None:
     ]
 
 
-def test_prices_are_those_of_the_methods() -> None:
+def test_costs_are_those_of_the_methods() -> None:
     for method, base, per_step in (("pgd", 1, 1), ("free", 0, 1), ("trades", 2, 1), ("yopo", 0, 1)):
         recipe = recipes.load("mnist5k-amata", [f"method.name={method}", "train.device=cpu"])
         assert MethodCost.of(recipe, load_data(recipe)) == MethodCost(base, per_step), method
@@ -466,13 +462,13 @@ def test_a_trial_never_costs_more_than_the_budget() -> None:
             }
             table = space.suggest(optuna.trial.FixedTrial(fixed))
             assert 4.4 < space.cost(space.recipe_with(table)) <= 5.0
-    with pytest.raises(UserWarning, match="range"):  # five steps all the time would cost six
+    with pytest.raises(UserWarning, match="range"):  # a constant K = 5 would cost 6
         space.suggest(
             optuna.trial.FixedTrial({"shape": "linear", "k_min": 5, "rise": 0, "tau": 2.0})
         )
 
 
-def test_robustness_is_told_by_the_longest_pgd() -> None:
+def test_robustness_is_measured_by_the_longest_pgd() -> None:
     results = {
         "clean": {"accuracy": 1.0},
         "pgd-20": {"accuracy": 0.6},
@@ -486,23 +482,22 @@ def test_robustness_is_told_by_the_longest_pgd() -> None:
         SearchSettings(budget=0)
 
 
-def test_an_epoch_told_of_twice_is_reported_once() -> None:
-    """A kill between an epoch's row and its checkpoint lets the epoch be trained, and told of,
-    again."""
+def test_an_epoch_trained_twice_is_reported_once() -> None:
+    """After a kill between an epoch's row and its checkpoint, the epoch is trained again."""
     from amata.studies.pruning import PruningReporter
 
     study = optuna.create_study()
-    watcher = PruningReporter(study.ask(), "pgd-2", Reporter())
+    reporter = PruningReporter(study.ask(), "pgd-2", Reporter())
     row: Any = {"epoch": 0, "valid": {"pgd-2": 0.25}}
-    watcher.report(row)
-    watcher.report(row)
+    reporter.report(row)
+    reporter.report(row)
     later: Any = {"epoch": 1, "valid": {"pgd-2": 0.5}}
-    watcher.report(later)
-    assert watcher.seen == {0: 0.25, 1: 0.5}
+    reporter.report(later)
+    assert reporter.seen == {0: 0.25, 1: 0.5}
     assert study.trials[0].intermediate_values == {0: 0.25, 1: 0.5}
 
 
-def test_the_front_is_what_nothing_beats_and_the_winner_is_complete() -> None:
+def test_the_front_is_not_dominated_and_the_winner_is_complete() -> None:
     cells = [
         (3, 0.7, "complete"),
         (4, 0.6, "complete"),

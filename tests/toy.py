@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from amata import recipes
 from amata.metrics import EpochRow
 from amata.recipes import Recipe
-from amata.reporter import Moment, Reporter
+from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
 from amata.seeds import generator
 from amata.training import Fitted, train_model
@@ -75,13 +75,13 @@ def fit(
 
 
 class StopAt(Reporter):
-    """Sends this process a signal at one moment of training."""
+    """Sends this process a signal at one batch of training."""
 
     def __init__(self, epoch: int, batch: int, number: int = signal.SIGTERM) -> None:
         self.at, self.number = (epoch, batch), number
 
-    def batch(self, moment: Moment) -> None:
-        if (moment.epoch, moment.batch) == self.at:
+    def batch(self, info: BatchInfo) -> None:
+        if (info.epoch, info.batch) == self.at:
             os.kill(os.getpid(), self.number)
 
 

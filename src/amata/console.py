@@ -1,4 +1,4 @@
-"""How a run looks on a terminal (a live bar) and in a log (a line an epoch)."""
+"""Terminal output: a progress bar on a terminal, one line per epoch in a log, and result tables."""
 
 import time
 from typing import Any
@@ -9,13 +9,13 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from amata.metrics import EpochRow
-from amata.reporter import Moment, Reporter
+from amata.reporter import BatchInfo, Reporter
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 for console in (out, err):
     if not console.is_terminal:
-        console.width = 160  # nobody's window: in a log a table is better whole than folded
+        console.width = 160  # a log has no window: do not fold tables
 
 
 def duration(seconds: float) -> str:
@@ -24,13 +24,12 @@ def duration(seconds: float) -> str:
     return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
 
 
-WAITING = 0.05
-"""The share of training time spent waiting for data from which on it is told."""
+DATA_WAIT = 0.05
+"""The fraction of training time spent waiting for data above which we report it."""
 
 
 class ConsoleReporter(Reporter):
-    """Progress on stderr, so that stdout stays free for results. On a terminal a bar follows
-    training and evaluation."""
+    """Progress on stderr; stdout is for results. A terminal also gets a progress bar."""
 
     def __init__(self) -> None:
         self.progress = Progress(
@@ -54,26 +53,26 @@ class ConsoleReporter(Reporter):
         if err.is_terminal:
             self.progress.stop()
 
-    def batch(self, m: Moment) -> None:
+    def batch(self, info: BatchInfo) -> None:
         now = time.monotonic()
-        # reading the loss waits for the device, so not after every batch
+        # reading the loss waits for the device, so do it rarely
         if err.is_terminal and now - self.drawn > 0.2:
-            loss = f"{m.loss.item():.3f}" if m.loss is not None else "-"
+            loss = f"{info.loss.item():.3f}" if info.loss is not None else "-"
             text = (
-                f"epoch {m.epoch + 1}/{m.epochs}  batch {m.batch}/{m.batches}  K {m.steps}  "
-                f"alpha {m.step_size:.4g}  loss {loss}"
+                f"epoch {info.epoch + 1}/{info.epochs}  batch {info.batch}/{info.batches}  "
+                f"K {info.steps}  alpha {info.step_size:.4g}  loss {loss}"
             )
-            left = f"{duration(m.seconds_left)} left" if m.seconds_left is not None else ""
+            left = f"{duration(info.seconds_left)} left" if info.seconds_left is not None else ""
             self.progress.update(
-                self.task, description=text, completed=m.share, total=1.0, left=left
+                self.task, description=text, completed=info.share, total=1.0, left=left
             )
             self.drawn = now
-        # a long epoch in a log: a sign of life a minute
+        # in a log, a long epoch gets one line a minute
         elif not err.is_terminal and now - self.logged > 60:
-            left = f", {duration(m.seconds_left)} left" if m.seconds_left is not None else ""
+            left = f", {duration(info.seconds_left)} left" if info.seconds_left is not None else ""
             err.print(
-                f"epoch {m.epoch + 1}/{m.epochs}, batch {m.batch}/{m.batches}, {m.share:.0%} "
-                f"done{left}",
+                f"epoch {info.epoch + 1}/{info.epochs}, batch {info.batch}/{info.batches}, "
+                f"{info.share:.0%} done{left}",
                 soft_wrap=True,
             )
             self.logged = now
@@ -83,12 +82,12 @@ class ConsoleReporter(Reporter):
             f"{name} {accuracy:6.1%}" for name, accuracy in row.get("valid", {}).items()
         )
         waiting = row["data_seconds"] / row["train_seconds"] if row["train_seconds"] else 0.0
-        starved = f"  {waiting:.0%} waiting for data" if waiting > WAITING else ""
+        waited = f"  {waiting:.0%} waiting for data" if waiting > DATA_WAIT else ""
         err.print(
             f"epoch {row['epoch'] + 1:3d}  K {row['steps']:2d}  alpha {row['step_size']:<8.4g} "
             f"loss {row['loss']:7.4f}  "
             f"{row['train_seconds']:8.1f} s  {row['grad_evals']:>12,} grads  "
-            f"{valid and 'held-out ' + valid}{starved}".rstrip(),
+            f"{valid and 'held-out ' + valid}{waited}".rstrip(),
             soft_wrap=True,
         )
         self.logged = time.monotonic()
@@ -109,7 +108,7 @@ class ConsoleReporter(Reporter):
 
 
 def results_table(results: dict[str, dict[str, Any]]) -> Table:
-    """Accuracies with n, interval, cost and parameters."""
+    """Accuracy with n, interval, cost and parameters, one row per attack."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column, justify in (
         ("attack", "left"),
@@ -130,7 +129,7 @@ def results_table(results: dict[str, dict[str, Any]]) -> Table:
 
 
 def _describe(params: dict[str, Any]) -> str:
-    """An attack's parameters in a few words; the JSON has them all."""
+    """An attack's main parameters; the JSON has all of them."""
     parts = [f"{params['norm']} {params['eps']:.4g}"] if "eps" in params else []
     if "step_size" in params:
         parts.append(f"{params['steps']} x {params['step_size']:.3g}")
@@ -144,8 +143,7 @@ def _describe(params: dict[str, Any]) -> str:
 
 
 def criterion_table(rows: list[dict[str, Any]]) -> Table:
-    """The paper's Table 1, with errors, cost and FOSC; the JSON also has the criterion of the
-    means."""
+    """The paper's Table 1 with standard errors, cost and FOSC."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("strategy", no_wrap=True)
     for column in ("C", "FOSC", "robust", "seconds", "gradients"):
@@ -163,7 +161,7 @@ def criterion_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def search_table(result: dict[str, Any]) -> Table:
-    """The Pareto front of a search, cheapest first, the winner marked."""
+    """The Pareto front of a search, sorted by cost; the winner has a star."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column, justify in (
         ("", "left"),
@@ -212,7 +210,7 @@ def bench_table(result: dict[str, Any]) -> Table:
             f"{r['ceiling_share']:.1%}",
             ratio,
         )
-        # a GPU's alone is known
+        # known on a GPU only
         memory = f"{r['peak_memory_bytes'] / 2**20:,.0f}" if r["peak_memory_bytes"] else "-"
         rest = (f"{r['compile_seconds']:.1f}", memory)
         table.add_row(r["recipe"], str(r["batch"]), str(r["steps"]), r["variant"], *speed, *rest)
@@ -220,7 +218,7 @@ def bench_table(result: dict[str, Any]) -> Table:
 
 
 def comparison_table(result: dict[str, Any]) -> Table:
-    """Recipes side by side, the first being what the others are held against."""
+    """One row per recipe; the first is the baseline."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     attacks = result["attacks"]
     goal = f"s to {100 * result['target']:.4g}%" if result["target"] else "s to target"
@@ -241,18 +239,23 @@ def comparison_table(result: dict[str, Any]) -> Table:
             reached,
             faster,
         )
-    images = " or ".join(f"{n:,}" for n in result["images"])
-    table.caption = f"accuracy in %, half a 95% interval beside it, {images} test images"
+    if attacks:
+        images = " or ".join(f"{n:,}" for n in result["images"])
+        sizes = [f"{images} test images"] if images else []
+        if any(
+            a["split"] == "held-out" for row in result["rows"] for a in row["accuracies"].values()
+        ):
+            sizes.append(f"{result['valid_n']:,} held-out images")
+        table.caption = f"accuracy in % ± half the 95% interval; {', '.join(sizes)}"
     return table
 
 
 def _with_interval(a: dict[str, Any]) -> str:
-    """An accuracy with half its interval; with both ends where it is cut off at none or all, so
-    that half of it would say little."""
-    cut = (a["low"] == 0 or a["high"] == 1) and a["high"] - a["low"] > 0.1
-    beside = (
+    """An accuracy with the half-width of its interval, or both ends if 0 or 1 clips a wide one."""
+    clipped = (a["low"] == 0 or a["high"] == 1) and a["high"] - a["low"] > 0.1
+    interval = (
         f"({100 * a['low']:.0f} to {100 * a['high']:.0f})"
-        if cut
+        if clipped
         else f"±{50 * (a['high'] - a['low']):.1f}"
     )
-    return f"{100 * a['accuracy']:.1f} {beside}"
+    return f"{100 * a['accuracy']:.1f} {interval}"

@@ -1,4 +1,4 @@
-"""Numbers as people write them: 0.3, "0.3" or "8/255"."""
+"""Parse and format numbers written as 0.3, "0.3" or "8/255"."""
 
 import math
 from typing import Any
@@ -7,7 +7,7 @@ from amata.errors import InputError
 
 
 def number(value: Any, name: str = "value") -> float:
-    """The float that a number or a string such as "8/255" stands for.
+    """Parse a number or a string such as "8/255".
 
     >>> number("8/255") == 8 / 255
     True
@@ -28,7 +28,7 @@ def number(value: Any, name: str = "value") -> float:
 
 
 def positive(value: Any, name: str) -> float:
-    """`number`, and above zero."""
+    """Parse a number above zero."""
     result = number(value, name)
     if result <= 0:
         raise InputError(f"{name} = {value!r} must be above 0")
@@ -36,18 +36,19 @@ def positive(value: Any, name: str) -> float:
 
 
 def whole(value: Any, name: str, least: int) -> int:
-    """An integer of at least `least`; 2.0 and "2" are read as 2."""
+    """Parse an integer of at least `least`; 2.0 and "2" become 2."""
     result = number(value, name)
     if result != int(result) or result < least:
         raise InputError(f"{name} = {value!r} must be a whole number of at least {least}")
     return int(result)
 
 
-def spelled(value: Any) -> Any:
-    """Floats that are whole 255ths, also within lists and tables, as people write them; `number`
-    gives back the same float.
+def to_fractions(value: Any) -> Any:
+    """Write multiples of 1/255 as fractions, also inside lists and dicts.
 
-    >>> spelled(8 / 255)
+    `number` parses them back to the same float; None values of a dict are dropped.
+
+    >>> to_fractions(8 / 255)
     '8/255'
     """
     if isinstance(value, float):
@@ -55,7 +56,7 @@ def spelled(value: Any) -> Any:
         if top / 255 == value and len(repr(value)) > 8:
             return f"{top}/255"
     if isinstance(value, tuple | list):
-        return [spelled(v) for v in value]
+        return [to_fractions(v) for v in value]
     if isinstance(value, dict):
-        return {k: spelled(v) for k, v in value.items() if v is not None}
+        return {k: to_fractions(v) for k, v in value.items() if v is not None}
     return value

@@ -1,5 +1,4 @@
-"""What a run tells while it goes on. The base class is silent; the command line has one that
-draws."""
+"""Progress callbacks. The base class ignores them; the command line prints them."""
 
 from typing import NamedTuple
 
@@ -8,8 +7,8 @@ from torch import Tensor
 from amata.metrics import EpochRow
 
 
-class Moment(NamedTuple):
-    """A glimpse of training after a batch. `loss` stays on its device until somebody reads it."""
+class BatchInfo(NamedTuple):
+    """The state of training after a batch. Reading `loss` waits for the device."""
 
     epoch: int
     epochs: int
@@ -19,19 +18,21 @@ class Moment(NamedTuple):
     step_size: float
     loss: Tensor | None
     share: float
-    """Of the whole run's gradient evaluations, how much is done."""
+    """The fraction of the run's gradient evaluations done so far."""
     seconds_left: float | None
 
 
 class Reporter:
-    def batch(self, moment: Moment) -> None:
-        """After every batch."""
+    """Progress callbacks of training and evaluation; override the ones you need."""
+
+    def batch(self, info: BatchInfo) -> None:
+        """Called after every batch."""
 
     def epoch(self, row: EpochRow) -> None:
-        """After every epoch, with its row of metrics.jsonl."""
+        """Called after every epoch with its row of metrics.jsonl."""
 
     def evaluating(self, attack: str, done: int, total: int) -> None:
-        """During validation and evaluation."""
+        """Called during validation and evaluation."""
 
     def note(self, text: str) -> None:
-        """Something the user should know, in one line."""
+        """Called with a one-line message for the user."""

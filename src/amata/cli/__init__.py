@@ -1,4 +1,4 @@
-"""The `amata` command. Torch is imported by the commands that need it, not by --help."""
+"""The `amata` command. Only the commands that need torch import it; --help does not."""
 
 import sys
 from typing import Any
@@ -6,21 +6,22 @@ from typing import Any
 import typer
 
 from amata.cli import bench, catalogue, compare, control, export, landscape, runs
-from amata.cli.root import app, remove_empty
+from amata.cli.root import app, remove_empty_folders
 from amata.errors import AmataError
 
 __all__ = ["app", "bench", "catalogue", "compare", "control", "export", "landscape", "main", "runs"]
 
-# Usage errors come from the click that typer brings along, in whichever place it keeps it.
+# typer exports BadParameter but not its base class UsageError, which is in click up to typer 0.25
+# and in a private module of typer since 0.26. Its base class is the one path that always works.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command; every expected failure is one line on stderr and an exit status."""
+    """Run the command. An expected failure is one line on stderr and an exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         code = app(arguments or ["--help"], standalone_mode=False)
-        if code == 130:  # typer turns Ctrl-C into a status
+        if code == 130:  # typer turns Ctrl-C into this status
             raise KeyboardInterrupt
     except AmataError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -35,5 +36,5 @@ def main(arguments: list[str] | None = None) -> None:
         print("error: interrupted", file=sys.stderr)
         code = 130
     finally:
-        remove_empty()
+        remove_empty_folders()
     sys.exit(code if isinstance(code, int) else 0)

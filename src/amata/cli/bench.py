@@ -1,4 +1,4 @@
-"""amata bench: how fast the engines are on this device."""
+"""amata bench: time the engines on this device."""
 
 import json
 from pathlib import Path
@@ -15,39 +15,41 @@ from amata.cli.root import Json, Set, app, make_folder, whole_numbers
 def bench(
     recipes: Annotated[
         list[str],
-        typer.Argument(metavar="RECIPE...", help="Whose method, model and shapes are timed."),
+        typer.Argument(metavar="RECIPE...", help="Recipes whose training step is timed."),
     ],
     set_: Set = [],  # noqa: B006
     batch: Annotated[
-        str, typer.Option(help="Batch sizes, comma-separated; the recipe's by default.")
+        str, typer.Option(help="Comma-separated batch sizes; default: the recipe's.")
     ] = "",
     steps: Annotated[
         str,
         typer.Option(
-            help="Values of K, comma-separated; those of the recipe's schedule by default."
+            help="Comma-separated values of K; default: every K of the recipe's schedule."
         ),
     ] = "",
     variants: Annotated[
         str,
         typer.Option(
-            help="Of reference, amp, plain, fast, reference-train-bn, plain-bf16; the first "
-            "four by default, amp on GPUs alone."
+            help="Comma-separated: reference, amp, plain, fast, reference-train-bn, plain-bf16. "
+            "Default: the first four, amp on GPUs only."
         ),
     ] = "",
-    seconds: Annotated[float, typer.Option(min=0.01, help="How long each is timed.")] = 2.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.01, help="Measuring time per variant and K.")
+    ] = 2.0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="A folder for bench.json and bench.svg.")] = None,
     json_: Json = False,
 ) -> None:
-    """Time whole training steps on random images: the usual way to write them, the plain engine and
-    the fast one."""
+    """Time training steps on random images: the usual implementation, the plain engine and the fast
+    engine."""
     from amata import recipes as recipe_room
     from amata.console import bench_table, err
     from amata.console import out as console
     from amata.report.figures import bench_figure
     from amata.runs.files import write_json
     from amata.studies.bench import bench as run_bench
-    from amata.studies.bench import cases
+    from amata.studies.bench_case import cases
     from amata.training.device import resolve_device
 
     where = resolve_device(device, "--device", "--device cpu")
@@ -62,9 +64,9 @@ def bench(
             make_folder(out)
             write_json(out / "bench.json", result)
 
-    # Half precision is a GPU's: some processors take a hundred times longer in it.
-    usual = "reference,amp,plain,fast" if where.type == "cuda" else "reference,plain,fast"
-    chosen = [v.strip() for v in (variants or usual).split(",")]
+    # bf16 is up to a hundred times slower on some CPUs
+    default = "reference,amp,plain,fast" if where.type == "cuda" else "reference,plain,fast"
+    chosen = [v.strip() for v in (variants or default).split(",")]
     result = run_bench(timed, where, variants=chosen, seconds=seconds, note=note, save=save)
     if out is not None:
         bench_figure(result, out / "bench")

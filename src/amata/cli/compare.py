@@ -12,7 +12,7 @@ from amata.errors import missing
 Target = Annotated[
     float | None,
     typer.Option(
-        help="Held-out robust accuracy to race to; by default the highest that all runs reached."
+        help="Target held-out robust accuracy; default: the highest that all runs reached."
     ),
 ]
 
@@ -21,31 +21,33 @@ Target = Annotated[
 def compare(
     recipes: Annotated[
         list[str],
-        typer.Argument(metavar="RECIPE...", help="The first is what the others are held against."),
+        typer.Argument(metavar="RECIPE...", help="The first is the baseline."),
     ],
     out: Annotated[
-        Path, typer.Option(help="A folder for runs and report; the same one goes on with them.")
+        Path, typer.Option(help="A folder for runs and report; repeat the command to resume.")
     ],
     target: Target = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each recipe, from its seed on.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs per recipe, from its seed upwards.")] = 1,
     set_: Set = [],  # noqa: B006
     json_: Json = False,
 ) -> None:
-    """Train recipes side by side, evaluate them alike, and write a report.
+    """Train recipes under the same conditions, evaluate them, and write a report.
 
-    C is in it where `amata criterion` wrote into the same folder.
+    The report includes C if `amata criterion` wrote into the same folder.
     """
     from amata.console import ConsoleReporter
-    from amata.studies.compare import describe
-    from amata.studies.plan import make_runs, plan
+    from amata.studies.compare import compare_runs
+    from amata.studies.plan import plan, run_plan
 
     make_folder(out)
-    _check_drawing()
+    _check_matplotlib()
     with ConsoleReporter() as reporter:
         planned = plan(recipes, set_, seeds, reporter.note)
-        runs, failures = make_runs(planned, out, reporter, target)
+        runs, failures = run_plan(planned, out, reporter, target)
     _report(
-        describe(runs, target, out / "criterion.json", together=True, failures=failures), out, json_
+        compare_runs(runs, target, out / "criterion.json", together=True, failures=failures),
+        out,
+        json_,
     )
 
 
@@ -59,24 +61,24 @@ def report(
     target: Target = None,
     json_: Json = False,
 ) -> None:
-    """Make the report of finished runs, from their folders alone. The first recipe is what the
-    others are held against."""
-    from amata.studies.compare import describe
-    from amata.studies.plan import found_runs
+    """Write the report of finished runs; their small files suffice. The first recipe is the
+    baseline."""
+    from amata.studies.compare import compare_runs
+    from amata.studies.plan import find_runs
 
     make_folder(out)
-    _check_drawing()
-    runs, planned = found_runs(folders)
+    _check_matplotlib()
+    runs, planned = find_runs(folders)
     together = len(folders) == 1 and (folders[0] / "plan.json").is_file()
     _report(
-        describe(runs, target or planned, folders[0] / "criterion.json", together=together),
+        compare_runs(runs, target or planned, folders[0] / "criterion.json", together=together),
         out,
         json_,
     )
 
 
-def _check_drawing() -> None:
-    """Find out before hours of training, not after."""
+def _check_matplotlib() -> None:
+    """Fail before the training, not after it."""
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
@@ -86,7 +88,7 @@ def _check_drawing() -> None:
 def _report(result: dict[str, Any], out: Path, json_: bool) -> None:
     from amata.console import comparison_table
     from amata.console import out as console
-    from amata.report.comparison import comparison_pictures
+    from amata.report.comparison import comparison_figures
     from amata.report.page import page
     from amata.report.tables import (
         as_csv,
@@ -111,10 +113,10 @@ def _report(result: dict[str, Any], out: Path, json_: bool) -> None:
         )
         write_atomic(out / f"{name}.md", as_markdown(table).encode())
     names = [row["recipe"] for row in result["rows"]]
-    title = " against ".join(names) if len(names) < 3 else f"{len(names)} recipes"
+    title = " vs ".join(names) if len(names) < 3 else f"{len(names)} recipes"
     write_atomic(
         out / "report.html",
-        page(result, comparison_pictures(result, out / "figures"), title).encode(),
+        page(result, comparison_figures(result, out / "figures"), title).encode(),
     )
     if json_:
         print(json.dumps(result, indent=2))

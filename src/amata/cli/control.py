@@ -10,7 +10,7 @@ from amata.cli.root import Json, Set, app, make_folder
 from amata.errors import InputError
 
 Out = Annotated[
-    Path | None, typer.Option(help="A folder for figures and JSON; none are written without it.")
+    Path | None, typer.Option(help="A folder for figures and JSON; default: write none.")
 ]
 
 
@@ -21,19 +21,17 @@ def criterion(
     targets: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN|RECIPE...", help="Run folders that kept their epochs, or recipes to train."
+            metavar="RUN|RECIPE...", help="Run folders with saved epochs, or recipes to train."
         ),
     ],
     out: Annotated[
         Path,
-        typer.Option(
-            help="A folder for what is trained and measured; the same one goes on with it."
-        ),
+        typer.Option(help="A folder for runs and results; repeat the command to resume."),
     ],
     set_: Set = [],  # noqa: B006
-    gamma: Annotated[float, typer.Option(help="The price of a unit of cost.")] = 0.04,
+    gamma: Annotated[float, typer.Option(help="The weight of the running cost.")] = 0.04,
     cost: Annotated[
-        str, typer.Option(help="What is paid for: steps (the paper's), gradients or seconds.")
+        str, typer.Option(help="The running cost: steps (as in the paper), gradients or seconds.")
     ] = "steps",
     z: Annotated[
         str | None,
@@ -42,20 +40,20 @@ def criterion(
     batches: Annotated[int, typer.Option(min=1, help="Probe batches.")] = 4,
     k_max: Annotated[
         int | None,
-        typer.Option(min=1, help="The largest K of G; the strategies' largest by default."),
+        typer.Option(min=1, help="The largest K of G; default: the strategies' largest."),
     ] = None,
-    alphas: Annotated[int, typer.Option(min=1, help="Step sizes tried for every K.")] = 6,
+    alphas: Annotated[int, typer.Option(min=1, help="Step sizes per K.")] = 6,
     search: Annotated[
-        str, typer.Option(help="Where step sizes come from: grid, tpe or gp.")
+        str, typer.Option(help="How step sizes are proposed: grid, tpe or gp.")
     ] = "grid",
     seed: Annotated[int, typer.Option(min=0)] = 0,
     json_: Json = False,
 ) -> None:
-    """Score strategies by the optimal-control criterion C, beside robustness, time and cost: the
+    """Measure the optimal-control criterion C of strategies, with robustness, time and cost: the
     paper's Table 1."""
     from amata.console import ConsoleReporter, criterion_table
     from amata.console import out as console
-    from amata.report.figures import criterion_figure
+    from amata.report.control import criterion_figure
     from amata.studies.criterion import CriterionSettings, measure_strategies, parse_z, strategies
 
     settings = CriterionSettings(
@@ -85,50 +83,49 @@ def criterion(
 def search(
     recipe: Annotated[
         str,
-        typer.Argument(
-            help="A built-in recipe's name, or a TOML file; its schedule is what is searched for."
-        ),
+        typer.Argument(help="A built-in recipe, or a TOML file; its schedule is replaced."),
     ],
     out: Annotated[
         Path,
         typer.Option(
-            help="The study's folder. The same one goes on with it; several processes may share it."
+            help="The study's folder; repeat the command to resume. Processes can share it."
         ),
     ],
     set_: Set = [],  # noqa: B006
     budget: Annotated[
-        float | None, typer.Option(help="The most to spend, as a share of PGD-K's cost.")
+        float | None, typer.Option(help="The budget as a fraction of the cost of PGD-K.")
     ] = None,
     grad_evals: Annotated[
         int | None,
-        typer.Option(min=1, help="The most to spend, in gradient evaluations of the whole run."),
+        typer.Option(min=1, help="The budget in gradient evaluations of the whole run."),
     ] = None,
     reference_steps: Annotated[
-        int | None, typer.Option(min=1, help="K of the PGD-K that --budget is a share of.")
+        int | None,
+        typer.Option(min=1, help="K of the PGD-K in --budget; default: the schedule's largest."),
     ] = None,
     objective: Annotated[
-        str, typer.Option(help="robust: held-out robust accuracy. criterion: the lowest C.")
+        str, typer.Option(help="robust: highest held-out robust accuracy. criterion: lowest C.")
     ] = "robust",
     trials: Annotated[
         int,
-        typer.Option(
-            min=1, help="Trials in all, those of earlier calls and other processes included."
-        ),
+        typer.Option(min=1, help="Total trials, including earlier calls and other processes."),
     ] = 20,
-    shapes: Annotated[str, typer.Option(help="Comma-separated.")] = "linear,exponential,piecewise",
+    shapes: Annotated[
+        str, typer.Option(help="Comma-separated schedule shapes.")
+    ] = "linear,exponential,piecewise",
     prune: Annotated[
-        bool, typer.Option(help="End bad schedules early; not where C decides.")
+        bool, typer.Option(help="Prune bad schedules early; only for the robust objective.")
     ] = True,
-    gamma: Annotated[float, typer.Option(help="The price of a step in C.")] = 0.04,
+    gamma: Annotated[float, typer.Option(help="The weight of a step in C.")] = 0.04,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     json_: Json = False,
 ) -> None:
-    """Find a schedule under a budget; prints the winning recipe as TOML."""
+    """Search for a schedule under a budget; prints the best recipe as TOML."""
     if (budget is None) == (grad_evals is None):
-        raise InputError("give --budget SHARE or --grad-evals N, one of the two")
+        raise InputError("pass either --budget SHARE or --grad-evals N")
     if budget is not None and not budget > 0:
         raise InputError(
-            f"--budget {budget:g} must be a share above 0 of PGD-K's cost, as in --budget 0.6"
+            f"--budget {budget:g} must be a positive fraction of PGD-K's cost, as in --budget 0.6"
         )
     from amata import recipes
     from amata.console import ConsoleReporter, err, search_table
@@ -176,18 +173,18 @@ def search(
 
 @app.command(epilog="Example: amata toy --theta0 1 --tau 3 --out runs/toy")
 def toy(
-    theta0: Annotated[float, typer.Option(help="Where training begins.")] = 1.0,
+    theta0: Annotated[float, typer.Option(help="Initial weight.")] = 1.0,
     tau: Annotated[float, typer.Option(help="K alpha; above 1 + theta0^2.")] = 3.0,
-    horizon: Annotated[float, typer.Option(help="The length of training.")] = 2.0,
-    gamma: Annotated[float, typer.Option(help="The price of a step.")] = 0.04,
-    parts: Annotated[int, typer.Option(min=2, help="Steps of time.")] = 100,
+    horizon: Annotated[float, typer.Option(help="Length of training.")] = 2.0,
+    gamma: Annotated[float, typer.Option(help="The weight of a step.")] = 0.04,
+    parts: Annotated[int, typer.Option(min=2, help="Time steps.")] = 100,
     out: Out = None,
     json_: Json = False,
 ) -> None:
-    """Solve the paper's toy problem three ways: closed form, Pontryagin's principle, greedily."""
+    """Solve the paper's toy problem in three ways: closed form, Pontryagin's principle, greedy."""
     from amata.console import out as console
     from amata.control.toy import Toy
-    from amata.report.figures import toy_figure
+    from amata.report.control import toy_figure
 
     result = Toy(theta0=theta0, tau=tau, horizon=horizon, gamma=gamma, parts=parts).report()
     _write(result, out, "toy", toy_figure)
@@ -199,7 +196,7 @@ def toy(
     )
     console.print(
         f"K*(t) from {result['k_closed_form'][0]:.3f} to {result['k_closed_form'][-1]:.3f}; "
-        f"found by MSA to {worst:.1e}"
+        f"MSA agrees to {worst:.1e}"
     )
     console.print("schedule   C over the whole interval")
     for name in ("optimal", "msa", "linear", "constant"):
@@ -208,17 +205,14 @@ def toy(
 
 @app.command(epilog="Example: amata convergence --out runs/convergence")
 def convergence(
-    repeats: Annotated[
-        int, typer.Option(min=1, help="Independent runs that each expectation is taken over.")
-    ] = 64,
+    repeats: Annotated[int, typer.Option(min=1, help="Independent runs per expectation.")] = 64,
     out: Out = None,
     json_: Json = False,
 ) -> None:
-    """Measure Amata's gradient on a problem with known constants, against the bound of the paper's
-    Theorem 1."""
+    """Compare the gradient on a problem with known constants with the bound of Theorem 1."""
     from amata.console import out as console
     from amata.control.convergence import study
-    from amata.report.figures import convergence_figure
+    from amata.report.control import convergence_figure
 
     result = study(repeats=repeats)
     _write(result, out, "convergence", convergence_figure)

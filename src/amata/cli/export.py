@@ -1,4 +1,4 @@
-"""amata export: a trained model as a folder that loads elsewhere."""
+"""amata export: trained models for use without amata."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +14,10 @@ def export(
     to: Annotated[str, typer.Option(help="robustbench, hf or onnx.")],
     out: Annotated[Path, typer.Option(help="A new folder.")],
     name: Annotated[
-        str | None, typer.Option(help="What the model is called; the recipe's name by default.")
+        str | None, typer.Option(help="The model's name; default: the recipe's.")
     ] = None,
 ) -> None:
-    """Export the best model of a run for RobustBench, for a model hub, or as ONNX."""
+    """Export the best model of a run for RobustBench, for the Hugging Face Hub, or as ONNX."""
     from amata.console import out as console
     from amata.export import export as write
 

@@ -1,4 +1,4 @@
-"""amata landscape: the inner maximisation drawn."""
+"""amata landscape: the loss landscape of the inner maximisation."""
 
 import json
 from pathlib import Path
@@ -16,38 +16,38 @@ def landscape(
     epochs: Annotated[
         str,
         typer.Option(
-            help="Comma-separated, from 1; needs train.keep_epochs. The best model by default."
+            help="Comma-separated, from 1; needs train.keep_epochs. Default: the best model."
         ),
     ] = "",
     sample: Annotated[
         int | None,
-        typer.Option(min=0, help="Which test image; by default the steepest of the first hundred."),
+        typer.Option(
+            min=0, help="Index of the test image; default: the steepest of the first 100."
+        ),
     ] = None,
     steps: Annotated[
         str,
-        typer.Option(
-            help="K of the attacks drawn beside the run's own; the first spans the X axis."
-        ),
+        typer.Option(help="K of the attacks besides the run's own; the first defines the X axis."),
     ] = "40,2",
     alpha: Annotated[
         float | None,
-        typer.Option(help="The step of all attacks; by default tau / K, and the run's own."),
+        typer.Option(help="Step size of all attacks; default: tau / K, and the run's own."),
     ] = None,
-    grid: Annotated[int, typer.Option(min=2, help="Points along each side.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, help="Of the Rademacher direction.")] = 0,
+    grid: Annotated[int, typer.Option(min=2, help="Grid points per side.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the Rademacher direction.")] = 0,
     json_: Json = False,
 ) -> None:
-    """Draw the loss around an image on a plane, and how attacks climb on it: the paper's landscape
+    """Draw the loss on a plane through an image, with the paths of attacks: the paper's landscape
     figure."""
     from amata.console import out as console
-    from amata.report.figures import landscape_figure, surface_figure
+    from amata.report.landscape import landscape_figure, surface_figure
     from amata.runs.files import write_json
-    from amata.studies.landscape import landscapes_of
+    from amata.studies.landscape import run_landscapes
 
     make_folder(out)
-    chosen, ladder = whole_numbers(epochs, "--epochs"), whole_numbers(steps, "--steps")
-    result = landscapes_of(
-        run, chosen, sample=sample, steps=ladder, alpha=alpha, size=grid, seed=seed
+    chosen, all_steps = whole_numbers(epochs, "--epochs"), whole_numbers(steps, "--steps")
+    result = run_landscapes(
+        run, chosen, sample=sample, steps=all_steps, alpha=alpha, size=grid, seed=seed
     )
     write_json(out / "landscape.json", result)
     landscape_figure(result, out / "landscape")

@@ -1,4 +1,4 @@
-"""The command's root, and the options that several commands share."""
+"""The Typer app, and options that several commands share."""
 
 import contextlib
 from pathlib import Path
@@ -41,39 +41,37 @@ def amata(
 
 
 def whole_numbers(text: str, name: str) -> list[int]:
-    """The numbers of an option like 128,512."""
+    """Parse an option such as 128,512."""
     try:
         numbers = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise InputError(
-            f"{name} {text!r} must be whole numbers with commas between them, as in {name} 128,512"
+            f"{name} {text!r} must be whole numbers separated by commas, as in {name} 128,512"
         ) from None
     if any(n < 1 for n in numbers):
         raise InputError(f"{name} {text!r} must be at least 1")
     return numbers
 
 
-MADE: list[Path] = []
-"""The folders that this command has made for its output."""
+CREATED: list[Path] = []
+"""The output folders that this command created."""
 
 
 def make_folder(path: Path) -> None:
-    """Make an output folder before any work is done for it."""
+    """Create an output folder before the work begins."""
     if (path / "recipe.toml").is_file():
-        raise InputError(
-            f"{path} is a run folder, which nothing else is written into; choose another --out"
-        )
-    MADE.extend(folder for folder in reversed((path, *path.parents)) if not folder.is_dir())
+        raise InputError(f"{path} is a run folder; choose another --out")
+    CREATED.extend(folder for folder in reversed((path, *path.parents)) if not folder.is_dir())
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
-            f"output folder {path} cannot be made ({error.strerror}); choose another --out"
+            f"cannot create output folder {path} ({error.strerror}); choose another --out"
         ) from None
 
 
-def remove_empty() -> None:
-    """Take back the folders that nothing came into."""
-    while MADE:
-        with contextlib.suppress(OSError):  # it holds something, or is not there
-            MADE.pop().rmdir()
+def remove_empty_folders() -> None:
+    """Remove the created folders that are still empty."""
+    while CREATED:
+        with contextlib.suppress(OSError):  # not empty, or not there
+            CREATED.pop().rmdir()

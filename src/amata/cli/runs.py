@@ -13,15 +13,13 @@ from amata.errors import InputError
 
 @app.command(epilog="Example: amata train mnist5k-amata --set train.epochs=5 --out runs/first")
 def train(
-    recipe: Annotated[
-        str | None, typer.Argument(help="A built-in recipe's name, or a TOML file.")
-    ] = None,
+    recipe: Annotated[str | None, typer.Argument(help="A built-in recipe, or a TOML file.")] = None,
     set_: Set = [],  # noqa: B006
     out: Annotated[
-        Path | None, typer.Option(help="A new folder for the run; runs/RECIPE by default.")
+        Path | None, typer.Option(help="A new folder for the run; default: runs/RECIPE.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")
+        Path | None, typer.Option(metavar="RUN", help="Resume an interrupted run.")
     ] = None,
     engine: Annotated[
         str | None, typer.Option(help="plain, fast or auto: short for --set train.engine=...")
@@ -31,16 +29,14 @@ def train(
     ] = None,
     deterministic: Annotated[
         bool,
-        typer.Option("--deterministic", help="Only kernels that give the same bits every time."),
+        typer.Option("--deterministic", help="Use deterministic kernels only."),
     ] = False,
 ) -> None:
-    """Train a model by a recipe, evaluate it, and leave a run folder."""
+    """Train a model with a recipe, evaluate it, and write a run folder."""
     if (recipe is None) == (resume is None):
-        raise InputError(
-            "give a recipe or --resume RUN, one of the two; `amata recipes` lists the recipes"
-        )
+        raise InputError("pass either a recipe or --resume RUN; `amata recipes` lists the recipes")
     if resume is not None and out is not None:
-        raise InputError("--resume goes on in its own folder; leave --out away")
+        raise InputError("--resume continues in its own folder; drop --out")
     set_ = [
         *set_,
         *([f"train.engine={engine}"] if engine else []),
@@ -56,8 +52,7 @@ def train(
 
     if launched() and out is None and resume is None:
         raise InputError(
-            "under torchrun --out is needed, so that all processes, and a restart, find the "
-            "same run folder"
+            "torchrun needs --out, so all processes and restarts use the same run folder"
         )
     with ConsoleReporter() if is_main() else nullcontext() as reporter:
         if resume is not None:
@@ -71,7 +66,7 @@ def train(
     summary = json.loads((run.path / "summary.json").read_text())
     console.print(results_table(summary["evaluation"]))
     best = (
-        "last epoch kept"
+        "last epoch used"
         if summary["best_epoch"] is None
         else f"best epoch {summary['best_epoch'] + 1} of {summary['epochs']}"
     )
@@ -98,16 +93,16 @@ def evaluate(
         Path, typer.Argument(metavar="RUN|WEIGHTS", help="A run folder, or a weights file.")
     ],
     attacks: Annotated[
-        str | None, typer.Option(help="Comma-separated; the recipe's by default.")
+        str | None, typer.Option(help="Comma-separated; default: the recipe's.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N test images.")] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="The recipe of a weights file that does not name its own.")
+        str | None, typer.Option(help="The recipe of a weights file that has none.")
     ] = None,
     set_: Set = [],  # noqa: B006
     json_: Json = False,
 ) -> None:
-    """Evaluate a trained model on the test set under one or more attacks."""
+    """Evaluate a trained model on the test set under attacks."""
     from amata.console import ConsoleReporter, err, results_table
     from amata.console import out as console
     from amata.evaluation import parse_attack

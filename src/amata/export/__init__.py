@@ -1,4 +1,4 @@
-"""Trained models as folders that load elsewhere."""
+"""Export trained models for use without amata."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +19,11 @@ __all__ = ["WRITERS", "Trained", "export"]
 
 
 def export(run: Path, to: str, out: Path, name: str | None = None) -> Trained:
-    """Write the best model of a finished run into a new folder, in the shape that `to` names."""
+    """Write the best model of a finished run to a new folder, in the format `to`."""
     if to not in WRITERS:
         raise unknown("--to", to, WRITERS)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(
-            f"output folder {out} exists already and is not empty; choose another --out"
-        )
+        raise InputError(f"output folder {out} exists and is not empty; choose another --out")
     trained = Trained.of(run, name)
     WRITERS[to](trained, out)
     return trained

@@ -1,5 +1,4 @@
-"""The shape of a model hub's folder: weights as safetensors, a config, the architecture, and a
-model card."""
+"""A folder for the Hugging Face Hub: safetensors weights, config, architecture, model card."""
 
 import json
 from pathlib import Path
@@ -37,7 +36,7 @@ def write_hub(trained: Trained, out: Path) -> None:
 
 
 def card(trained: Trained) -> str:
-    """The model card: how to load it, what it was trained for, what was measured and how."""
+    """The model card: how to load the model, its threat model, and what was measured how."""
     recipe, summary = trained.recipe, trained.summary
     rows = []
     for attack, r in trained.evaluation.items():
@@ -47,16 +46,18 @@ def card(trained: Trained) -> str:
             f"`{json.dumps(r['params'])}` |"
         )
     how = (
-        f"`{recipe.tables['method']['name']}` under the schedule "
+        f"the method `{recipe.tables['method']['name']}`, the schedule "
         f"`{recipe.tables['schedule']['name']}`"
     )
     what = (
-        f"{recipe.model.name} trained on {recipe.data.name} against perturbations of at most "
-        f"{trained.eps} in {recipe.ball.norm}"
+        f"{recipe.model.name} trained on {recipe.data.name} against {recipe.ball.norm} "
+        f"perturbations of at most {trained.eps}"
     )
     spent = f"{summary['train_seconds']:.0f} s and {summary['grad_evals']:,} gradient evaluations"
     warnings = [f"- {w}" for w in trained.warnings]
-    kept = "last" if summary["best_epoch"] is None else "best on held-out training images"
+    kept = (
+        "last epoch" if summary["best_epoch"] is None else "best epoch on held-out training images"
+    )
     return "\n".join(
         [
             "---",
@@ -68,7 +69,7 @@ def card(trained: Trained) -> str:
             "",
             f"# {trained.name}",
             "",
-            f"{what}, by the method {how}, {recipe.train.epochs} epochs, seed {recipe.train.seed}.",
+            f"{what}, with {how}, {recipe.train.epochs} epochs, seed {recipe.train.seed}.",
             "",
             "```python",
             "from architecture import load  # needs torch and safetensors",
@@ -81,9 +82,8 @@ def card(trained: Trained) -> str:
             *rows,
             "",
             *warnings,
-            f"Training took {spent}. The epoch kept is the {kept}. Accuracies under attacks "
-            "are upper bounds: a "
-            "stronger attack may find more.",
+            f"Training took {spent}. The weights are those of the {kept}. Accuracies under attacks "
+            "are upper bounds: a stronger attack may find more.",
             "",
         ]
     )

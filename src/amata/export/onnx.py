@@ -1,4 +1,4 @@
-"""An ONNX file, checked with onnxruntime against the network before it counts as written."""
+"""An ONNX file, checked with onnxruntime against the PyTorch model."""
 
 import contextlib
 import io
@@ -32,7 +32,7 @@ def write_onnx(trained: Trained, out: Path) -> None:
         )
     )
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    # the exporter talks of its steps, and of its own parts
+    # silence the exporter's progress messages and its own deprecations
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
@@ -54,8 +54,8 @@ def write_onnx(trained: Trained, out: Path) -> None:
     if not torch.allclose(torch.from_numpy(found), z, rtol=TOLERANCE, atol=TOLERANCE):
         file.unlink()
         raise AmataError(
-            f"the ONNX file's logits differ from the model's by {gap:.1e}, more than "
-            f"{TOLERANCE:g}; it was removed"
+            f"the logits of the ONNX file differ from the model's by {gap:.1e}, more than "
+            f"{TOLERANCE:g}; the file was removed"
         )
     about = {
         "input": "images: float in [0, 1], (N, C, H, W)",

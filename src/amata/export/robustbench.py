@@ -1,5 +1,4 @@
-"""The shape of a RobustBench entry: architecture, weights, and the claim with the fields of its
-model_info."""
+"""A RobustBench entry: architecture, weights, and a claim with the fields of its model_info."""
 
 from pathlib import Path
 
@@ -12,8 +11,8 @@ THREATS = {"linf": "Linf", "l2": "L2"}
 
 
 def claim(trained: Trained) -> dict[str, object]:
-    """RobustBench's fields; an accuracy that was not measured is null, what is claimed is told with
-    its n, and link, authors and venue are for whoever submits it to fill in."""
+    """RobustBench's fields. An accuracy that was not measured is null; the footnote has n. Whoever
+    submits the entry fills in link, authors and venue."""
     strongest = trained.strongest()
     measured = (
         [f"reported under {strongest} on {trained.evaluation[strongest]['n']} test images"]

@@ -1,5 +1,4 @@
-"""A finished run as something to be handed on: its network, what it was trained for, and what was
-measured."""
+"""A finished run to export: its model, recipe and evaluation."""
 
 import inspect
 import json
@@ -29,14 +28,14 @@ class Trained:
     summary: dict[str, Any]
     test: ImageSet
     pretrained: bool
-    """Whether training began from somebody's weights."""
+    """Whether training started from given weights."""
 
     @classmethod
     def of(cls, path: Path, name: str | None = None) -> "Trained":
         run, begun = RunFolder.open(path)
         if name and not re.fullmatch(r"[\w.+-]+", name):
             raise InputError(
-                f"--name {name!r} must be letters, digits and . + - _ alone: files are called so"
+                f"--name {name!r} is used as a file name; use only letters, digits and . + - _"
             )
         if not run.finished:
             raise InputError(f"{path} is not finished; `amata train --resume {path}` first")
@@ -58,7 +57,7 @@ class Trained:
 
     @property
     def eps(self) -> str:
-        """The radius as people write it."""
+        """The radius as text, such as 8/255."""
         eps = self.recipe.ball.eps
         short = f"{eps:g}"
         return (
@@ -68,13 +67,12 @@ class Trained:
         )
 
     def architecture(self, reading: str) -> str:
-        """The network's own source, made to stand alone with torch, and a `load` that builds it;
-        `reading` reads its weights."""
+        """Python source that needs only torch: the model and a `load` function. `reading` is the
+        expression that reads its weights."""
         c = self.recipe.model
         if c.name not in models.MODELS:
             raise InputError(
-                f"model {c.name} is not one of ours, so its source cannot be handed on; export "
-                "it with --to onnx"
+                f"model {c.name} is not built in, so its source cannot be exported; use --to onnx"
             )
         builder = models.MODELS[c.name]
         homes = [sys.modules[part.__module__] for part in (models.Normalize, builder)]
@@ -89,8 +87,8 @@ class Trained:
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         return "\n".join(
             [
-                f'"""{c.name}, trained by amata {version("amata")}. It needs torch and the '
-                "weights beside it.",
+                f'"""{c.name}, trained by amata {version("amata")}. Needs torch and the '
+                "weights in this folder.",
                 "",
                 "    from architecture import load",
                 "    logits = load()(images)  # float images in [0, 1], of shape (N, C, H, W)",
@@ -115,6 +113,7 @@ class Trained:
         )
 
     def percent(self, attack: str) -> str | None:
+        """The accuracy under an attack as RobustBench writes it, or None if it was not measured."""
         result = next(
             (
                 r
@@ -126,7 +125,7 @@ class Trained:
         return f"{100 * result['accuracy']:.2f}" if result else None
 
     def strongest(self) -> str | None:
-        """The attack inside the ball that left least standing."""
+        """The attack inside the ball with the lowest accuracy."""
         bounded = (a for a, r in self.evaluation.items() if "eps" in r["params"])
         return min(bounded, key=lambda a: self.evaluation[a]["accuracy"], default=None)
 

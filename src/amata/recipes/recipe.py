@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from amata.quantity import spelled
+from amata.quantity import to_fractions
 
 if TYPE_CHECKING:
     from amata.methods import Method
@@ -70,7 +70,7 @@ class Recipe:
 
     def to_toml(self) -> str:
         written = {
-            section: {k: spelled(v) for k, v in table.items() if v is not None}
+            section: {k: to_fractions(v) for k, v in table.items() if v is not None}
             for section, table in self.tables.items()
         }
         return tomli_w.dumps(written)

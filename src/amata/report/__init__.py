@@ -1,2 +1,1 @@
-"""What people look at. This room is handed plain results and knows nothing of how they came
-about."""
+"""Figures, tables and HTML pages, drawn from plain results."""

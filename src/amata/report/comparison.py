@@ -1,5 +1,4 @@
-"""The figures of a comparison: one panel each, so that they can stand side by side on a wide page
-and one above the other on a phone."""
+"""The figures of a comparison. Each has one panel, so the page can reflow them on a phone."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,24 +7,22 @@ from typing import Any, NamedTuple
 from amata.report.figures import INK, SERIES, figure
 
 SMOOTHING = 0.6
-"""The weight of the past in a smoothed curve, as in TensorBoard; less where a curve has few points,
-which it would only drag behind."""
+"""The largest smoothing weight of a curve, as in TensorBoard; short curves get less."""
 
 SIZE = (4.6, 3.1)
 
 
-class Picture(NamedTuple):
-    """A figure that was drawn: its file's stem, what it shows, and the same in words for those who
-    cannot see it."""
+class PageFigure(NamedTuple):
+    """A drawn figure: the stem of its file, title, alternative text and SVG source."""
 
     name: str
     title: str
-    words: str
+    alt: str
     svg: str
 
 
-def smoothing(result: dict[str, Any]) -> float:
-    """The weight for all curves of a comparison."""
+def smoothing_weight(result: dict[str, Any]) -> float:
+    """The smoothing weight of all curves of a comparison."""
     return min(
         SMOOTHING,
         max(len([p for p in c["points"] if p["clean"] is not None]) for c in result["curves"]) / 50,
@@ -33,7 +30,7 @@ def smoothing(result: dict[str, Any]) -> float:
 
 
 def smooth(values: Sequence[float], weight: float) -> list[float]:
-    """An exponential moving average that starts unbiased: the first value is the first value."""
+    """An exponential moving average with bias correction."""
     smoothed, total = [], 0.0
     for index, value in enumerate(values, 1):
         total = weight * total + (1 - weight) * value
@@ -41,8 +38,8 @@ def smooth(values: Sequence[float], weight: float) -> list[float]:
     return smoothed
 
 
-def comparison_pictures(result: dict[str, Any], folder: Path) -> list[Picture]:
-    """Every figure of a comparison, written to `folder` as SVG and PNG."""
+def comparison_figures(result: dict[str, Any], folder: Path) -> list[PageFigure]:
+    """Draw all figures of a comparison and write them to `folder` as SVG and PNG."""
     robust, clean = "robust error (%)", "clean error (%)"
     seconds, cost = ("train_seconds", "training time (s)"), ("grad_evals", "gradient evaluations")
     drawn = []
@@ -96,7 +93,7 @@ def comparison_pictures(result: dict[str, Any], folder: Path) -> list[Picture]:
 
 
 class Line(NamedTuple):
-    """How a recipe is drawn."""
+    """The line style of a recipe, and its curves."""
 
     label: str
     colour: str
@@ -105,7 +102,7 @@ class Line(NamedTuple):
     curves: list[dict[str, Any]]
 
     @property
-    def look(self) -> dict[str, Any]:
+    def kwargs(self) -> dict[str, Any]:
         return {"color": self.colour, "ls": self.style}
 
 
@@ -116,7 +113,7 @@ def _lines(result: dict[str, Any]) -> list[Line]:
         style = ("-", "--", ":", "-.")[index // len(SERIES) % 4]
         found.append(
             Line(
-                _plain(row["recipe"]),
+                _escape_label(row["recipe"]),
                 colour,
                 marker,
                 style,
@@ -126,22 +123,24 @@ def _lines(result: dict[str, Any]) -> list[Line]:
     return found
 
 
-def _plain(name: str) -> str:
-    """A name that matplotlib takes as it is: it would read $ as mathematics and leave out what
-    begins with _."""
+def _escape_label(name: str) -> str:
+    """A name that matplotlib prints literally: it reads $ as mathtext and hides labels that begin
+    with _."""
     return " " * name.startswith("_") + name.replace("$", r"\$")
 
 
 def _legend(ax: Any, lines: Sequence[Line]) -> None:
     for line in lines:
-        ax.plot([], [], **line.look, marker=line.marker, ms=4, lw=1.8, label=line.label)
+        ax.plot([], [], **line.kwargs, marker=line.marker, ms=4, lw=1.8, label=line.label)
     ax.legend(frameon=False, fontsize=9 if len(lines) < 5 else 7, ncols=1 if len(lines) < 5 else 2)
 
 
-def _draw(folder: Path, name: str, title: str, words: str, paint: Callable[[Any], None]) -> Picture:
+def _draw(
+    folder: Path, name: str, title: str, alt: str, paint: Callable[[Any], None]
+) -> PageFigure:
     with figure(folder / name, 1, 1, SIZE, page=True) as axes:
         paint(axes[0, 0])
-    return Picture(name, title, words, (folder / f"{name}.svg").read_text())
+    return PageFigure(name, title, alt, (folder / f"{name}.svg").read_text())
 
 
 def _curves(
@@ -154,12 +153,11 @@ def _curves(
     label: str,
     *,
     target: bool = False,
-) -> Picture:
-    """Error against time or cost: each seed's points faint, its smoothed course strong."""
+) -> PageFigure:
+    """Error against time or cost: faint points per seed, and a smoothed line."""
     key, axis = x
-    words = []
-
-    weight = smoothing(result)
+    ends: list[str] = []
+    weight = smoothing_weight(result)
 
     def paint(ax: Any) -> None:
         lines = _lines(result)
@@ -167,10 +165,10 @@ def _curves(
             for index, curve in enumerate(line.curves):
                 points = [p for p in curve["points"] if p[y] is not None]
                 xs, ys = [p[key] for p in points], [100 * (1 - p[y]) for p in points]
-                ax.plot(xs, ys, **line.look, marker=line.marker, ms=3.5, lw=0.8, alpha=0.35)
-                ax.plot(xs, smooth(ys, weight), **line.look, lw=1.8)
+                ax.plot(xs, ys, **line.kwargs, marker=line.marker, ms=3.5, lw=0.8, alpha=0.35)
+                ax.plot(xs, smooth(ys, weight), **line.kwargs, lw=1.8)
                 if index == 0 and points:
-                    words.append(f"{line.label} ends at {ys[-1]:.1f}% after {_amount(xs[-1], key)}")
+                    ends.append(f"{line.label} ends at {ys[-1]:.1f}% after {_amount(xs[-1], key)}")
                 for event in curve["events"]:
                     at = [p[key] for p in curve["points"] if p["epoch"] == event["epoch"]]
                     ax.plot(
@@ -198,13 +196,13 @@ def _curves(
             ax.ticklabel_format(axis="x", style="sci", scilimits=(0, 4), useMathText=True)
         _legend(ax, lines)
 
-    picture = _draw(folder, name, title, "", paint)
-    return picture._replace(words=f"{title}: {'; '.join(words)}.")
+    drawn = _draw(folder, name, title, "", paint)
+    return drawn._replace(alt=f"{title}: {'; '.join(ends)}.")
 
 
 def _epochs(ax: Any, label: str, lines: Sequence[Line]) -> None:
     last = max(p["epoch"] + 1 for line in lines for c in line.curves for p in c["points"])
-    # with room for the legend
+    # leave room for the legend
     ax.set(xlabel="epoch", ylabel=label, ylim=(0, 1.25 * ax.get_ylim()[1]), xlim=(0.5, last + 0.5))
     ax.xaxis.get_major_locator().set_params(integer=True)
     _legend(ax, lines)
@@ -216,15 +214,15 @@ def _amount(value: float, key: str) -> str:
 
 def _steps(
     result: dict[str, Any], folder: Path, name: str, title: str, key: str, label: str
-) -> Picture:
-    """What the schedule gave, or chose, for each epoch; of the first seed."""
+) -> PageFigure:
+    """The control of each epoch, of the first seed."""
     lines = _lines(result)
 
     def paint(ax: Any) -> None:
         for line in lines:
             points = line.curves[0]["points"]
             xs, ys = [p["epoch"] + 1 for p in points], [p[key] for p in points]
-            ax.step(xs, ys, where="mid", **line.look, lw=1.8)
+            ax.step(xs, ys, where="mid", **line.kwargs, lw=1.8)
             ax.plot(xs, ys, line.marker, color=line.colour, ms=3.5)
         _epochs(ax, label, lines)
 
@@ -236,7 +234,7 @@ def _steps(
     return _draw(folder, name, title, f"{title} over epochs: {'; '.join(ranges)}.", paint)
 
 
-def _loss(result: dict[str, Any], folder: Path) -> Picture:
+def _loss(result: dict[str, Any], folder: Path) -> PageFigure:
     lines = _lines(result)
 
     def paint(ax: Any) -> None:
@@ -246,7 +244,7 @@ def _loss(result: dict[str, Any], folder: Path) -> Picture:
                     [p["epoch"] + 1 for p in curve["points"]],
                     [p["loss"] for p in curve["points"]],
                 )
-                ax.plot(xs, ys, **line.look, marker=line.marker, ms=3, lw=1.4, alpha=0.8)
+                ax.plot(xs, ys, **line.kwargs, marker=line.marker, ms=3, lw=1.4, alpha=0.8)
         _epochs(ax, "loss on attacked images", lines)
 
     ends = [f"{line.label} ends at {line.curves[0]['points'][-1]['loss']:.3f}" for line in lines]
@@ -255,22 +253,22 @@ def _loss(result: dict[str, Any], folder: Path) -> Picture:
     )
 
 
-def _criterion(result: dict[str, Any], folder: Path) -> Picture:
+def _criterion(result: dict[str, Any], folder: Path) -> PageFigure:
     lines = _lines(result)
-    of_run = {curve["run"]: line for line in lines for curve in line.curves}
+    by_run = {curve["run"]: line for line in lines for curve in line.curves}
 
     def paint(ax: Any) -> None:
         for measured in result["criterion"]:
-            epochs, line = measured["epochs"], of_run.get(measured["run"], lines[0])
+            epochs, line = measured["epochs"], by_run.get(measured["run"], lines[0])
             gaps = [e["best_hamiltonian"] - e["hamiltonian"] for e in epochs]
-            ax.plot([e["epoch"] + 1 for e in epochs], gaps, **line.look, marker=line.marker, ms=3)
+            ax.plot([e["epoch"] + 1 for e in epochs], gaps, **line.kwargs, marker=line.marker, ms=3)
         _epochs(ax, "gap to the best control", lines)
 
-    words = "; ".join(f"{m['run']} {m['c']:.2f}" for m in result["criterion"])
+    values = "; ".join(f"{m['run']} {m['c']:.2f}" for m in result["criterion"])
     return _draw(
         folder,
         "criterion",
         "Criterion C",
-        f"The optimal-control criterion C, lower is nearer to optimal: {words}.",
+        f"The optimal-control criterion C, lower is better: {values}.",
         paint,
     )

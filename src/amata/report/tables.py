@@ -1,16 +1,17 @@
-"""A comparison's tables, as cells, and as files of them."""
+"""The tables of a comparison as cells, CSV and Markdown."""
 
 import csv
 import io
 from typing import Any
 
-from amata.quantity import spelled
+from amata.quantity import to_fractions
 
 Cell = str | tuple[str, str]
-"""What a cell says; or that, and a smaller line below it."""
+"""The text of a cell, or the text and a smaller second line."""
 
 
 def result_table(result: dict[str, Any]) -> list[list[Cell]]:
+    """One row per recipe."""
     target = (
         f"time to {100 * result['target']:.4g}% (s)" if result["target"] else "time to target (s)"
     )
@@ -37,11 +38,11 @@ def result_table(result: dict[str, Any]) -> list[list[Cell]]:
             )
         cells.append(f"{row['train_seconds']:,.1f}")
         cells.append(
-            (f"{row['grad_evals']:,.0f}", f"{row['grad_evals_per_image']:.2f} an image and epoch")
+            (f"{row['grad_evals']:,.0f}", f"{row['grad_evals_per_image']:.2f} per image and epoch")
         )
         missed = row["time_to_target_per_seed"].count(None)
         some = (
-            f"missed by {missed} of {len(row['seeds'])}"
+            f"{missed} of {len(row['seeds'])} missed it"
             if missed
             else f"{row['cost_to_target']:,.0f} evaluations"
         )
@@ -55,7 +56,9 @@ def result_table(result: dict[str, Any]) -> list[list[Cell]]:
 
 
 def result_csv(result: dict[str, Any]) -> str:
-    """The results for a spreadsheet: one number in a cell."""
+    """The results for a spreadsheet: one row per recipe and attack, one number per cell. A recipe
+    without accuracies has one row."""
+    first = ("accuracy", "low", "high", "n")
     last = (
         "train_seconds",
         "grad_evals",
@@ -64,20 +67,11 @@ def result_csv(result: dict[str, Any]) -> str:
         "speedup",
         "speedup_to_target",
     )
-    table: list[list[Cell]] = [["recipe", "seeds", "attack", "accuracy", "low", "high", "n", *last]]
+    table: list[list[Cell]] = [["recipe", "seeds", "attack", *first, *last]]
     for row in result["rows"]:
         ends = [row[key] for key in last]
-        for attack, a in row["accuracies"].items():
-            cells = [
-                row["recipe"],
-                len(row["seeds"]),
-                attack,
-                a["accuracy"],
-                a["low"],
-                a["high"],
-                a["n"],
-                *ends,
-            ]
+        for attack, a in (row["accuracies"] or {"": dict.fromkeys(first)}).items():
+            cells = [row["recipe"], len(row["seeds"]), attack, *(a[key] for key in first), *ends]
             table.append(["" if cell is None else str(cell) for cell in cells])
     return as_csv(table)
 
@@ -88,16 +82,16 @@ def difference_table(result: dict[str, Any]) -> list[list[Cell]]:
     return rows + [
         [
             d["key"],
-            *("—" if d["values"][n] is None else str(spelled(d["values"][n])) for n in names),
+            *("—" if d["values"][n] is None else str(to_fractions(d["values"][n])) for n in names),
         ]
         for d in result["differences"]
     ]
 
 
 def environment_table(result: dict[str, Any]) -> list[list[Cell]]:
-    """A fact a line; where the runs' environments differ, each value once."""
+    """One fact per row; where environments differ, all values."""
     every = [_facts(env) for env in (result["environment"], *result["other_environments"])]
-    rows: list[list[Cell]] = [["what", "value"]]
+    rows: list[list[Cell]] = [["fact", "value"]]
     return rows + [
         [key, "; ".join(dict.fromkeys(facts[key] for facts in every))] for key in every[0]
     ]
@@ -110,7 +104,7 @@ def _facts(env: dict[str, Any]) -> dict[str, str]:
         "machine": f"{env['machine']}, {env['platform']}",
         "python": env["python"],
         "packages": ", ".join(f"{name} {version}" for name, version in env["packages"].items()),
-        "commit of amata": env["commit"] or "unknown",
+        "amata commit": env["commit"] or "unknown",
     }
 
 

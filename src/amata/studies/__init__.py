@@ -1,2 +1,1 @@
-"""Studies made of many runs: the criterion of strategies, and the search for a schedule under a
-budget."""
+"""Studies: comparisons, the criterion C, schedule search, loss landscapes, benchmarks."""

@@ -1,4 +1,4 @@
-"""What schedules cost, in gradient evaluations, before anything is trained."""
+"""The cost of a schedule in gradient evaluations, known before training."""
 
 from dataclasses import dataclass
 
@@ -16,8 +16,7 @@ from amata.training.experiment import build_model
 
 @dataclass(frozen=True)
 class MethodCost:
-    """What a method costs per image: base + per_step * K gradient evaluations, measured on two
-    images."""
+    """A method's gradient evaluations per image, base + per_step * K, measured on two images."""
 
     base: float
     per_step: float
@@ -33,26 +32,26 @@ class MethodCost:
         for steps in (1, 2):
             before = net.grad_evals
             recipe.method.step(
-                net, batch, Control(steps, recipe.ball.eps / steps), generator(0, "price"), {}
+                net, batch, Control(steps, recipe.ball.eps / steps), generator(0, "cost"), {}
             )
             costs.append((net.grad_evals - before) / 2)
         if costs[1] <= costs[0]:
             raise InputError(
-                f"method {recipe.tables['method']['name']} costs no more for more steps; there "
+                f"method {recipe.tables['method']['name']} costs the same for every K; there "
                 "is no schedule to search for"
             )
         return cls(2 * costs[0] - costs[1], costs[1] - costs[0])
 
     def __call__(self, schedule: AnySchedule, epochs: int) -> float:
-        """Gradient evaluations per image and epoch under a schedule."""
+        """Gradient evaluations per image and epoch under an open-loop schedule."""
         planned = planned_controls(schedule, epochs)
-        assert planned is not None, "a closed-loop schedule has no cost before it is run"
+        assert planned is not None, "the cost of a closed-loop schedule is known after the run"
         return self.base + self.per_step * sum(u.steps for u in planned) / epochs
 
 
-def reference_cost(recipe: Recipe, price: MethodCost, steps: int | None) -> tuple[float, int]:
-    """What PGD-K costs per image and epoch; K is where the recipe's schedule ends unless given."""
+def reference_cost(recipe: Recipe, cost: MethodCost, steps: int | None) -> tuple[float, int]:
+    """The cost of a constant K per image and epoch, and K; by default the schedule's largest."""
     if steps is None:
         planned = planned_controls(recipe.schedule, recipe.train.epochs) or []
         steps = getattr(recipe.schedule, "k_max", None) or max(u.steps for u in planned)
-    return price.base + price.per_step * steps, steps
+    return cost.base + cost.per_step * steps, steps

@@ -1,9 +1,9 @@
-"""The paper's Table 1 for any strategies: C with its error beside robustness, time and gradient
+"""The paper's Table 1 for any strategies: C with its standard error, robustness, time and gradient
 evaluations.
 
-A strategy is a run folder that kept its epochs, or a recipe, which is then trained. All strategies
-are held against one common G, on the same probe batches where they share data and seed. What has
-been measured is kept after every epoch, so an interrupted study goes on.
+A strategy is a run folder with saved epochs, or a recipe, which is trained first. All strategies
+share one search space G, and the probe batches where data and seed agree. Results are saved after
+every epoch, so an interrupted study can resume.
 """
 
 import json
@@ -46,10 +46,10 @@ class CriterionSettings:
     gamma: float = 0.04
     cost: str = "steps"
     z: tuple[int, float] | None = None
-    """The fixed control of the inner-product form; none for the squared-norm form."""
+    """The fixed control of the inner-product form; None selects the squared-norm form."""
     batches: int = 4
     k_max: int | None = None
-    """The largest K of G; the largest of all strategies by default."""
+    """The largest K of G; by default the largest K of all strategies."""
     alphas: int = 6
     search: str = "grid"
     seed: int = 0
@@ -64,22 +64,21 @@ class CriterionSettings:
         for name in ("batches", "alphas", *(["k_max"] if self.k_max is not None else [])):
             whole(getattr(self, name), name, 1)
 
-    def of_run(self, k_max: int) -> dict[str, Any]:
-        """What decides the numbers of a run, to recognise those of an earlier call."""
+    def to_dict(self, k_max: int) -> dict[str, Any]:
+        """The settings with k_max filled in; saved results are reused if these are equal."""
         return json.loads(json.dumps({**asdict(self), "k_max": self.k_max or k_max}))
 
 
 def strategies(
     targets: Sequence[str], overrides: Sequence[str], out: Path, reporter: Reporter
 ) -> list[RunFolder]:
-    """The run folders of the targets; recipes among them are trained into `out`, or taken up where
-    an earlier call left them."""
+    """The run folders of the targets. Recipes are trained in `out`, or resumed there."""
     plans: list[tuple[str, Recipe | None]] = []
     for target in targets:
         if (Path(target) / "recipe.toml").is_file():
             if overrides:
                 raise InputError(
-                    f"--set changes recipes before they are trained; {target} is trained already"
+                    f"--set applies to recipes, and {target} is a trained run; drop --set"
                 )
             plans.append((target, None))
         else:
@@ -88,8 +87,8 @@ def strategies(
     names = [Path(name).name for name, _ in plans]
     if len(set(names)) < len(names):
         raise InputError(
-            f"two strategies are both called {next(n for n in names if names.count(n) > 1)!r}; "
-            "rename one's folder or file"
+            f"two strategies are named {next(n for n in names if names.count(n) > 1)!r}; rename "
+            "one folder or file"
         )
     runs = []
     for name, planned in plans:
@@ -103,25 +102,25 @@ def strategies(
 def measure_strategies(
     runs: Sequence[RunFolder], settings: CriterionSettings, out: Path, reporter: Reporter
 ) -> list[dict[str, Any]]:
-    """A row per strategy, the epochs' own numbers under `epochs`; `out/criterion.json` holds the
-    same."""
+    """One row per strategy, also written to `out`/criterion.json. `epochs` has a row per epoch."""
     for run in runs:
         if not run.finished:
             raise InputError(f"{run.path} is not finished; `amata train --resume {run.path}` first")
         if not run.epoch_file(0).is_file():
             raise InputError(
-                f"{run.path} kept no epochs; train it again with --set train.keep_epochs=true"
+                f"{run.path} has no saved epochs; train it again with --set train.keep_epochs=true"
             )
     controls = {run.path: _controls(run) for run in runs}
-    k_max = settings.k_max or max(u.steps for of_run in controls.values() for u in of_run)
+    k_max = settings.k_max or max(
+        u.steps for run_controls in controls.values() for u in run_controls
+    )
     rows = [_measure(run, controls[run.path], settings, k_max, out, reporter) for run in runs]
-    write_json(out / "criterion.json", {"settings": settings.of_run(k_max), "strategies": rows})
+    write_json(out / "criterion.json", {"settings": settings.to_dict(k_max), "strategies": rows})
     return rows
 
 
 def _controls(run: RunFolder) -> list[Control]:
-    """What each epoch was trained with, in the end: an epoch that was rolled back counts as it was
-    trained again."""
+    """The control of every epoch; a rolled-back epoch counts with its last one."""
     of_epoch = {row["epoch"]: Control(row["steps"], row["step_size"]) for row in run.epochs()}
     return [of_epoch[epoch] for epoch in sorted(of_epoch)]
 
@@ -136,7 +135,7 @@ def _measure(
 ) -> dict[str, Any]:
     file = out / f"{run.path.name}.criterion.json"
     recipe = RunFolder.open(run.path)[1]
-    about = {"recipe": recipe.name, "fingerprint": recipe.fingerprint(), **settings.of_run(k_max)}
+    about = {"recipe": recipe.name, "fingerprint": recipe.fingerprint(), **settings.to_dict(k_max)}
     known = json.loads(file.read_text()) if file.is_file() else {}
     epochs: list[dict[str, Any]] = known["epochs"] if known.get("about") == about else []
     if len(epochs) < len(controls):
@@ -184,19 +183,19 @@ def _measure(
             best, own = found.argmax.steps, controls[epoch].steps
             reporter.note(
                 f"{run.path.name} epoch {epoch + 1}/{len(controls)}: C {found.c:.4f}, best K "
-                f"{best} against {own}"
+                f"{best}, used {own}"
             )
     return _row(run, epochs)
 
 
 def _row(run: RunFolder, epochs: list[dict[str, Any]]) -> dict[str, Any]:
     summary = json.loads((run.path / "summary.json").read_text())
-    of_strategy = strategy_of(epochs)
+    total = strategy_of(epochs)
     attack = robust_attack(summary["evaluation"])
     result = summary["evaluation"][attack] if attack else None
     return {
         "strategy": run.path.name,
-        **of_strategy._asdict(),
+        **total._asdict(),
         "fosc": sum(e["fosc"] for e in epochs) / len(epochs),
         "robust_accuracy": result["accuracy"] if result else None,
         "robust_attack": attack,
@@ -208,7 +207,7 @@ def _row(run: RunFolder, epochs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def strategy_of(epochs: Sequence[dict[str, Any]]) -> StrategyCriterion:
-    """C of a strategy from what was written of its epochs."""
+    """C of a strategy from the rows of its epochs."""
     return strategy([_criterion(e) for e in epochs])
 
 
@@ -225,8 +224,7 @@ def _criterion(row: dict[str, Any]) -> Criterion:
 
 
 def robust_attack(evaluation: dict[str, Any]) -> str | None:
-    """The attack whose accuracy stands for robustness: PGD with the most steps, else the strongest
-    there is."""
+    """The attack that measures robustness: PGD with the most steps, else the strongest attack."""
     pgd = [name for name in evaluation if name.startswith("pgd-")]
     if pgd:
         return max(pgd, key=lambda name: int(name.split("-")[1]))
@@ -235,8 +233,8 @@ def robust_attack(evaluation: dict[str, Any]) -> str | None:
 
 
 def parse_z(text: str) -> tuple[int, float]:
-    """The control written "K,ALPHA"."""
+    """Parse a control written as "K,ALPHA"."""
     steps, comma, alpha = text.partition(",")
     if not comma:
-        raise InputError(f"--z {text!r} must read K,ALPHA, as in --z 20,0.025")
+        raise InputError(f"--z {text!r} must be K,ALPHA, as in --z 20,0.025")
     return whole(steps, "K of --z", 1), positive(alpha, "ALPHA of --z")

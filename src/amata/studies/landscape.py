@@ -1,10 +1,10 @@
-"""The inner maximisation seen from above: the loss around one image on a plane, and how attacks of
-several strengths climb on it.
+"""The loss landscape of the inner maximisation: the loss on a plane through an image, and the paths
+of attacks.
 
-The paper's figure: X is the first principal component of the vectors that lead from the image to
-the points PGD visits, Y a Rademacher direction, here made orthogonal to X so that coordinates on
-the plane are projections. The loss is that of the image moved within the plane, whatever ball or
-box it leaves; the attacks stay in both, and their points are projected onto the plane.
+As in the paper's figure, X is the first principal component of the displacements along a PGD path,
+and Y is a Rademacher direction. We make Y orthogonal to X, so plane coordinates are projections.
+The grid ignores the ball and the box [0, 1]. The attacks respect both; the figure shows their
+points projected onto the plane.
 """
 
 import json
@@ -29,9 +29,9 @@ from amata.threat import Ball
 from amata.training.experiment import load_trained
 
 CHUNK = 1000
-"""Points of the grid that go through the network together."""
-LOOKED_AT = 100
-"""Test images among which one is looked for on which an attack has much to climb."""
+"""Grid points per forward pass."""
+CANDIDATES = 100
+"""Test images from which the default sample is chosen."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,18 @@ class Plane:
     y: Tensor
 
     def coordinates(self, points: Tensor) -> Tensor:
-        """Each point's projection, (N, 2)."""
+        """The coordinates of each point's projection, (N, 2)."""
         moved = (points - self.origin).flatten(1)
         return torch.stack([moved @ self.x.flatten(), moved @ self.y.flatten()], 1)
 
     def at(self, coordinates: Tensor) -> Tensor:
+        """The points of the plane at these coordinates (N, 2)."""
         a, b = (coordinates[:, i].view(-1, *[1] * (self.origin.dim() - 1)) for i in (0, 1))
         return self.origin + a * self.x + b * self.y
 
 
-def climb(model: nn.Module, x: Tensor, y: Tensor, ball: Ball, u: Control) -> Tensor:
-    """The points that PGD visits from the image itself, the image first: (K + 1, C, H, W)."""
+def pgd_path(model: nn.Module, x: Tensor, y: Tensor, ball: Ball, u: Control) -> Tensor:
+    """The iterates of PGD from the clean image, which is the first: (K + 1, C, H, W)."""
     region, points = ball.around(x), [x]
     for _ in range(u.steps):
         points.append(
@@ -64,9 +65,8 @@ def climb(model: nn.Module, x: Tensor, y: Tensor, ball: Ball, u: Control) -> Ten
     return torch.cat(points)
 
 
-def steepest(model: nn.Module, x: Tensor, y: Tensor, ball: Ball, u: Control) -> int:
-    """The one of several images whose loss the attack raises most: around many there is nothing to
-    be seen."""
+def steepest_image(model: nn.Module, x: Tensor, y: Tensor, ball: Ball, u: Control) -> int:
+    """The index of the image whose loss the attack raises most; most landscapes are flat."""
     with untouched(model):
         found = pgd(
             model, x, y, ball=ball, steps=u.steps, step_size=u.step_size, random_start=False
@@ -75,21 +75,20 @@ def steepest(model: nn.Module, x: Tensor, y: Tensor, ball: Ball, u: Control) -> 
 
 
 def principal_direction(points: Tensor, origin: Tensor) -> Tensor:
-    """The unit vector along which displacements from the origin vary most, towards the last of
-    them."""
+    """The first principal component of the displacements, pointing towards the last of them."""
     moved = (points - origin).flatten(1)
     centred = moved - moved.mean(0)
     direction = torch.linalg.svd(centred, full_matrices=False).Vh[0]
     if float(centred.abs().max()) == 0:
         raise InputError(
-            "the attack does not move this image, so there is no direction to look along; "
-            "choose another --sample"
+            "the attack does not move this image, so it has no principal direction; choose another "
+            "--sample"
         )
     return (direction if float(moved[-1] @ direction) >= 0 else -direction).view(origin.shape)
 
 
-def rademacher_direction(origin: Tensor, against: Tensor, seed: int) -> Tensor:
-    """A vector of random signs, made orthogonal to another and of length one."""
+def rademacher_direction(origin: Tensor, other: Tensor, seed: int) -> Tensor:
+    """A unit vector of random signs, orthogonalised against `other`."""
     signs = (
         torch.randint(0, 2, origin.shape, generator=generator(seed, "rademacher")).to(
             origin.device, origin.dtype
@@ -97,7 +96,7 @@ def rademacher_direction(origin: Tensor, against: Tensor, seed: int) -> Tensor:
         * 2
         - 1
     )
-    signs = signs - (signs * against).sum() * against
+    signs = signs - (signs * other).sum() * other
     return signs / signs.norm()
 
 
@@ -111,15 +110,15 @@ def landscape(
     size: int = 100,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """The loss on a size x size grid around the image x (1, C, H, W), and the course of each
-    control; the first one spans the X axis."""
+    """The loss on a size x size grid around the image x (1, C, H, W), and the PGD path of each
+    control. The first path defines the X axis."""
     with untouched(model):
-        paths = {name: climb(model, x, y, ball, u) for name, u in controls.items()}
+        paths = {name: pgd_path(model, x, y, ball, u) for name, u in controls.items()}
         along = principal_direction(next(iter(paths.values())), x)
         plane = Plane(x, along, rademacher_direction(x, along, seed))
         courses = {name: plane.coordinates(points) for name, points in paths.items()}
         reach = 1.3 * max(float(c.abs().max()) for c in courses.values())
-        # the attacks go to the right
+        # the paths go to the right
         across = torch.linspace(-0.3 * reach, reach, size, device=x.device)
         up = torch.linspace(-0.65 * reach, 0.65 * reach, size, device=x.device)
         cells = torch.cartesian_prod(up, across).flip(1)  # X changes fastest
@@ -150,7 +149,7 @@ def _loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return ce(model(x), y.expand(len(x)))
 
 
-def landscapes_of(
+def run_landscapes(
     path: Path,
     epochs: Sequence[int],
     *,
@@ -160,16 +159,13 @@ def landscapes_of(
     size: int = 100,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """The landscape of a run at the end of each of the epochs given (from 1), or of its best model
-    where none are given.
+    """The landscapes of a run after the given epochs (from 1), or of its best model.
 
-    Without a `sample` it is that of the image, among the first test images, whose loss the first
-    attack raises most at the first epoch.
+    The default sample is the image, among the first test images, whose loss the first attack raises
+    most at the first epoch.
     """
     if not path.is_dir():
-        raise InputError(
-            f"{path} is no run folder; a landscape needs to know what each epoch was trained with"
-        )
+        raise InputError(f"{path} is not a run folder; a landscape needs the run's controls")
     model, recipe, splits = load_trained(path)
     alpha = None if alpha is None else positive(alpha, "alpha")
     run, device = RunFolder(path), next(model.parameters()).device
@@ -178,29 +174,28 @@ def landscapes_of(
             f"--sample {sample} is not one of the {len(splits.test)} test images, 0 to "
             f"{len(splits.test) - 1}"
         )
-    chosen = list(range(min(LOOKED_AT, len(splits.test)))) if sample is None else [sample]
+    chosen = list(range(min(CANDIDATES, len(splits.test)))) if sample is None else [sample]
     x, y = next(iter(splits.test.read([torch.tensor(chosen)], device, None)))
     trained = {row["epoch"] + 1: Control(row["steps"], row["step_size"]) for row in run.epochs()}
     best = json.loads((path / "summary.json").read_text())["best_epoch"] if run.finished else None
     best = max(trained) if best is None else best + 1
     tau = getattr(recipe.schedule, "tau", 2.5 * recipe.ball.eps)
-    weak = {f"PGD-{k}": Control(k, alpha or tau / k) for k in steps}
+    attacks = {f"PGD-{k}": Control(k, alpha or tau / k) for k in steps}
     pictures = []
     wanted: Sequence[int | None] = epochs or [None]
     for epoch in wanted:
         if epoch is not None:
             state = load_tensors(_state(run, epoch, len(trained)))
-            # what would have been tested then
+            # EMA weights if there are any: evaluation uses them
             model.load_state_dict(under(state, "ema/") or under(state, "model/"))
         own = trained[epoch or best]
         controls = {
-            **weak,
+            **attacks,
             f"{recipe.name}, K = {own.steps}": own._replace(step_size=alpha or own.step_size),
         }
         if len(x) > 1:
-            chosen = [
-                steepest(model.eval(), x, y, recipe.method.training_ball, next(iter(weak.values())))
-            ]
+            first = next(iter(attacks.values()))
+            chosen = [steepest_image(model.eval(), x, y, recipe.method.training_ball, first)]
             x, y = x[chosen], y[chosen]
         found = landscape(
             model.eval(),
@@ -227,7 +222,7 @@ def _state(run: RunFolder, epoch: int, epochs: int) -> Path:
         raise InputError(f"--epochs {epoch} is not one of the run's {epochs} epochs")
     if not run.epoch_file(epoch).is_file():
         raise InputError(
-            f"{run.path} kept no epochs; train it again with --set train.keep_epochs=true, or "
-            "leave --epochs away"
+            f"{run.path} has no saved epochs; train it again with --set train.keep_epochs=true, or "
+            "drop --epochs"
         )
     return run.epoch_file(epoch)

@@ -1,14 +1,12 @@
-"""What a search has found: its trials as rows, which of them no other beats in both cost and
-accuracy, and the winner."""
+"""The trials of a search as rows, their Pareto front of cost and accuracy, and the winner."""
 
 from typing import Any
 
 Row = dict[str, Any]
 
 
-def told(trial: Any) -> Row:
-    """A trial of an optuna study that has ended, as a row; only one that was trained to the end has
-    a value."""
+def to_row(trial: Any) -> Row:
+    """A finished optuna trial as a row; a pruned one has no value."""
     attrs = trial.user_attrs
     state = trial.state.name.lower()
     return {
@@ -25,14 +23,14 @@ def told(trial: Any) -> Row:
 
 
 def with_front(rows: list[Row]) -> list[Row]:
-    """The rows, each with whether it lies on the Pareto front of those that are complete."""
+    """The rows with `front`: whether the row is on the Pareto front of the complete trials."""
     done = _complete(rows)
-    front = [row for row in done if not any(_beats(other, row) for other in done)]
+    front = [row for row in done if not any(_dominates(other, row) for other in done)]
     return [{**row, "front": row in front} for row in rows]
 
 
 def winner(rows: list[Row], *, highest: bool) -> Row | None:
-    """The complete row with the highest value, or the lowest; of equals the cheapest."""
+    """The complete row with the highest value, or the lowest; ties go to the lower cost."""
     sign = 1 if highest else -1
     return max(_complete(rows), key=lambda row: (sign * row["value"], -row["cost"]), default=None)
 
@@ -41,8 +39,7 @@ def _complete(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["state"] == "complete"]
 
 
-def _beats(one: Row, other: Row) -> bool:
-    """Whether a trial is at least as good as another in cost and accuracy, and better in one of
-    them."""
+def _dominates(one: Row, other: Row) -> bool:
+    """Whether a trial is as good in cost and accuracy, and better in one of them."""
     at_least = one["cost"] <= other["cost"] and one["accuracy"] >= other["accuracy"]
     return at_least and (one["cost"], one["accuracy"]) != (other["cost"], other["accuracy"])

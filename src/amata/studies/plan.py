@@ -1,7 +1,7 @@
-"""The runs of a comparison: which to make, made or taken up one after the other, and found again.
+"""The runs of a comparison: plan them, train them one after the other, find them again.
 
-All recipes share the first one's data, threat, evaluation and validation. An interrupted comparison
-goes on where it was.
+All recipes use the first one's data, threat, evaluation and validation. An interrupted comparison
+resumes where it stopped.
 """
 
 import json
@@ -26,8 +26,7 @@ SHARED = (
     "train.valid_attack",
     "train.valid_every",
 )
-"""Keys that all recipes of a comparison must have in common, beside [eval]; where they differ, the
-first recipe's hold."""
+"""Keys that all recipes of a comparison take from the first one, besides [eval]."""
 
 
 def plan(
@@ -36,22 +35,22 @@ def plan(
     seeds: int,
     note: Callable[[str], None] = lambda text: None,
 ) -> list[Recipe]:
-    """The runs to make, in their order: seed by seed, and for each seed recipe by recipe. `note` is
-    told of keys that were made alike."""
+    """The runs in training order: all recipes with the first seed, then with the next one. `note`
+    receives the overridden keys."""
     loaded = [recipes.load(name, overrides) for name in names]
     titles = [recipe.name for recipe in loaded]
     if len(set(titles)) < len(titles):
         raise InputError(
-            f"two recipes are both called {next(t for t in titles if titles.count(t) > 1)!r}; "
-            "rename one's file"
+            f"two recipes are named {next(t for t in titles if titles.count(t) > 1)!r}; rename one "
+            "file"
         )
     first = loaded[0]
     for recipe in loaded:
         same_data = (recipe.data.name, recipe.data.root) == (first.data.name, first.data.root)
         if recipe.tables["threat"] != first.tables["threat"] or not same_data:
             raise InputError(
-                f"{recipe.name} and {first.name} differ in [threat] or in their data, so their "
-                "accuracies cannot be compared"
+                f"{recipe.name} and {first.name} differ in [threat] or [data], so their accuracies "
+                "cannot be compared; choose recipes that share both"
             )
     planned = []
     for seed in range(first.train.seed, first.train.seed + seeds):
@@ -63,7 +62,7 @@ def plan(
                     tables[section][name] = first.tables[section][name]
                     if seed == first.train.seed:
                         note(
-                            f"{recipe.name} takes {key} = {tables[section][name]} over from "
+                            f"{recipe.name}: {key} is set to {tables[section][name]}, as in "
                             f"{first.name}"
                         )
             tables["train"]["seed"] = seed
@@ -75,20 +74,20 @@ def run_name(recipe: Recipe) -> str:
     return f"{recipe.name}-seed{recipe.train.seed}"
 
 
-def make_runs(
+def run_plan(
     planned: Sequence[Recipe], out: Path, reporter: Reporter, target: float | None = None
 ) -> tuple[list[RunFolder], list[str]]:
-    """The runs of a plan, and what became of those that could not be finished; the others are made
-    all the same."""
+    """Train the runs of a plan, or resume them. Returns the finished runs and a message for each
+    failed one."""
     check_target(target)
     out.mkdir(parents=True, exist_ok=True)
-    names, before = [run_name(recipe) for recipe in planned], _planned(out).get("order", [])
+    names, before = [run_name(recipe) for recipe in planned], _read_plan(out).get("order", [])
     if left_out := [
         name for name in before if name not in names and (out / "runs" / name).is_dir()
     ]:
         reporter.note(
-            f"{', '.join(left_out)} of an earlier plan stay in {out / 'runs'} and are not in "
-            "this report"
+            f"{', '.join(left_out)} of an earlier plan stay in {out / 'runs'} but are not in this "
+            "report"
         )
     write_json(out / "plan.json", {"order": names, "target": target})
     runs, failures = [], []
@@ -98,28 +97,31 @@ def make_runs(
         except (InputError, Interrupted):
             raise
         except AmataError as error:
-            failures.append(f"{run_name(recipe)} was not finished: {error}")
+            failures.append(f"{run_name(recipe)} failed: {error}")
             reporter.note(failures[-1])
     if not runs:
-        raise AmataError(f"no run was finished: {failures[0]}")
+        raise AmataError(f"every run failed: {failures[0]}")
     return runs, failures
 
 
-def found_runs(targets: Sequence[Path]) -> tuple[list[RunFolder], float | None]:
-    """The run folders given, and those of comparisons given, in the order in which these were
-    planned; and the target planned for."""
+def find_runs(targets: Sequence[Path]) -> tuple[list[RunFolder], float | None]:
+    """The run folders in these folders, and the target of the first plan that has one.
+
+    A target is a run folder, a comparison (its runs come in the planned order), or a folder of run
+    folders.
+    """
     runs, goal = [], None
     for target in targets:
         if (target / "recipe.toml").is_file():
             runs.append(RunFolder.open(target.resolve())[0])
             continue
-        planned = _planned(target)
+        planned = _read_plan(target)
         home = target / "runs" if (target / "runs").is_dir() else target
         names = planned.get("order") or sorted(f.parent.name for f in home.glob("*/recipe.toml"))
         if not names:
             raise InputError(
-                f"{target} is neither a run folder nor a folder of runs: there is no "
-                "recipe.toml in it or one below"
+                f"{target} is neither a run folder nor a folder of runs: it has no recipe.toml, "
+                "and neither has any folder in it"
             )
         goal = goal or planned.get("target")
         folders = [(home / name).resolve() for name in names]
@@ -127,23 +129,23 @@ def found_runs(targets: Sequence[Path]) -> tuple[list[RunFolder], float | None]:
             RunFolder.open(folder)[0] for folder in folders if (folder / "recipe.toml").is_file()
         ]
     if not runs:
-        raise InputError(f"no run was made in {', '.join(map(str, targets))} yet")
+        raise InputError(
+            f"{', '.join(map(str, targets))} holds no runs yet; repeat `amata compare`"
+        )
     for run in runs:
         if not run.finished:
             raise InputError(f"{run.path} is not finished; `amata train --resume {run.path}` first")
     return runs, goal
 
 
-def _planned(folder: Path) -> dict[str, Any]:
+def _read_plan(folder: Path) -> dict[str, Any]:
     file = folder / "plan.json"
     try:
         found = json.loads(file.read_text()) if file.is_file() else {}
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise InputError(
-            f"{file} is damaged; delete it to have all runs in {folder / 'runs'} taken"
-        )
+        raise InputError(f"{file} is damaged; delete it to use all runs in {folder / 'runs'}")
     return found
 
 

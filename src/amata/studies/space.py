@@ -1,4 +1,4 @@
-"""The schedules that a search may try: shape, k_min, k_max and tau within a budget."""
+"""The search space: shape, k_min, k_max and tau of a schedule within a budget."""
 
 import hashlib
 import math
@@ -15,11 +15,11 @@ SHAPES = ("linear", "exponential", "piecewise")
 ETAS = [0.1, 0.3, 1.0, 3.0]
 SWITCHES = [0.25, 0.5, 0.75]
 TAU_STEP = 0.25
-"""tau is a multiple of this share of eps, from 1 to 4."""
+"""tau / eps is a multiple of this, from 1 to 4."""
 
 
 class Trial(Protocol):
-    """What proposes the parameters; optuna's trials do."""
+    """The part of optuna's Trial that proposes parameters."""
 
     def suggest_categorical(self, name: str, choices: Any) -> Any: ...
 
@@ -31,33 +31,32 @@ class Trial(Protocol):
 @dataclass(frozen=True)
 class Space:
     recipe: Recipe
-    price: MethodCost
+    method_cost: MethodCost
     budget: float
     """Gradient evaluations per image and epoch."""
     k_cap: int
     shapes: tuple[str, ...] = SHAPES
 
     def __post_init__(self) -> None:
-        cheapest = self.price.base + self.price.per_step
+        cheapest = self.method_cost.base + self.method_cost.per_step
         if self.budget < cheapest:
             raise InputError(
-                f"a budget of {self.budget:.2f} gradient evaluations per image and epoch is "
-                f"below K = 1, {cheapest:.2f}"
+                f"a budget of {self.budget:.2f} gradient evaluations per image and epoch is below "
+                f"the {cheapest:.2f} of K = 1; raise it"
             )
 
     @property
     def max_constant_k(self) -> int:
-        """The largest K that may be taken all the time."""
-        return min(
-            self.k_cap, math.floor((self.budget + 1e-9 - self.price.base) / self.price.per_step)
-        )
+        """The largest constant K within the budget."""
+        cost = self.method_cost
+        return min(self.k_cap, math.floor((self.budget + 1e-9 - cost.base) / cost.per_step))
 
     def cost(self, recipe: Recipe) -> float:
-        """What a recipe's schedule costs per image and epoch."""
-        return self.price(recipe.schedule, recipe.train.epochs)
+        """Gradient evaluations per image and epoch of a recipe's schedule."""
+        return self.method_cost(recipe.schedule, recipe.train.epochs)
 
-    def own(self) -> dict[str, Any] | None:
-        """The recipe's own schedule as parameters, where a trial could propose it."""
+    def recipe_params(self) -> dict[str, Any] | None:
+        """The recipe's own schedule as trial parameters, or None if it is outside the space."""
         table = self.recipe.tables["schedule"]
         if (
             table["name"] != "linear"
@@ -79,7 +78,7 @@ class Space:
         return None
 
     def suggest(self, trial: Trial) -> dict[str, Any]:
-        """A schedule table within the budget: k_max is lowered until it fits."""
+        """A schedule table within the budget; k_max is lowered until it fits."""
         shape = trial.suggest_categorical("shape", list(self.shapes))
         k_min, rise = (
             trial.suggest_int("k_min", 1, self.max_constant_k),
@@ -102,8 +101,8 @@ class Space:
             if self.cost(self.recipe_with(table)) <= self.budget + 1e-9:
                 return table
         raise InputError(
-            f"K = {k_min} all the time is above the budget of {self.budget:.2f} gradient "
-            "evaluations per image and epoch"
+            f"a constant K = {k_min} exceeds the budget of {self.budget:.2f} gradient evaluations "
+            "per image and epoch"
         )
 
     def recipe_with(self, table: dict[str, Any]) -> Recipe:
@@ -111,14 +110,13 @@ class Space:
 
 
 def schedule_key(recipe: Recipe) -> str:
-    """A name for what a schedule does, however it is written: two that give the same controls are
-    one."""
+    """A hash of the schedule's controls, so equal schedules have equal keys."""
     controls = planned_controls(recipe.schedule, recipe.train.epochs)
     return hashlib.sha256(repr(controls).encode()).hexdigest()[:12]
 
 
 def describe(table: dict[str, Any]) -> str:
-    """A schedule table in words."""
+    """A schedule table as text."""
     if table["name"] == "piecewise":
         (_, first), (switch, second) = table["stages"]
         return f"piecewise K {first} -> {second} at epoch {switch}, tau {table['tau']:.4g}"

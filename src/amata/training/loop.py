@@ -16,7 +16,7 @@ from amata.errors import AmataError, InputError
 from amata.evaluation import Result, Shard, evaluate, parse_attack
 from amata.metrics import EpochRow, Event
 from amata.recipes import Recipe
-from amata.reporter import Moment, Reporter
+from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder, resume_call
 from amata.runs.checkpoint import load_checkpoint
 from amata.runs.files import save_tensors
@@ -191,7 +191,7 @@ class _Loop:
 
     def _after_batch(self, u: Control) -> bool:
         state = self.trainer.state
-        self.reporter.batch(self._moment(u))
+        self.reporter.batch(self._batch_info(u))
         self.saver.check()
         stop = self.interrupt.number is not None
         overdue = time.monotonic() - self.saver.time > 60 * self.recipe.train.save_minutes
@@ -206,14 +206,14 @@ class _Loop:
             self.trainer.start_clock()
         return False
 
-    def _moment(self, u: Control) -> Moment:
+    def _batch_info(self, u: Control) -> BatchInfo:
         state, epochs = self.trainer.state, self.recipe.train.epochs
         n = len(self.trainer.batches)
         total = sum(self.costs)
         done = sum(self.costs[: state.epoch]) + self.costs[state.epoch] * state.batch / n
         left = state.spent.train_seconds * (total - done) / done if done else None
         loss = self.trainer.net.last_loss
-        return Moment(
+        return BatchInfo(
             state.epoch, epochs, state.batch, n, u.steps, u.step_size, loss, done / total, left
         )
 

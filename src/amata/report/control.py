@@ -1,0 +1,178 @@
+"""Figures of the control problem: the criterion C, the toy problems and Theorem 1's bound."""
+
+from pathlib import Path
+from typing import Any
+
+from amata.report.figures import BLUE, GREEN, GREY, INK, ORANGE, figure
+
+COLOURS = (ORANGE, GREY, BLUE, GREEN, "#7e22ce", "#a16207", "#0e7490", "#be185d")
+
+
+def criterion_figure(strategies: list[dict[str, Any]], path: Path) -> None:
+    """One column per strategy: max_v H and H(u_t) over epochs, whose gap is C; below, K_t and the K
+    of the best control."""
+    columns = len(strategies)
+    with figure(
+        path, 2, columns, (max(2.9 * columns, 4.2), 4.6), sharex="col", sharey="row"
+    ) as axes:
+        for column, s in enumerate(strategies):
+            epochs = [e["epoch"] + 1 for e in s["epochs"]]
+            top, bottom = axes[0, column], axes[1, column]
+            best, own = (
+                [e["best_hamiltonian"] for e in s["epochs"]],
+                [e["hamiltonian"] for e in s["epochs"]],
+            )
+            top.fill_between(epochs, own, best, color=ORANGE, alpha=0.15, linewidth=0)
+            top.plot(epochs, best, color=ORANGE, marker="o", ms=3, label="max over v of H(v)")
+            top.plot(epochs, own, color=INK, marker="o", ms=3, label="H(u_t)")
+            error = f" ± {s['c_stderr']:.2f}" if s["c_stderr"] is not None else ""
+            top.set_title(f"{s['strategy']}\nC = {s['c']:.2f}{error}")
+            bottom.step(
+                epochs,
+                [e["best_steps"] for e in s["epochs"]],
+                where="mid",
+                color=ORANGE,
+                label="K of the best v",
+            )
+            bottom.step(
+                epochs, [e["steps"] for e in s["epochs"]], where="mid", color=INK, label="K_t"
+            )
+            bottom.set_xlabel("epoch")
+            bottom.xaxis.get_major_locator().set_params(integer=True)
+        axes[0, 0].set_ylabel("Hamiltonian")
+        axes[1, 0].set_ylabel("inner steps K")
+        axes[1, 0].set_ylim(0, None)
+        axes[0, 0].legend(frameon=False, fontsize=8)
+        axes[1, 0].legend(frameon=False, fontsize=8)
+
+
+def toy_figure(toy: dict[str, Any], path: Path) -> None:
+    """K*(t) found in three ways, Constant and Linear; theta(t); the inner loss at three times."""
+    t, theta = toy["t"], toy["theta"]
+    with figure(path, 1, 3, (10.2, 3.2)) as axes:
+        k, state, land = axes[0]
+        k.plot(t, toy["k_closed_form"], color=ORANGE, lw=5, alpha=0.35, label="closed form")
+        k.plot(
+            t,
+            toy["k_msa"],
+            color=ORANGE,
+            lw=1.4,
+            label=f"successive approximations, C = {toy['c_msa']:.1g}",
+        )
+        k.plot(t, toy["k_greedy"], color=INK, lw=1, ls=":", label="greedy")
+        k.plot(t, toy["k_linear"], color=BLUE, lw=1.2, label=f"Linear, C = {toy['c_linear']:.2g}")
+        k.plot(
+            t, toy["k_constant"], color=GREY, lw=1.2, label=f"Constant, C = {toy['c_constant']:.2g}"
+        )
+        k.set(
+            xlabel="time t",
+            ylabel="inner steps K",
+            ylim=(0, 1.75 * max(toy["k_constant"])),
+            title="the optimal schedule anneals",
+        )
+        k.legend(frameon=False, fontsize=7.5, loc="upper left")
+        state.plot(t, toy["theta_closed_form"], color=ORANGE, lw=5, alpha=0.35, label="closed form")
+        state.plot(t, theta, color=ORANGE, lw=1.4, label="successive approximations")
+        state.axhline(0, color=GREEN, lw=1, label="robust minimum")
+        minimum = (2**0.5 - 1) ** 0.5 * (1 if toy["theta0"] > 0 else -1)
+        state.axhline(minimum, color=GREY, lw=1, ls="--", label="non-robust minimum")
+        state.set(xlabel="time t", ylabel="theta", title="and leads to the robust minimum")
+        state.legend(frameon=False, fontsize=7.5)
+        reach = 1.6 * abs(toy["theta0"])
+        xs = [-reach / 3 + (4 / 3 * reach) * i / 200 for i in range(201)]
+        xs = xs if toy["theta0"] > 0 else [-x for x in xs]
+        for part, colour in ((0, GREY), (len(t) // 2, BLUE), (len(t) - 1, ORANGE)):
+            at = theta[part]
+            # shifted to a maximum of 0, to compare shapes
+            values = [-((x - at) ** 2) / (at**2 + 1) for x in xs]
+            land.plot(
+                xs,
+                values,
+                color=colour,
+                lw=1.4,
+                label=f"t = {t[part]:.2g}, K* = {toy['k_closed_form'][part]:.1f}",
+            )
+            land.plot([0, at], [-(at**2) / (at**2 + 1), 0], "o", color=colour, ms=3.5)
+        land.set(
+            xlabel="x",
+            ylabel="l(theta, x) less its maximum",
+            title="as the landscape in x gets steeper",
+        )
+        land.legend(frameon=False, fontsize=7.5, loc="lower center")
+
+
+def convergence_figure(study: dict[str, Any], path: Path) -> None:
+    """The mean squared gradient against Theorem 1's bound, over T and over delta."""
+    with figure(path, 1, 2, (9.0, 3.6)) as axes:
+        over_steps, over_delta = axes[0]
+        names = list(dict.fromkeys(row["schedule"] for row in study["over_steps"]))
+        for name, colour in zip(names, COLOURS, strict=False):
+            rows = [row for row in study["over_steps"] if row["schedule"] == name]
+            steps = [row["steps"] for row in rows]
+            over_steps.loglog(
+                steps, [row["squares"] for row in rows], color=colour, marker="o", ms=3, label=name
+            )
+            over_steps.loglog(steps, [row["printed"] for row in rows], color=colour, ls="--", lw=1)
+        over_steps.plot([], [], color=INK, ls="--", lw=1, label="its bound, with its own delta")
+        over_steps.set(xlabel="outer steps T", ylabel="mean |grad L|²", title="over T")
+        rows = sorted(study["over_delta"], key=lambda row: row["delta"])
+        delta = [row["delta"] for row in rows]
+        over_delta.loglog(
+            delta,
+            [row["squares"] for row in rows],
+            color=ORANGE,
+            marker="o",
+            ms=3,
+            ls="none",
+            label="measured, PGD-1 to PGD-64",
+        )
+        over_delta.loglog(
+            delta,
+            [row["printed"] for row in rows],
+            color=INK,
+            ls="--",
+            lw=1,
+            label="bound as printed",
+        )
+        over_delta.loglog(
+            delta,
+            [row["derived"] for row in rows],
+            color=BLUE,
+            ls=":",
+            lw=1.3,
+            label="bound as the proof gives it",
+        )
+        over_delta.set(
+            xlabel="delta, largest error of the inner maximisation",
+            title=f"over delta, T = {rows[0]['steps']}",
+        )
+        for ax in (over_steps, over_delta):
+            ax.legend(frameon=False, fontsize=8)
+
+
+def logistic_figure(result: dict[str, Any], path: Path) -> None:
+    """The optimal K(t) of the two-weight logistic regression, and the weights over time."""
+    with figure(path, 1, 2, (7.4, 3.0)) as axes:
+        k, plane = axes[0]
+        k.step(
+            result["t"],
+            result["k_msa"],
+            where="post",
+            color=ORANGE,
+            label="successive approximations",
+        )
+        k.set(xlabel="time t", ylabel="inner steps K", title="the optimal K is not always annealed")
+        k.legend(frameon=False, fontsize=8)
+        for name, colour in (("optimal", ORANGE), ("none", GREY), ("full", BLUE)):
+            w = result["weights"][name]
+            objective = result["objectives"][name]
+            plane.plot(
+                [p[0] for p in w],
+                [p[1] for p in w],
+                color=colour,
+                marker="o",
+                ms=2,
+                label=f"{name}, objective {objective:.4f}",
+            )
+        plane.set(xlabel="w1", ylabel="w2", title="weights during training")
+        plane.legend(frameon=False, fontsize=8)

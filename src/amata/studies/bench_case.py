@@ -1,0 +1,147 @@
+"""What `amata bench` times: a recipe's training step on random images, under an engine variant."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amata import models
+from amata.batch import Batch
+from amata.data import find_dataset
+from amata.engine import FastNet, PlainNet, Precision
+from amata.losses import Loss
+from amata.recipes import Recipe
+from amata.schedules import Control, closed_loop, planned_controls
+from amata.seeds import generator
+from amata.training.optim import make_optimizer
+
+
+class ReferenceNet(PlainNet):
+    """The usual implementation of an attack: a full backward pass, weight gradients included."""
+
+    def _input_grad(self, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
+        self.model.train(self.attack_mode == "train")
+        x = x.detach().requires_grad_()
+        z = self._forward(x)
+        loss(z, y).sum().backward()
+        assert x.grad is not None
+        self.optimizer.zero_grad()
+        return x.grad, z.detach()
+
+
+VARIANTS: dict[str, tuple[type[PlainNet], Precision]] = {
+    "reference": (ReferenceNet, "fp32"),
+    "reference-train-bn": (ReferenceNet, "fp32"),
+    "amp": (ReferenceNet, "bf16"),
+    "plain": (PlainNet, "fp32"),
+    "plain-bf16": (PlainNet, "bf16"),
+    "fast": (FastNet, "bf16"),
+}
+"""The engine and the precision of each variant."""
+
+
+class CountingNet(PlainNet):
+    """Counts the images of passes that also compute weight gradients."""
+
+    updates = 0
+
+    def backward(self, x: Any, y: Tensor, **options: Any) -> Tensor | None:
+        self.updates += sum(len(t) for t in (x if isinstance(x, tuple) else (x,)))
+        return super().backward(x, y, **options)
+
+    def costate(self, x: Tensor, y: Tensor, *, first: bool) -> Tensor:
+        self.updates += len(x)
+        return super().costate(x, y, first=first)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recipe's method, model and optimiser at one batch size, under one or more controls."""
+
+    recipe: Recipe
+    batch: int
+    controls: tuple[Control, ...]
+
+    @property
+    def images(self) -> int:
+        """Training images per epoch."""
+        return find_dataset(self.recipe.data.name).images
+
+    def model(self, device: torch.device) -> nn.Module:
+        c = self.recipe.model
+        data = find_dataset(self.recipe.data.name)
+        return models.build(
+            c.name,
+            in_channels=data.shape[0],
+            classes=data.classes,
+            args=c.args,
+            mean=c.mean,
+            std=c.std,
+            seed=0,
+        ).to(device)
+
+    def batches(self, device: torch.device, count: int = 4) -> list[Batch]:
+        """Random images and labels of the data set's shape."""
+        data = find_dataset(self.recipe.data.name)
+        rng = generator("bench", device=device)
+        batches = []
+        for index in range(count):
+            x = torch.rand(self.batch, *data.shape, generator=rng, device=device)
+            y = torch.randint(data.classes, (self.batch,), generator=rng, device=device)
+            ids = torch.arange(self.batch, device=device) + index * self.batch
+            batches.append(Batch(x, y, ids, count * self.batch, 0, None))
+        return batches
+
+    def attack_mode(self, variant: str) -> Any:
+        """The BatchNorm mode of the attack."""
+        return "train" if variant == "reference-train-bn" else self.recipe.train.attack_mode
+
+    def net(self, variant: str, model: nn.Module) -> PlainNet:
+        kind, precision = VARIANTS[variant]
+        if variant == "fast" and not next(model.parameters()).is_cuda:
+            precision = "fp32"
+        return kind(
+            model,
+            make_optimizer(model, self.recipe.optim),
+            attack_mode=self.attack_mode(variant),
+            first_layer=self.recipe.model.first_layer,
+            precision=precision,
+        )
+
+    def flops(self, u: Control) -> float:
+        """FLOPs of one training step: an input gradient counts as two forward passes, an update as
+        three."""
+        from torch.utils.flop_counter import FlopCounterMode
+
+        cpu = torch.device("cpu")
+        small = Case(self.recipe, 2, (u,))
+        model, (batch,) = small.model(cpu), small.batches(cpu, 1)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model.eval()(batch.x)
+        forward = counter.get_total_flops() / 2
+        net = CountingNet(
+            model,
+            make_optimizer(model, self.recipe.optim),
+            first_layer=self.recipe.model.first_layer,
+        )
+        self.recipe.method.step(net, batch, u, generator(0), {})
+        attacks = (net.grad_evals - net.updates) / 2
+        return forward * self.batch * (2 * attacks + 3 * net.updates / 2)
+
+
+def cases(recipe: Recipe, batches: Sequence[int], steps: Sequence[int]) -> list[Case]:
+    """A recipe at several batch sizes and K. The defaults are its batch size and every K of its
+    schedule."""
+    controls = sorted(set(schedule_controls(recipe)), key=lambda u: u.steps)
+    top = controls[-1]
+    chosen = tuple(Control(k, top.step_size * top.steps / k) for k in steps) or tuple(controls)
+    return [Case(recipe, batch, chosen) for batch in (batches or [recipe.data.batch_size])]
+
+
+def schedule_controls(recipe: Recipe) -> list[Control]:
+    """The control of every epoch, or the candidates of a closed-loop schedule."""
+    if (loop := closed_loop(recipe.schedule)) is not None:
+        return loop.candidates()
+    return planned_controls(recipe.schedule, recipe.train.epochs) or []

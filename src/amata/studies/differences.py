@@ -1,0 +1,96 @@
+"""What differs between the runs of a comparison: recipe keys, devices, package versions, data."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from amata.errors import InputError
+from amata.recipes import Recipe
+from amata.runs import RunFolder
+
+NEUTRAL = frozenset(
+    {"data.workers", "train.seed", "train.keep_epochs", "train.save_minutes", "train.tensorboard"}
+)
+"""Keys that affect neither results nor speed."""
+
+LOADING = frozenset(
+    {"augment", "batch_size", "drop_last", "in_memory", "pad", "random_scale", "workers"}
+)
+"""Keys of [data] that say how images are loaded, not which ones."""
+
+
+def comparability_warnings(opened: Sequence[tuple[RunFolder, Recipe]]) -> list[str]:
+    """Reasons why the runs are not directly comparable."""
+    found = []
+    environments = [read_environment(run) for run, _ in opened]
+    kinds = {
+        "device": "devices",
+        "commit": "commits of amata",
+        "packages": "package versions",
+        "threads": "numbers of threads",
+    }
+    different = [
+        name
+        for key, name in kinds.items()
+        if any(env.get(key) != environments[0].get(key) for env in environments)
+    ]
+    if different:
+        found.append(
+            f"the runs have different {' and '.join(different)}: compare gradient evaluations, not "
+            "seconds"
+        )
+    first = opened[0][1]
+    shared = {
+        "threats, so their robust accuracies are not comparable": lambda r: r.tables["threat"],
+        "training or test images": lambda r: {
+            key: value for key, value in r.tables["data"].items() if key not in LOADING
+        },
+        "evaluations": lambda r: r.tables["eval"],
+        "validation, so curves and target are not comparable": lambda r: (
+            r.train.valid_attack,
+            r.train.valid_every,
+        ),
+    }
+    found += [
+        f"the runs have different {what}"
+        for what, part in shared.items()
+        if any(part(recipe) != part(first) for _, recipe in opened)
+    ]
+    if len({recipe.train.seed for _, recipe in opened}) == 1:
+        found.append(
+            "one seed each: the intervals cover the choice of images, not the variation between "
+            "training runs"
+        )
+    return found
+
+
+def recipe_differences(by_name: dict[str, Recipe]) -> list[dict[str, Any]]:
+    """The keys that differ between recipes, with each recipe's value."""
+    found = []
+    keys = dict.fromkeys(
+        f"{section}.{key}"
+        for recipe in by_name.values()
+        for section, table in recipe.tables.items()
+        for key in table
+    )
+    for key in keys:
+        section, _, name = key.partition(".")
+        values = [recipe.tables.get(section, {}).get(name) for recipe in by_name.values()]
+        if key not in NEUTRAL and any(v != values[0] for v in values):
+            found.append({"key": key, "values": dict(zip(by_name, values, strict=True))})
+    return found
+
+
+def read_environment(run: RunFolder) -> dict[str, Any]:
+    file = run.path / "env.json"
+    if not file.is_file():
+        raise InputError(
+            f"{run.path} has no env.json, so its device is unknown; copy it from the original run"
+        )
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def timing_facts(environment: dict[str, Any]) -> tuple[Any, ...]:
+    """The facts that decide how fast a recipe trains."""
+    return tuple(environment.get(key) for key in ("device", "machine", "threads", "packages"))
