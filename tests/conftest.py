@@ -1,6 +1,5 @@
 """Small networks, data and a way to call the command that the tests share."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from amata.cli import main
 
-torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
+torch.set_num_threads(1)
 # how long an example takes says something about the machine alone
 settings.register_profile("amata", deadline=None)
 settings.load_profile("amata")

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from amata.runs.checkpoint import load_checkpoint
 from amata.training import Interrupted, fit
 from amata.training.guard import GuardStats
 from tests.conftest import small_net
+from tests.disk import Disk
 from tests.toy import StopAt, stateful_recipe, toy_data, toy_recipe, without_times
 
 
@@ -89,21 +89,7 @@ class Falling(Collapsing):
 def test_a_resumed_run_can_be_rolled_back_also_where_the_disk_was_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, kind: type[Collapsing]
 ) -> None:
-    from amata.runs import checkpoint
-    from amata.training import saver
-
-    def slowly(
-        folder: Path,
-        epoch: int,
-        batch: int,
-        tensors: dict[str, torch.Tensor],
-        record: dict[str, Any],
-    ) -> None:
-        time.sleep(0.5 if (epoch, batch) == (1, 0) else 0)
-        checkpoint.save_checkpoint(folder, epoch, batch, tensors, record)
-
-    monkeypatch.setattr(saver, "PATIENCE", 0.0)
-    monkeypatch.setattr(saver, "save_checkpoint", slowly)
+    Disk(monkeypatch, slow=True)
     recipe = stateful_recipe(method)
     with pytest.raises(Interrupted):
         fit(
