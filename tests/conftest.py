@@ -1,5 +1,6 @@
 """Small networks, data and a way to call the command that the tests share."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +11,11 @@ from hypothesis import settings
 from torch import Tensor, nn
 
 from amata.cli import main
+
+ROOT = Path(__file__).parents[1]
+# For commands that a test starts: this checkout's package and tests, and one thread, because the
+# order of a sum, and so its last bit, may depend on the number of threads.
+ENV = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
 
 torch.set_num_threads(1)
 # how long an example takes says something about the machine alone

@@ -19,7 +19,10 @@ import pytest
 import torch
 
 from amata.cli import main
-from tests.conftest import Called
+from amata.recipes import Recipe
+from amata.runs import RunFolder
+from tests.conftest import ENV, Called
+from tests.disk import Disk
 from tests.test_data import idx, write_folder, write_mnist
 from tests.toy import QUICK
 
@@ -384,33 +387,30 @@ def test_resume_guards_the_experiment(amata: Amata, run: Path, tmp_path: Path) -
     assert (copy / "summary.json").is_file()
 
 
-def test_a_full_disk_is_one_line_and_the_run_can_go_on(
-    amata: Amata, run: Path, tmp_path: Path
+def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(
+    amata: Amata, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "full"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "amata", "train", "mnist5k-amata", *FAST, "--out", str(out)],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-    )
-    while not (out / "recipe.toml").is_file():
-        assert process.poll() is None
-        time.sleep(0.01)
-    # The second epoch's checkpoint goes to a device that is always full.
-    (out / "checkpoints" / ".00002-0000000.safetensors.part").symlink_to("/dev/full")
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 2
+    create = RunFolder.create
+
+    def create_full(path: Path, recipe: Recipe) -> RunFolder:
+        """The second epoch's checkpoint goes to a device that is always full."""
+        made = create(path, recipe)
+        (made.checkpoints / ".00002-0000000.safetensors.part").symlink_to("/dev/full")
+        return made
+
+    Disk(monkeypatch)
+    monkeypatch.setattr(RunFolder, "create", create_full)
+    called = amata("train", "mnist5k-amata", *FAST, "--out", tmp_path / "full")
+    assert called.code == 2
     assert re.search(
         r"^error: cannot write .*00002-0000000\.safetensors \(No space left on device\); "
         r".*free some space and resume$",
-        err,
+        called.err,
         re.M,
     )
-    assert "Traceback" not in err
-    assert amata("train", "--resume", out).code == 0
-    assert (out / "last.safetensors").read_bytes() == (run / "last.safetensors").read_bytes()
+    assert amata("train", "--resume", tmp_path / "full").code == 0
+    last = "last.safetensors"
+    assert (tmp_path / "full" / last).read_bytes() == (run / last).read_bytes()
 
 
 def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
@@ -430,7 +430,7 @@ def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env=ENV,
     )
     while not (out / "metrics.jsonl").is_file() or not (out / "metrics.jsonl").read_text():
         assert process.poll() is None
@@ -464,12 +464,7 @@ def read_terminal(arguments: list[str], env: dict[str, str]) -> Iterator[str]:
 
 
 def test_a_terminal_shows_progress_with_time_left(tmp_path: Path) -> None:
-    env = {
-        **os.environ,
-        "PYTHONPATH": str(Path(__file__).parents[1]),
-        "COLUMNS": "120",
-        "TERM": "xterm",
-    }
+    env = {**ENV, "COLUMNS": "120", "TERM": "xterm"}
     arguments = [
         "train",
         "mnist5k-amata",

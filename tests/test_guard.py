@@ -302,6 +302,9 @@ def test_a_drop_of_more_than_a_fifth_in_one_epoch_is_catastrophic_overfitting() 
 AT_CHANCE = GuardStats(images=256, accuracy=0.12, same=1.0, loss=2.301, informed=2.30, equal=2.303)
 
 
+CHANCE = {"informed": 2.0, "equal": 2.0}
+
+
 def at_chance(best: float = 0.97, **changes: Any) -> bool:
     return AT_CHANCE._replace(**changes).fallen(best)
 
@@ -323,8 +326,8 @@ def test_a_network_at_chance_accuracy_is_told_from_one_that_is_only_bad() -> Non
         (0.97, {"same": 0.51}, {"same": 0.49}),
         (0.97, {"images": 30}, {"images": 29}),  # few images say little
         # the loss is between 0.95 of an informed guess's and 1.05 of equal logits'
-        (0.97, {"informed": 2.0, "loss": 1.91}, {"informed": 2.0, "loss": 1.89}),
-        (0.97, {"equal": 2.0, "loss": 2.09, "informed": 2.0}, {"equal": 2.0, "loss": 2.11}),
+        (0.97, CHANCE | {"loss": 1.91}, CHANCE | {"loss": 1.89}),
+        (0.97, CHANCE | {"loss": 2.09}, CHANCE | {"loss": 2.11}),
         # the accuracy is a fifth below the best, or half of it
         (0.97, {"accuracy": 0.76}, {"accuracy": 0.78}),
         (0.3, {"accuracy": 0.14}, {"accuracy": 0.16}),
@@ -342,9 +345,10 @@ def test_the_guards_statistics_are_those_of_its_images() -> None:
     labels = torch.arange(40).ge(30).long()
     predictions = torch.arange(40).ge(5).long()
     x = predictions.view(-1, 1, 1, 1).float().expand(-1, 1, 2, 2).contiguous()
-    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2, bias=False))
+    layer = torch.nn.Linear(4, 2, bias=False)
     with torch.no_grad():
-        net[1].weight.copy_(torch.tensor([[0.0], [0.5]]).expand(2, 4))
+        layer.weight.copy_(torch.tensor([[0.0], [0.5]]).expand(2, 4))
+    net = torch.nn.Sequential(torch.nn.Flatten(), layer)
     # logits (0, 0) for black images, which argmax calls class 0, and (0, 2) for white ones
     batches = held_out_batches((x, labels), toy_recipe(), torch.device("cpu"))
     assert batches is not None
