@@ -12,7 +12,12 @@ from torch import Tensor, nn
 
 from amata.cli import main
 
-torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
+ROOT = Path(__file__).parents[1]
+# For commands that a test starts: this checkout's package and tests, and one thread, because the
+# order of a sum, and so its last bit, may depend on the number of threads.
+ENV = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+
+torch.set_num_threads(1)
 # how long an example takes says something about the machine alone
 settings.register_profile("amata", deadline=None)
 settings.load_profile("amata")

@@ -18,13 +18,14 @@ import pytest
 import torch
 
 from amata.cli import main
-from tests.conftest import Called
+from amata.recipes import Recipe
+from amata.runs import RunFolder
+from tests.conftest import ENV, Called
+from tests.disk import Disk
 from tests.test_data import idx, write_folder, write_mnist
 from tests.toy import QUICK
 
 Amata = Callable[..., Called]
-ROOT = Path(__file__).parents[1]
-ENV = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
 FAST = [f"--set={o}" for o in QUICK]
 
 
@@ -390,32 +391,29 @@ def test_resume_guards_the_experiment(amata: Amata, run: Path, tmp_path: Path) -
 
 
 def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(
-    amata: Amata, run: Path, tmp_path: Path
+    amata: Amata, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "full"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "amata", "train", "mnist5k-amata", *FAST, "--out", str(out)],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        env=ENV,
-    )
-    while not (out / "recipe.toml").is_file():
-        assert process.poll() is None
-        time.sleep(0.01)
-    # The second epoch's checkpoint goes to a device that is always full.
-    (out / "checkpoints" / ".00002-0000000.safetensors.part").symlink_to("/dev/full")
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 2
+    create = RunFolder.create
+
+    def create_full(path: Path, recipe: Recipe) -> RunFolder:
+        """The second epoch's checkpoint goes to a device that is always full."""
+        made = create(path, recipe)
+        (made.checkpoints / ".00002-0000000.safetensors.part").symlink_to("/dev/full")
+        return made
+
+    Disk(monkeypatch)
+    monkeypatch.setattr(RunFolder, "create", create_full)
+    called = amata("train", "mnist5k-amata", *FAST, "--out", tmp_path / "full")
+    assert called.code == 2
     assert re.search(
         r"^error: cannot write .*00002-0000000\.safetensors \(No space left on device\); "
         r".*free some space and resume$",
-        err,
+        called.err,
         re.M,
     )
-    assert "Traceback" not in err
-    assert amata("train", "--resume", out).code == 0
-    assert (out / "last.safetensors").read_bytes() == (run / "last.safetensors").read_bytes()
+    assert amata("train", "--resume", tmp_path / "full").code == 0
+    last = "last.safetensors"
+    assert (tmp_path / "full" / last).read_bytes() == (run / last).read_bytes()
 
 
 def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:

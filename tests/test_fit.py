@@ -1,9 +1,11 @@
 """fit(): trains any module, refuses bad input, returns the best weights."""
 
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from amata import recipes
 from amata.errors import AmataError, InputError
@@ -163,3 +165,17 @@ def test_equal_bounds_end_with_the_same_bytes_as_a_constant(tmp_path: Path) -> N
         fit(small_net(), toy_data(), None, recipe, run=tmp_path / name)
     a, b = (load_tensors(tmp_path / name / "last.safetensors") for name in ("linear", "constant"))
     assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_every_part_of_a_batch_has_its_own_dropout() -> None:
+    masks: list[Tensor] = []
+    dropout = nn.Dropout(0.5)
+    dropout.register_forward_hook(
+        lambda module, _, output: masks.append(output == 0) if module.training else None
+    )
+    net = nn.Sequential(dropout, nn.Flatten(), nn.Linear(36, 2))
+    recipe = toy_recipe("train.epochs=2", "method.name=erm", "train.accumulate=2")
+    fit(net, toy_data(32), None, recipe)
+    assert len(masks) == 2 * 2 * 2  # epochs, batches, parts
+    for a, b in combinations(masks, 2):
+        assert not torch.equal(a, b)

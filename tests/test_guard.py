@@ -1,8 +1,8 @@
 """The collapse guard: what it sees, and what it does about it."""
 
+import math
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
 from amata.runs.checkpoint import load_checkpoint
 from amata.training import Interrupted
-from amata.training.guard import GuardStats
+from amata.training.batches import held_out_batches
+from amata.training.guard import GuardStats, guard_stats, overfitted
 from tests.conftest import small_net
+from tests.disk import Disk
 from tests.toy import StopAt, fit, stateful_recipe, toy_data, toy_recipe, without_times
 
 
@@ -89,21 +91,7 @@ class Falling(Collapsing):
 def test_a_resumed_run_can_be_rolled_back_also_where_the_disk_was_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, kind: type[Collapsing]
 ) -> None:
-    from amata.runs import checkpoint
-    from amata.training import saver
-
-    def slowly(
-        folder: Path,
-        epoch: int,
-        batch: int,
-        tensors: dict[str, torch.Tensor],
-        record: dict[str, Any],
-    ) -> None:
-        time.sleep(0.5 if (epoch, batch) == (1, 0) else 0)
-        checkpoint.save_checkpoint(folder, epoch, batch, tensors, record)
-
-    monkeypatch.setattr(saver, "PATIENCE", 0.0)
-    monkeypatch.setattr(saver, "save_checkpoint", slowly)
+    Disk(monkeypatch, slow=True)
     recipe = stateful_recipe(method)
     with pytest.raises(Interrupted):
         fit(
@@ -307,18 +295,75 @@ def test_the_guard_looks_at_held_out_images_of_all_classes() -> None:
     assert 0.4 < bright.float().mean() < 0.6
 
 
-def test_what_is_no_fall_is_not_taken_for_one() -> None:
-    guess = GuardStats(images=256, accuracy=0.12, same=1.0, loss=2.301, informed=2.30, equal=2.303)
-    assert guess.collapsed(0.97)
-    assert guess._replace(same=0.6, accuracy=0.19).collapsed(0.97)  # two answers
-    assert guess._replace(informed=1.9, loss=1.9).collapsed(0.97)  # rare classes known to be rare
-    assert not guess.collapsed(0.15)  # nothing had been learnt
-    assert not guess._replace(same=0.3).collapsed(0.97)  # bad, but no guess
-    # BatchNorm's statistics lag behind: sure, and wrong
-    assert not guess._replace(loss=4.0).collapsed(0.97)
+def test_a_drop_of_more_than_a_fifth_in_one_epoch_is_catastrophic_overfitting() -> None:
+    assert overfitted(0.5, 0.29)
+    assert not overfitted(0.5, 0.31)
+
+
+AT_CHANCE = GuardStats(images=256, accuracy=0.12, same=1.0, loss=2.301, informed=2.30, equal=2.303)
+
+
+CHANCE = {"informed": 2.0, "equal": 2.0}
+
+
+def at_chance(best: float = 0.97, **changes: Any) -> bool:
+    return AT_CHANCE._replace(**changes).collapsed(best)
+
+
+def test_a_network_at_chance_accuracy_is_told_from_one_that_is_only_bad() -> None:
+    assert at_chance()
+    assert at_chance(same=0.6, accuracy=0.19)  # two predictions
+    assert at_chance(informed=1.9, loss=1.9)  # rare classes known to be rare
+    assert not at_chance(best=0.15)  # nothing had been learnt
+    # BatchNorm's statistics lag behind: confident, and wrong
+    assert not at_chance(loss=4.0)
     # one class is nearly all there is
-    assert not guess._replace(accuracy=0.9, same=0.96, informed=0.2, loss=0.3).collapsed(0.97)
-    assert not guess._replace(images=5).collapsed(0.97)  # which says little
+    assert not at_chance(accuracy=0.9, same=0.96, informed=0.2, loss=0.3)
+
+
+@pytest.mark.parametrize(
+    ("best", "inside", "outside"),
+    [
+        (0.97, {"same": 0.51}, {"same": 0.49}),
+        (0.97, {"images": 30}, {"images": 29}),  # few images say little
+        # the loss is between 0.95 of an informed guess's and 1.05 of equal logits'
+        (0.97, CHANCE | {"loss": 1.91}, CHANCE | {"loss": 1.89}),
+        (0.97, CHANCE | {"loss": 2.09}, CHANCE | {"loss": 2.11}),
+        # the accuracy is a fifth below the best, or half of it
+        (0.97, {"accuracy": 0.76}, {"accuracy": 0.78}),
+        (0.3, {"accuracy": 0.14}, {"accuracy": 0.16}),
+    ],
+)
+def test_the_bounds_of_chance_accuracy(
+    best: float, inside: dict[str, float], outside: dict[str, float]
+) -> None:
+    assert at_chance(best, **inside)
+    assert not at_chance(best, **outside)
+
+
+def test_the_guards_statistics_are_those_of_its_images() -> None:
+    """Of 40 images 30 are of class 0; the network says class 1 to 35 of them."""
+    labels = torch.arange(40).ge(30).long()
+    predictions = torch.arange(40).ge(5).long()
+    x = predictions.view(-1, 1, 1, 1).float().expand(-1, 1, 2, 2).contiguous()
+    layer = torch.nn.Linear(4, 2, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[0.0], [0.5]]).expand(2, 4))
+    net = torch.nn.Sequential(torch.nn.Flatten(), layer)
+    # logits (0, 0) for black images, which argmax calls class 0, and (0, 2) for white ones
+    batches = held_out_batches((x, labels), toy_recipe(), torch.device("cpu"))
+    assert batches is not None
+    wrong, right, black = math.log1p(math.exp(2)), math.log1p(math.exp(-2)), math.log(2)
+    assert guard_stats(net, batches)._asdict() == pytest.approx(
+        {
+            "images": 40,
+            "accuracy": (5 + 10) / 40,
+            "same": 35 / 40,
+            "loss": (5 * black + 25 * wrong + 10 * right) / 40,
+            "informed": -(0.75 * math.log(0.75) + 0.25 * math.log(0.25)),
+            "equal": math.log(2),
+        }
+    )
 
 
 @pytest.mark.parametrize("guard", ["stop", "ignore"])

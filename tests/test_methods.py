@@ -60,10 +60,10 @@ class Scene:
         assert leaf.grad is not None
         return leaf.grad, z.detach()
 
-    def descend(self, x: Tensor, y: Tensor) -> None:
+    def descend(self, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
         self.model.train()
         self.sgd.zero_grad()
-        F.cross_entropy(self.model(x), y).backward()
+        (scale * F.cross_entropy(self.model(x), y)).backward()
         self.sgd.step()
         self.cost += len(x)
 
@@ -146,9 +146,9 @@ def oracle_trades(s: Scene, b: Batch, rng: torch.Generator) -> None:
     s.cost += 2 * N
 
 
-def oracle_fat(s: Scene, b: Batch, rng: torch.Generator) -> None:
+def oracle_fat(s: Scene, b: Batch, rng: torch.Generator, tau: int = 1) -> None:
     x_adv = uniform(b.x, rng)
-    counter, alive = [1] * N, list(range(N))  # tau = 1
+    counter, alive = [tau] * N, list(range(N))
     for _ in range(U.steps):
         g, z = s.grad_x(x_adv[alive], b.y[alive])
         still = []
@@ -166,15 +166,20 @@ def oracle_fat(s: Scene, b: Batch, rng: torch.Generator) -> None:
     s.descend(x_adv, b.y)
 
 
-def oracle_dat(s: Scene, b: Batch, rng: torch.Generator) -> None:
+def oracle_fat_stages(s: Scene, b: Batch, rng: torch.Generator) -> None:
+    oracle_fat(s, b, rng, tau=(2, 0, 1)[b.epoch])
+
+
+def oracle_dat(s: Scene, b: Batch, rng: torch.Generator, from_start: bool = False) -> None:
     c = 0.02 * (1 - b.epoch / 4)
     x_adv = uniform(b.x, rng)
+    centre = x_adv.clone() if from_start else b.x
     alive = list(range(N))
     for k in range(U.steps):
         g, _ = s.grad_x(x_adv[alive], b.y[alive])
         if k:
             fosc = [
-                EPS * float(g[r].abs().sum()) - float(((x_adv[i] - b.x[i]) * g[r]).sum())
+                EPS * float(g[r].abs().sum()) - float(((x_adv[i] - centre[i]) * g[r]).sum())
                 for r, i in enumerate(alive)
             ]
             rows = [r for r in range(len(alive)) if fosc[r] > c]
@@ -184,6 +189,10 @@ def oracle_dat(s: Scene, b: Batch, rng: torch.Generator) -> None:
                 break
         x_adv[alive] = clip(x_adv[alive] + U.step_size * g.sign(), b.x[alive])
     s.descend(x_adv, b.y)
+
+
+def oracle_dat_from_start(s: Scene, b: Batch, rng: torch.Generator) -> None:
+    oracle_dat(s, b, rng, from_start=True)
 
 
 def oracle_yopo(reference: bool) -> Callable[..., None]:
@@ -211,7 +220,7 @@ def oracle_yopo(reference: bool) -> Callable[..., None]:
     return oracle
 
 
-def oracle_atta(s: Scene, b: Batch, rng: torch.Generator) -> None:
+def oracle_atta(s: Scene, b: Batch, rng: torch.Generator, scale: float = 1.0) -> None:
     assert b.frame is not None
     side, pad = b.x.shape[-1], b.frame.pad
     store = s.kept.setdefault("store", {})
@@ -235,13 +244,17 @@ def oracle_atta(s: Scene, b: Batch, rng: torch.Generator) -> None:
         x_adv[i] = clip(b.x[i] + delta, b.x[i])
     for _ in range(U.steps):
         x_adv = clip(x_adv + U.step_size * s.grad_x(x_adv, b.y)[0].sign(), b.x)
-    s.descend(x_adv, b.y)
+    s.descend(x_adv, b.y, scale)
     for i in range(N):
         canvas = store.get(int(b.ids[i]), torch.zeros(1, side + 2 * pad, side + 2 * pad)).clone()
         for a, r in enumerate(b.frame.rows[i]):
             for d, c in enumerate(b.frame.columns[i]):
                 canvas[:, r, c] = (x_adv - b.x)[i, :, a, d]
         store[int(b.ids[i])] = canvas
+
+
+def oracle_atta_reference(s: Scene, b: Batch, rng: torch.Generator) -> None:
+    oracle_atta(s, b, rng, scale=1 / N)
 
 
 # name -> (method, oracle, gradient evaluations per image under U, or None where samples stop by
@@ -266,6 +279,17 @@ VARIANTS: dict[str, Row] = {
         YOPO(ball=BALL, inner=2, layer_one="paper"),
         oracle_yopo(reference=False),
         K,
+    ),
+    "fat in stages": (FAT(ball=BALL, tau=((0, 2), (1, 0), (2, 1))), oracle_fat_stages, None),
+    "dat from the random start": (
+        DAT(ball=BALL, c_max=0.02, dynamic_epochs=4, centre="start"),
+        oracle_dat_from_start,
+        None,
+    ),
+    "atta, loss of the reference": (
+        ATTA(ball=BALL, reset=2, loss_scale="reference"),
+        oracle_atta_reference,
+        K + 1,
     ),
     "atta, store on the CPU": (ATTA(ball=BALL, reset=2, store="cpu"), oracle_atta, K + 1),
 }
@@ -326,7 +350,7 @@ def test_a_method_equals_its_oracle_over_several_batches(name: str) -> None:
     if "store" in scene.kept:
         for key, canvas in scene.kept["store"].items():
             torch.testing.assert_close(memory["store"][key], canvas)
-    if name == "dat":
+    if name.startswith("dat"):
         assert 0 < scene.kept["stopped"] < BATCHES * N, (
             "the criterion should stop some samples and not all"
         )
@@ -530,6 +554,44 @@ def test_fasts_starts(init: Any) -> None:
         assert moved[0].any()
         assert torch.equal(moved[0], moved[1])
     assert float(torch.stack(moved).abs().max()) <= EPS + 1e-6
+
+
+def test_attas_reference_loss_is_divided_by_the_whole_batch() -> None:
+    """Also where the batch comes in parts."""
+    scales: list[float] = []
+
+    class Watch(PlainNet):
+        def backward(self, x: Any, y: Tensor, **options: Any) -> Tensor | None:
+            scales.append(options["scale"])
+            return super().backward(x, y, **options)
+
+    model = small_net()
+    net, memory = Watch(model, sgd(model)), Memory()
+    for part in batch_of(0).parts(2):
+        rng = generator(0)
+        ATTA(ball=BALL, loss_scale="reference").step(net, part, U, rng, memory)
+    assert scales == [1 / N, 1 / N]
+
+
+def test_frees_noise_grows_with_zero_rows_after_a_short_first_batch() -> None:
+    model, other = small_net(), small_net()
+    net, memory = PlainNet(model, sgd(model)), Memory()
+    scene = Scene(other)
+    scene.kept["noise"] = torch.zeros(N, 1, 6, 6)
+    for index, size in enumerate((2, N, 4)):
+        batch = batch_of(0)
+        batch = batch._replace(x=batch.x[:size], y=batch.y[:size], ids=batch.ids[:size])
+        torch.manual_seed(index)
+        Free(ball=BALL).step(net, batch, U, generator(index), memory)
+        torch.manual_seed(index)
+        noise = scene.kept["noise"]
+        scene.kept["noise"] = noise[:size].clone()
+        oracle_free(scene, batch, generator(index))
+        scene.kept["noise"] = torch.cat([scene.kept["noise"], noise[size:]])
+        assert len(memory["noise"]) == (2 if size == 2 else N)
+        torch.testing.assert_close(memory["noise"], scene.kept["noise"][: len(memory["noise"])])
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
 
 
 def test_attas_amata_resets_often_at_first() -> None:

@@ -3,10 +3,12 @@
 from typing import Any
 
 import pytest
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from amata.recipes.schema import Optim
 from amata.training.optim import learning_rate, make_optimizer
 from tests.conftest import small_net
+from tests.toy import fit, toy_data, toy_recipe
 
 
 def test_learning_rates() -> None:
@@ -36,3 +38,19 @@ def test_weight_decay_can_spare_biases_and_norms(name: Any, decay_all: bool) -> 
     expected = {id(p) for p in model.parameters() if decay_all or p.dim() > 1}
     assert decayed == expected
     assert sum(len(g["params"]) for g in groups) == len(list(model.parameters()))
+
+
+def test_every_batch_is_trained_with_the_rate_at_its_middle() -> None:
+    rates: list[float] = []
+    hook = register_optimizer_step_pre_hook(
+        lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])
+    )
+    try:
+        recipe = toy_recipe("train.epochs=2", "optim.rate=one-cycle", "optim.peak=0.5")
+        fitted = fit(small_net(), toy_data(), None, recipe)
+    finally:
+        hook.remove()
+    # six batches an epoch: up to 0.02 in the first, down to 0 in the second
+    up = [0.02 * (batch + 0.5) / 6 for batch in range(6)]
+    assert rates == pytest.approx([*up, *reversed(up)])
+    assert [row["lr"] for row in fitted.epochs] == pytest.approx([up[-1], up[0]])

@@ -2,7 +2,6 @@
 dies."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,9 +23,8 @@ from amata.distributed import (
 from amata.errors import InputError
 from amata.runs.files import load_tensors
 from amata.training.experiment import resume, train
+from tests.conftest import ENV, ROOT
 from tests.processes import CASES, trained
-
-ROOT = Path(__file__).parents[1]
 
 
 def torchrun(*arguments: str | Path, restarts: int = 0) -> "subprocess.CompletedProcess[str]":
@@ -40,11 +38,9 @@ def torchrun(*arguments: str | Path, restarts: int = 0) -> "subprocess.Completed
         "--max-restarts",
         str(restarts),
     ]
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [*command, *map(str, arguments)],
-        env=env,
+        env=ENV,
         capture_output=True,
         text=True,
         cwd=ROOT,

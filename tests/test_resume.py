@@ -1,11 +1,7 @@
 """Runs that are interrupted or killed end with the same bytes."""
 
-import os
-import random
+import json
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +12,8 @@ from amata.runs import RunFolder
 from amata.training import Interrupted
 from amata.training.experiment import resume, train
 from tests.conftest import small_net
+from tests.death import Killed, dying
+from tests.disk import Disk
 from tests.toy import (
     QUICK,
     STATEFUL,
@@ -122,67 +120,65 @@ def test_an_interrupt_without_a_run_folder_says_that_nothing_was_saved() -> None
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def kill_and_resume(tmp_path: Path, options: list[str], anywhere: int, after_a_save: int) -> int:
-    """Run a recipe whole, and once more with SIGKILLs that leave no chance to tidy up; both must
-    end with the same bytes."""
-    arguments = [f"--set={o}" for o in [*QUICK, "train.save_minutes=0.003", *options]]
-    base = [sys.executable, "-m", "amata", "train"]
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    # One thread everywhere: a sum's order, and so its last bit, may depend on the number of
-    # threads.
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-    subprocess.run(
-        [*base, "mnist5k-amata", *arguments, "--out", str(whole)],
-        check=True,
-        env=env,
-        capture_output=True,
-    )
-    chance = random.Random(0)
-    kills = 0
-    for _ in range(40):
-        saved = newest(cut)
-        start = (
-            ["--resume", str(cut)]
-            if (cut / "recipe.toml").is_file()
-            else ["mnist5k-amata", *arguments, "--out", str(cut)]
-        )
-        process = subprocess.Popen(
-            [*base, *start], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        if kills < anywhere:  # from the first import on
-            time.sleep(chance.uniform(0.5, 4))
-        elif kills < anywhere + after_a_save:  # in the thick of it
-            deadline = time.monotonic() + 120
-            while process.poll() is None and newest(cut) == saved and time.monotonic() < deadline:
-                time.sleep(0.002)
-            time.sleep(chance.uniform(0, 0.2))
+KILLED = {
+    # how a run is made -> every how many-th change to its folder is a kill
+    "pgd": (toy_recipe("optim.ema=0.9", "schedule.k_min=1", "train.tensorboard=false"), 3),
+    "free": (stateful_recipe("free"), 5),
+    "atta": (stateful_recipe("atta"), 5),
+    "dat": (stateful_recipe("dat"), 5),
+}
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_a_run_killed_at_any_change_to_its_folder_ends_with_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Saved after every batch, killed before one change, resumed."""
+    made, every = KILLED[name]
+    train = {**made.tables["train"], "epochs": 2, "save_minutes": 1e-9, "valid_attack": "fgsm"}
+    recipe = recipes.parse({**made.tables, "train": train}, name)
+    whole = tmp_path / "whole"
+    Disk(monkeypatch)
+    with dying(whole) as death:
+        fit(small_net(), toy_data(48), toy_data(40), recipe, run=whole)
+    assert death.changes > 40
+    for change in range(1, death.changes + 1, every):
+        cut = tmp_path / f"{change}"
+        with dying(cut, change), pytest.raises(Killed):
+            fit(small_net(), toy_data(48), toy_data(40), recipe, run=cut)
+        run = RunFolder.open(cut)[0] if (cut / "recipe.toml").is_file() else cut
+        fit(small_net(seed=9 if newest(cut) else 0), toy_data(48), toy_data(40), recipe, run=run)
+        same_run(cut, whole)
+
+
+@pytest.mark.slow
+def test_a_recipe_killed_around_its_training_ends_with_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the folder is set up, after the last epoch, and before the summary."""
+    recipe = recipes.load("mnist5k-amata", [*QUICK, "train.epochs=1"])
+    Disk(monkeypatch)
+    with dying(tmp_path / "whole") as death:
+        train(recipe, tmp_path / "whole")
+    for change in (1, 4, 6, death.changes - 6, death.changes):
+        cut = tmp_path / f"{change}"
+        with dying(cut, change), pytest.raises(Killed):
+            train(recipe, cut)
+        assert not (cut / "summary.json").is_file()
+        if (cut / "recipe.toml").is_file():
+            resume(cut)
         else:
-            process.wait(timeout=300)
-        finished = process.poll() is not None
-        process.kill()
-        _, err = process.communicate()
-        if finished:
-            assert process.returncode == 0, err
-            break
-        kills += 1
+            train(recipe, cut)
+        same_run(cut, tmp_path / "whole")
+        evaluations = [
+            json.loads((folder / "summary.json").read_text())["evaluation"]
+            for folder in (cut, tmp_path / "whole")
+        ]
+        assert evaluations[0] == evaluations[1]
+
+
+def same_run(cut: Path, whole: Path) -> None:
     for name in ("last.safetensors", "model.safetensors"):
-        assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
-    cut_rows, whole_rows = (RunFolder(p).epochs() for p in (cut, whole))
-    assert [without_times(r) for r in cut_rows] == [without_times(r) for r in whole_rows]
-    return kills
-
-
-@pytest.mark.slow
-def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    assert kill_and_resume(tmp_path, ["train.epochs=8"], anywhere=3, after_a_save=4) >= 5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["free", "atta", "dat"])
-def test_methods_that_remember_survive_being_killed(tmp_path: Path, method: str) -> None:
-    assert (
-        kill_and_resume(
-            tmp_path, ["train.epochs=5", f"method.name={method}"], anywhere=0, after_a_save=2
-        )
-        == 2
-    )
+        assert (cut / name).read_bytes() == (whole / name).read_bytes(), (cut, name)
+    cut_rows, whole_rows = (RunFolder(path).epochs() for path in (cut, whole))
+    assert [without_times(r) for r in cut_rows] == [without_times(r) for r in whole_rows], cut

@@ -1,17 +1,20 @@
 """Asynchronous checkpointing."""
 
-import sys
-import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from amata.errors import InputError
 from amata.reporter import BatchInfo, Reporter
+from amata.runs import RunFolder
+from amata.runs.checkpoint import save_checkpoint
+from amata.runs.files import save_tensors
+from amata.training import Interrupted, saver
 from tests.conftest import small_net
+from tests.disk import Disk
 from tests.toy import StopAt, fit, newest, toy_data, toy_recipe
 
 
@@ -24,142 +27,149 @@ def test_a_long_epoch_is_saved_every_few_minutes(
         def batch(self, info: BatchInfo) -> None:
             seen.append(newest(tmp_path / "run"))
 
-    class AtOnce(ThreadPoolExecutor):
-        """Done when it is handed over, so that what is on the disk does not hang on how fast that
-        is."""
-
-        def submit(self, call: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-            future = super().submit(call, *args, **kwargs)
-            wait([future])
-            return future
-
-    monkeypatch.setattr(sys.modules["amata.training.saver"], "ThreadPoolExecutor", AtOnce)
+    Disk(monkeypatch)
     fit(
         small_net(),
         toy_data(),
         None,
-        toy_recipe("train.save_minutes=1e-9", "train.tensorboard=false"),
+        toy_recipe("train.save_minutes=1e-9", "train.tensorboard=false", "train.epochs=1"),
         run=tmp_path / "run",
         reporter=Watch(),
     )
-    assert seen[:6] == ["", *(f"00000-000000{batch}.json" for batch in range(1, 6))]
+    assert seen == ["", *(f"00000-000000{batch}.json" for batch in range(1, 6))]
 
 
-def test_a_disk_slower_than_epochs_gets_fewer_checkpoints_and_each_is_of_its_moment(
+def test_a_slow_disk_gets_fewer_checkpoints_and_each_is_of_its_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from amata.runs import checkpoint
-    from amata.training import saver
+    recipe = toy_recipe("train.tensorboard=false", "train.epochs=6")
+    saved: dict[str, dict[int, dict[str, Tensor]]] = {"quick": {}, "slow": {}}
 
-    recipe, written = toy_recipe("train.tensorboard=false", "train.epochs=12", "data.valid=16"), {}
-    data, valid = toy_data(), toy_data(16)
-    kept = fit(small_net(), data, valid, recipe, run=tmp_path / "quick")
+    class Flush(Reporter):
+        """Lets the disk finish at the end of the third epoch."""
 
-    def slowly(
-        folder: Path,
-        epoch: int,
-        batch: int,
-        tensors: dict[str, torch.Tensor],
-        record: dict[str, Any],
-    ) -> None:
-        time.sleep(0.5)
-        checkpoint.save_checkpoint(folder, epoch, batch, tensors, record)
-        written[epoch] = {k: v.clone() for k, v in tensors.items()}
+        def epoch(self, row: Any) -> None:
+            if row["epoch"] == 2:
+                disk.flush()
 
-    def note(
-        folder: Path,
-        epoch: int,
-        batch: int,
-        tensors: dict[str, torch.Tensor],
-        record: dict[str, Any],
-    ) -> None:
-        at_once[epoch] = {k: v.clone() for k, v in tensors.items()}
+    for speed in saved:
 
-    monkeypatch.setattr(saver, "PATIENCE", 0.0)
-    monkeypatch.setattr(saver, "save_checkpoint", slowly)
-    slow = fit(small_net(), data, valid, recipe, run=tmp_path / "slow")
-    assert 12 in written
-    assert 1 < len(written) < 12
-    at_once: dict[int, dict[str, torch.Tensor]] = {}
-    monkeypatch.setattr(saver, "PATIENCE", 10.0)
-    monkeypatch.setattr(saver, "save_checkpoint", note)
-    fit(small_net(), data, valid, recipe, run=tmp_path / "note")
-    assert sorted(at_once) == list(range(1, 13))
-    for epoch, tensors in written.items():
-        assert all(torch.equal(v, at_once[epoch][k]) for k, v in tensors.items()), epoch
-    assert slow.best_epoch == kept.best_epoch
+        def save(
+            folder: Path,
+            epoch: int,
+            batch: int,
+            tensors: dict[str, Tensor],
+            record: dict[str, Any],
+            speed: str = speed,
+        ) -> None:
+            save_checkpoint(folder, epoch, batch, tensors, record)
+            saved[speed][epoch] = {k: v.clone() for k, v in tensors.items()}
+
+        disk = Disk(monkeypatch, slow=speed == "slow")
+        monkeypatch.setattr(saver, "save_checkpoint", save)
+        run = tmp_path / speed
+        fit(small_net(), toy_data(), toy_data(16), recipe, run=run, reporter=Flush())
+    assert list(saved["quick"]) == [1, 2, 3, 4, 5, 6]
+    # The write of epoch 1 takes until the end of epoch 3, that of epoch 4 until the last.
+    assert list(saved["slow"]) == [1, 4, 6]
+    for epoch, tensors in saved["slow"].items():
+        assert all(torch.equal(v, saved["quick"][epoch][k]) for k, v in tensors.items()), epoch
     for name in ("model.safetensors", "last.safetensors"):
         assert (tmp_path / "slow" / name).read_bytes() == (tmp_path / "quick" / name).read_bytes()
 
 
-def test_a_best_epoch_whose_checkpoint_was_left_out_is_saved_with_the_next(
+class Best(Reporter):
+    """Makes one epoch the best: at the end of every other one the last layer is negated."""
+
+    def __init__(self, net: torch.nn.Module, epoch: int) -> None:
+        self.last, self.best = list(net.parameters())[-2:], epoch
+
+    @torch.no_grad()
+    def batch(self, info: BatchInfo) -> None:
+        ends = info.batch == info.batches and info.epoch != self.best
+        begins = info.batch == 1 and info.epoch not in (0, self.best + 1)
+        if ends or begins:
+            for p in self.last:
+                p.neg_()
+
+
+def test_the_best_weights_of_an_epoch_without_a_checkpoint_come_with_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed at any moment, the run can be taken up: the best weights that a checkpoint names are
-    there before it is."""
-    from amata.runs import checkpoint
-    from amata.training import saver
+    """A run that is killed can be resumed only if the best weights are there before a checkpoint
+    that names them."""
+    recipe = toy_recipe("train.tensorboard=false", "train.guard=ignore")
+    bests = []
 
-    def slowly(
-        folder: Path,
-        epoch: int,
-        batch: int,
-        tensors: dict[str, torch.Tensor],
-        record: dict[str, Any],
+    def save(
+        folder: Path, epoch: int, batch: int, tensors: dict[str, Tensor], record: dict[str, Any]
     ) -> None:
+        bests.append((epoch, record["best_epoch"]))
         assert (folder / f"best-{record['best_epoch']:05d}.safetensors").is_file()
-        time.sleep(0.2)
-        checkpoint.save_checkpoint(folder, epoch, batch, tensors, record)
+        save_checkpoint(folder, epoch, batch, tensors, record)
 
-    monkeypatch.setattr(saver, "PATIENCE", 0.0)
-    monkeypatch.setattr(saver, "save_checkpoint", slowly)
-    fitted = fit(
-        small_net(),
-        toy_data(),
-        toy_data(16),
-        toy_recipe("train.tensorboard=false", "train.epochs=20"),
-        run=tmp_path / "run",
-    )
-    assert fitted.best_epoch is not None
+    Disk(monkeypatch, slow=True)
+    monkeypatch.setattr(saver, "save_checkpoint", save)
+    net = small_net()
+    fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=Best(net, 1))
+    assert bests == [(1, 0), (4, 1)]
+
+
+def test_the_best_weights_of_a_failed_write_come_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = toy_recipe("train.tensorboard=false", "train.guard=ignore")
+    net = small_net()
+    fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "whole", reporter=Best(net, 0))
+
+    class Stop(Best):
+        def batch(self, info: BatchInfo) -> None:
+            super().batch(info)
+            StopAt(1, 2).batch(info)
+
+    def fail_once(*args: Any) -> None:
+        if not failed:
+            failed.append(args)
+            full()
+        save_tensors(*args)
+
+    Disk(monkeypatch, slow=True)
+    monkeypatch.setattr(saver, "save_tensors", fail_once)
+    net, failed = small_net(), list[Any]()
+    with pytest.raises(Interrupted):
+        fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "cut", reporter=Stop(net, 0))
+    assert failed
+    net, (run, _) = small_net(), RunFolder.open(tmp_path / "cut")
+    fit(net, toy_data(), toy_data(40), recipe, run=run, reporter=Best(net, 0))
+    for name in ("model.safetensors", "last.safetensors"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_failed_write_ends_the_run_after_the_next_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Watch(Reporter):
+        def batch(self, info: BatchInfo) -> None:
+            seen.append((info.epoch, info.batch))
+
+    Disk(monkeypatch)
+    monkeypatch.setattr(saver, "save_checkpoint", full)
+    recipe = toy_recipe("train.tensorboard=false")
+    with pytest.raises(InputError, match="No space left"):
+        fit(small_net(), toy_data(), None, recipe, run=tmp_path / "run", reporter=Watch())
+    assert seen[-1] == (1, 1)
 
 
 def test_an_interrupt_that_cannot_save_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from amata.training import saver
-
-    def full(*_: Any) -> None:
-        raise InputError("cannot write (No space left on device)")
-
     monkeypatch.setattr(saver, "save_checkpoint", full)
     recipe = toy_recipe("train.tensorboard=false")
     with pytest.raises(InputError, match="No space left"):
         fit(small_net(), toy_data(), None, recipe, run=tmp_path / "run", reporter=StopAt(0, 2))
 
 
-def test_a_failed_write_is_told_before_the_next_batch_but_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from amata.training import saver
-
-    seen: list[tuple[int, int]] = []
-
-    class Watch(Reporter):
-        def batch(self, info: BatchInfo) -> None:
-            seen.append((info.epoch, info.batch))
-            time.sleep(0.2)
-
-    def full(*_: Any) -> None:
-        raise InputError("cannot write (No space left on device)")
-
-    monkeypatch.setattr(saver, "save_checkpoint", full)
-    with pytest.raises(InputError, match="No space left"):
-        fit(
-            small_net(),
-            toy_data(),
-            None,
-            toy_recipe("train.tensorboard=false"),
-            run=tmp_path / "run",
-            reporter=Watch(),
-        )
-    assert seen[-1] <= (1, 2)
+def full(*_: Any) -> None:
+    raise InputError("cannot write (No space left on device)")

@@ -62,6 +62,8 @@ def test_exponential_matches_the_appendix_and_ends_where_it_should() -> None:
 def test_piecewise_holds_each_stage() -> None:
     schedule = Piecewise(stages=((0, 2), (3, 5)), tau=1.0)
     assert [schedule(t, 6).steps for t in range(6)] == [2, 2, 2, 5, 5, 5]
+    few = Piecewise(stages=((0, 0), (1, 1), (2, 2)), tau=0.5)
+    assert [few(t, 3) for t in range(3)] == [Control(0, 0.5), Control(1, 0.5), Control(2, 0.25)]
 
 
 def test_a_schedule_needs_only_two_lines_in_a_foreign_loop() -> None:
@@ -133,6 +135,21 @@ def test_adaptive_lands_on_its_budget_whatever_the_gains(
         )
     assert abs(spent - budget * epochs) <= 0.51  # half a step, in all
     assert budget * epochs < 10.3 or abs(spent / (budget * epochs) - 1) <= 0.05
+
+
+@pytest.mark.parametrize("probing", [0.0, 0.5])
+def test_adaptive_keeps_enough_for_the_least_of_every_later_epoch(probing: float) -> None:
+    """In the third epoch the price asks for K = 7, of which 5 can be paid: the last needs K = 1."""
+    schedule = Adaptive(k_min=1, k_max=10, tau=0.5, budget=3 + probing)
+    curves: list[list[Response]] = []
+    spent, steps = 0.0, []
+    for epoch, gain in enumerate([0.0, 0.0, 100.0, 100.0]):
+        curves.append(curve(schedule, gain))
+        spent += probing
+        steps.append(schedule.choose(curves, Account(epoch, 4, spent, probing)).control.steps)
+        spent += steps[-1] + 1
+    assert steps == [1, 1, 5, 1]
+    assert spent == 4 * schedule.budget  # type: ignore[operator]
 
 
 def test_adaptive_spends_where_steps_gain() -> None:
