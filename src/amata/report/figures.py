@@ -261,34 +261,6 @@ def convergence_figure(study: dict[str, Any], path: Path) -> None:
             ax.legend(frameon=False, fontsize=8)
 
 
-def logistic_figure(result: dict[str, Any], path: Path) -> None:
-    """The optimal K(t) of the two-weight logistic regression, and where the weights go under it."""
-    with figure(path, 1, 2, (7.4, 3.0)) as axes:
-        k, plane = axes[0]
-        k.step(
-            result["t"],
-            result["k_msa"],
-            where="post",
-            color=ORANGE,
-            label="successive approximations",
-        )
-        k.set(xlabel="time t", ylabel="inner steps K", title="the optimal K is not always annealed")
-        k.legend(frameon=False, fontsize=8)
-        for name, colour in (("optimal", ORANGE), ("none", GREY), ("full", BLUE)):
-            w = result["weights"][name]
-            objective = result["objectives"][name]
-            plane.plot(
-                [p[0] for p in w],
-                [p[1] for p in w],
-                color=colour,
-                marker="o",
-                ms=2,
-                label=f"{name}, objective {objective:.4f}",
-            )
-        plane.set(xlabel="w1", ylabel="w2", title="weights during training")
-        plane.legend(frameon=False, fontsize=8)
-
-
 def bench_figure(result: dict[str, Any], path: Path) -> None:
     """Seconds per epoch of every variant, case by case."""
     cases = list(dict.fromkeys((r["recipe"], r["batch"], r["steps"]) for r in result["rows"]))

@@ -1,13 +1,13 @@
-"""Adversarial logistic regression with two weights, as a control problem with whole-numbered
-controls.
+"""A counterexample to annealing: adversarial logistic regression with two weights as a control
+problem with integer controls.
 
-The adversary moves each point by up to eps against its margin, in steps of length eps / k_max: K
-steps move it by eps K / k_max, which lowers its margin y <w, x> by that times |w|. Training follows
-the gradient at the moved points, held fixed as in adversarial training; each step costs gamma; what
-counts in the end is the loss under the full move.
+The adversary moves each point against its margin in K steps of length eps / k_max. This lowers the
+margin y <w, x> by eps K / k_max times |w|. Training follows the gradient at the moved points. Each
+step costs gamma; the terminal cost is the loss under the full move of eps.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from amata.control.pmp import ControlProblem, criterion, run, solve
-from amata.quantity import positive, whole
+from amata.report.figures import BLUE, GREY, ORANGE
+from page import picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,18 +27,10 @@ class Logistic:
     horizon: float = 4.0
     parts: int = 40
 
-    def __post_init__(self) -> None:
-        (
-            positive(self.eps, "eps"),
-            whole(self.k_max, "k_max", 1),
-            positive(self.horizon, "horizon"),
-            whole(self.parts, "parts", 1),
-        )
-
     @staticmethod
     def points() -> tuple[Tensor, Tensor]:
-        """Two classes: one feature tells them apart well, the other a little, and a few points lie
-        on the wrong side."""
+        """Two classes: the first feature separates them well, the second poorly, and a few points
+        are on the wrong side."""
         x = [
             [1.0, 0.3],
             [1.4, -0.2],
@@ -85,8 +78,7 @@ class Logistic:
         )
 
     def report(self) -> dict[str, Any]:
-        """The optimal controls, and the weights and objectives under them, under no adversary and
-        under the full one."""
+        """Controls, weights and objectives: optimal, without adversary, with the full adversary."""
         problem = self.problem()
         zeros = torch.zeros(self.parts, dtype=torch.float64)
         courses = {
@@ -101,3 +93,22 @@ class Logistic:
             "objectives": {name: course.objective for name, course in courses.items()},
             "weights": {name: course.theta.tolist() for name, course in courses.items()},
         }
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """The optimal K(t), and the weights under each control."""
+    with picture(path, 2, (7.4, 3.0)) as (k, plane):
+        k.step(result["t"], result["k_msa"], where="post", color=ORANGE)
+        k.set(xlabel="time t", ylabel="inner steps K", title="optimal K")
+        for name, colour in (("optimal", ORANGE), ("none", GREY), ("full", BLUE)):
+            w = result["weights"][name]
+            plane.plot(
+                [p[0] for p in w],
+                [p[1] for p in w],
+                color=colour,
+                marker="o",
+                ms=2,
+                label=f"{name}, objective {result['objectives'][name]:.4f}",
+            )
+        plane.set(xlabel="w1", ylabel="w2", title="weights during training")
+        plane.legend(frameon=False, fontsize=8)
