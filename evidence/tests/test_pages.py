@@ -27,11 +27,19 @@ def typed_numbers(text: str) -> list[str]:
     return [cell for cell in cells if NUMBER.match(cell)]
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere_and_no_measurement_is_typed_into_a_table(page: Path) -> None:
     text = page.read_text()
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
-        assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", text):
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
     assert typed_numbers(text) == []
 
 
