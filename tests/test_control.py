@@ -368,7 +368,7 @@ def two_weights(parts: int, k_max: int = 5, gamma: float = 0.002) -> ControlProb
 
     return ControlProblem(
         flow=flow,
-        running=lambda w, steps: gamma * steps,
+        running=lambda w, steps: gamma * steps * (1 + w[:, 0] ** 2),
         terminal=lambda w: nn.functional.softplus(-margin(w, torch.full_like(w[:, 0], k_max))).mean(
             1
         ),
