@@ -1,8 +1,8 @@
-"""Samples that finish one by one (fat, dat): compacted into a few batch sizes, or kept at full
-size, as masks would?
+"""Measures early stopping per sample (fat, dat): batches compacted to a few sizes against full-size
+batches.
 
-python evidence/buckets.py DATA_ROOT OUT.json trains both for some epochs on part of CIFAR-10 and
-writes the seconds of the last.
+python evidence/buckets.py DATA_ROOT OUT.json
+    Trains both ways for a few epochs on part of CIFAR-10; writes the seconds of the last epoch.
 """
 
 import json

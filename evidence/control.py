@@ -1,25 +1,28 @@
-"""Rewrites the tables of docs/control.md from the files under evidence/results/control/: python
-evidence/control.py (--check only compares them).
+"""Writes the tables of docs/control.md: python evidence/control.py (--check compares them).
 
-With --measure it first makes what is missing there: the toy, the logistic example and Theorem 1
-(under a minute), three seeds of four strategies with their criterion (half an hour on two cores),
-and the search (a quarter of an hour).
+--measure first measures what is missing in results/control: the toy problem, the logistic example
+and Theorem 1 (under a minute), the criterion of four strategies on three seeds (half an hour on two
+cores), and the search (a quarter of an hour).
 """
 
 import json
 import shutil
+import statistics
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from measure import amata, store_run
 from page import refuse_others, rewrite
-from study import amata, keep_run
+from stored import read_rows, summary
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "evidence" / "results" / "control"
 PAGE = ROOT / "docs" / "control.md"
 SEEDS = (0, 1, 2)
+SHOWN = 0
+"""The seed of the picture."""
 STRATEGIES = {
     "mnist5k-pgd": "Constant(10)",
     "mnist5k-pgd2": "Constant(2)",
@@ -29,15 +32,19 @@ STRATEGIES = {
 
 
 def measure() -> None:
-    from amata.control.logistic import Logistic
-    from amata.report.control import logistic_figure
+    from logistic import Logistic, draw
 
     for name in ("toy", "convergence"):
         if not (RESULTS / name).is_dir():
-            amata(name, "--out", RESULTS / name)
+            with tempfile.TemporaryDirectory() as folder:
+                amata(name, "--out", Path(folder) / name)
+                (RESULTS / name).mkdir(parents=True)
+                for file in (f"{name}.json", f"{name}.svg"):
+                    shutil.copy(Path(folder) / name / file, RESULTS / name / file)
     if not (RESULTS / "logistic").is_dir():
         result = Logistic().report()
-        logistic_figure(result, RESULTS / "logistic" / "logistic")
+        (RESULTS / "logistic").mkdir(parents=True)
+        draw(result, RESULTS / "logistic" / "logistic.svg")
         (RESULTS / "logistic" / "logistic.json").write_text(json.dumps(result, indent=2) + "\n")
     for seed in SEEDS:
         target = RESULTS / f"criterion-seed{seed}"
@@ -55,7 +62,7 @@ def measure() -> None:
                 "--out",
                 work,
             )
-            keep(work, target)
+            store(work, target, picture=seed == SHOWN)
     if not (RESULTS / "search").is_dir():
         with tempfile.TemporaryDirectory() as folder:
             work = Path(folder) / "search"
@@ -74,17 +81,17 @@ def measure() -> None:
                 work,
             )
             (RESULTS / "search").mkdir(parents=True)
-            for file in ("search.json", "best.toml", "pareto.svg", "pareto.png"):
+            for file in ("search.json", "pareto.svg"):
                 shutil.copy(work / file, RESULTS / "search" / file)
 
 
-def keep(work: Path, target: Path) -> None:
-    """The numbers of a criterion study and of its runs, without weights."""
+def store(work: Path, target: Path, *, picture: bool) -> None:
+    """Copy the small files of a criterion study and of its runs."""
     target.mkdir(parents=True)
-    for file in ("criterion.json", "criterion.svg", "criterion.png"):
+    for file in ("criterion.json", *(("criterion.svg",) if picture else ())):
         shutil.copy(work / file, target / file)
     for run in sorted((work / "runs").iterdir()):
-        keep_run(run, target / run.name)
+        store_run(run, target / run.name)
 
 
 def read(*parts: str) -> Any:
@@ -118,9 +125,9 @@ def criterion_table() -> str:
     n = studies[0]["mnist5k-amata"]["robust_n"]
     grid = f"K = 1 to {about['k_max']} with {about['alphas']} step sizes each"
     lines.append(
-        f"\nOne value per seed (0, 1, 2), or one for all. gamma = {about['gamma']}, "
-        f"{about['batches']} probe batches, G: {grid}; ± is the "
-        f"standard error over the probe batches; {n:,} test digits; from "
+        f"\nOne value per seed (0, 1, 2), or one if all are equal. γ = {about['gamma']}; "
+        f"{about['batches']} probe batches; grid G: {grid}; ± is the "
+        f"standard error over the probe batches; {n:,} test digits. Files: "
         "`evidence/results/control/criterion-seed*/`."
     )
     return "\n".join(lines)
@@ -128,32 +135,25 @@ def criterion_table() -> str:
 
 def adaptive_table() -> str:
     lines = [
-        "| schedule | seed | K of each epoch | gradient evaluations | of them probing | PGD-40 % |",
+        "| schedule | seed | K of each epoch | gradient evaluations | spent on probes | PGD-40 % |",
         "|---" * 6 + "|",
     ]
     for recipe in ("mnist5k-amata", "mnist5k-adaptive"):
         for seed in SEEDS:
-            summary = read(f"criterion-seed{seed}", recipe, "summary.json")
-            rows = [
-                json.loads(x)
-                for x in (RESULTS / f"criterion-seed{seed}" / recipe / "metrics.jsonl")
-                .read_text()
-                .splitlines()
-            ]
+            run = RESULTS / f"criterion-seed{seed}" / recipe
+            rows, found = read_rows(run)[0], summary(run)
             steps = " ".join(str(r["steps"]) for r in rows)
             probing = f"{rows[-1].get('probe_evals', 0):,}"
-            robust = 100 * summary["evaluation"]["pgd-40"]["accuracy"]
+            robust = 100 * found["evaluation"]["pgd-40"]["accuracy"]
             lines.append(
-                f"| {STRATEGIES[recipe]} | {seed} | {steps} | {summary['grad_evals']:,} | "
+                f"| {STRATEGIES[recipe]} | {seed} | {steps} | {found['grad_evals']:,} | "
                 f"{probing} | {robust:.1f} |"
             )
     means = {
-        recipe: sum(
-            100
-            * read(f"criterion-seed{s}", recipe, "summary.json")["evaluation"]["pgd-40"]["accuracy"]
-            for s in SEEDS
+        recipe: statistics.mean(
+            100 * summary(run)["evaluation"]["pgd-40"]["accuracy"]
+            for run in RESULTS.glob(f"criterion-seed*/{recipe}")
         )
-        / len(SEEDS)
         for recipe in ("mnist5k-amata", "mnist5k-adaptive")
     }
     lines.append(
@@ -180,10 +180,10 @@ def search_table() -> str:
     own = next(t for t in result["trials"] if t["number"] == 0)
     done = sum(t["state"] == "complete" for t in result["trials"])
     lines.append(
-        f"\nThe front of {len(result['trials'])} trials, {done} of them trained to the end. "
-        "The recipe's own Linear(2, 10): cost "
+        f"\nThe Pareto front of {len(result['trials'])} trials; {done} were trained to the end. "
+        "Cost is in gradient evaluations per image and epoch. The recipe's own Linear(2, 10): cost "
         f"{own['cost']:.2f}, {100 * own['accuracy']:.1f}%. {result['valid_n']} held-out "
-        "digits, one seed; from `evidence/results/control/search/`."
+        "digits, one seed. Files: `evidence/results/control/search/`."
     )
     return "\n".join(lines)
 
@@ -193,12 +193,11 @@ def toy_line() -> str:
     worst = max(abs(a / b - 1) for a, b in zip(toy["k_msa"], toy["k_closed_form"], strict=True))
     drift = max(abs(a - b) for a, b in zip(toy["theta"], toy["theta_closed_form"], strict=True))
     return (
-        f"For theta0 = {toy['theta0']:g}, tau = {toy['tau']:g}, gamma = {toy['gamma']:g} the "
-        f"solver's K is within {worst:.0e} of K*, its "
-        f"theta within {drift:.0e} of theta0 e^(-t). C over the whole interval: optimal "
-        f"{toy['c_optimal']:.2g}, Linear "
-        f"{toy['c_linear']:.2g}, Constant {toy['c_constant']:.2g} "
-        "(`evidence/results/control/toy/`)."
+        f"For θ₀ = {toy['theta0']:g}, τ = {toy['tau']:g} and γ = {toy['gamma']:g} the solver's K "
+        f"is within a relative error of {worst:.0e} of K*, and its θ within {drift:.0e} of "
+        f"θ₀ e^(−t). C over the whole interval: optimal {toy['c_optimal']:.2g}, Linear "
+        f"{toy['c_linear']:.2g}, Constant {toy['c_constant']:.2g}. Files: "
+        "`evidence/results/control/toy/`."
     )
 
 
@@ -207,8 +206,8 @@ def convergence_line() -> str:
     rows = [*study["over_steps"], *study["over_delta"]]
     share = max(r["squares"] / r["printed"] for r in rows)
     return (
-        f"All {len(rows)} points lie below the bound; the nearest reaches {share:.0%} of it "
-        "(`evidence/results/control/convergence/`)."
+        f"All {len(rows)} points are below the bound; the closest reaches {share:.0%} of it. "
+        "Files: `evidence/results/control/convergence/`."
     )
 
 
@@ -217,8 +216,8 @@ def logistic_line() -> str:
     o, c = r["objectives"], r["criteria"]
     return (
         f"Objective: optimal {o['optimal']:.4f}, no adversary {o['none']:.4f}, full adversary "
-        f"{o['full']:.4f}; C: {c['optimal']:.1g}, "
-        f"{c['none']:.1g}, {c['full']:.1g} (`evidence/results/control/logistic/`)."
+        f"{o['full']:.4f}. C: {c['optimal']:.1g}, {c['none']:.1g} and {c['full']:.1g}. "
+        "Files: `evidence/results/control/logistic/`."
     )
 
 

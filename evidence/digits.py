@@ -1,65 +1,59 @@
-"""The page's tables and pictures of MNIST: Table 1 with the criterion, YOPO and its first layer,
-the landscapes."""
+"""The MNIST parts of docs/paper.md: Table 1 with the criterion, YOPO and its first layer, the
+landscape."""
 
 import json
 import statistics
 from typing import Any
 
-import results
+import stored
 from amata.report.figures import INK, ORANGE
 from amata.schedules import Control
 from amata.studies.criterion import CriterionSettings, strategy_of
-from layer_one import course_of
+from layer_one import curve_of
+from measure import RESULTS, ROOT
 from page import markdown, picture
 
-CRITERION = results.ROOT / "docs" / "criterion.svg"
+CRITERION = ROOT / "docs" / "criterion.svg"
 
 
 def yopo_table() -> str:
-    """Both forms of YOPO's layer one, and how often a training fell back to guessing."""
+    """Both forms of YOPO's first-layer gradient, and how often a run collapsed to chance."""
     rows = []
-    for study, form in (("mnist-yopo", "as in its code"), ("mnist-yopo-paper", "as in its paper")):
-        for title, runs in results.summaries(study).items():
-            falls = sum(
-                row.get("event") == "fall" for told in results.metrics(study, title) for row in told
-            )
+    for study, form in (("mnist-yopo", "code"), ("mnist-yopo-paper", "paper")):
+        for title, runs in stored.summaries(study).items():
             name = {"yopo": "YOPO-5-10", "amata-yopo": "Amata 2 → 5 + YOPO"}[title]
             rows.append(
                 [
                     name,
                     form,
-                    results.accuracy(runs, "clean"),
-                    results.accuracy(runs, "pgd-40"),
-                    str(falls),
-                    f"{results.seconds(runs):.1f}",
+                    stored.accuracy(runs, "clean"),
+                    stored.accuracy(runs, "pgd-40"),
+                    str(len(stored.chance_collapses(study, title))),
+                    f"{stored.seconds(runs):.1f}",
                 ]
             )
-    return (
-        markdown(["", "layer one", "clean", "PGD-40", "fell back to guessing", "seconds"], rows)
-        if rows
-        else results.pending("mnist-yopo")
-    )
+    head = ["", "first-layer gradient", "clean", "PGD-40", "collapses to chance", "seconds"]
+    return markdown(head, rows) if rows else stored.pending("mnist-yopo")
 
 
 LAYER_ONE = {
-    "as in its code, 2 × 0.025": ("reference", Control(2, 0.025)),
-    "as in its paper, 2 × 0.025": ("paper", Control(2, 0.025)),
-    "as in its code, 2 × 0.01": ("reference", Control(2, 0.01)),
-    "as in its code, 5 × 0.01": ("reference", Control(5, 0.01)),
+    "code, 2 × 0.025": ("reference", Control(2, 0.025)),
+    "paper, 2 × 0.025": ("paper", Control(2, 0.025)),
+    "code, 2 × 0.01": ("reference", Control(2, 0.01)),
+    "code, 5 × 0.01": ("reference", Control(5, 0.01)),
 }
 
 
 def layer_one_table() -> str:
-    """The share of the first layer's outputs that are active on held-out digits, and clean
-    accuracy, after some steps."""
+    """The share of active first-layer outputs on held-out digits, and clean accuracy, by step."""
     rows = []
     for name, (form, u) in LAYER_ONE.items():
-        course = [json.loads(line) for line in course_of(form, u).read_text().splitlines()]
+        curve = [json.loads(line) for line in curve_of(form, u).read_text().splitlines()]
         now = {
-            row["step"]: f"{100 * row['active']:.1f}% ({100 * row['clean']:.0f}%)" for row in course
+            row["step"]: f"{100 * row['active']:.1f}% ({100 * row['clean']:.0f}%)" for row in curve
         }
         rows.append([name, *(now[step] for step in range(0, 501, 100))])
-    return markdown(["layer one, m × σ", *(f"{step} steps" for step in range(0, 501, 100))], rows)
+    return markdown(["gradient, m × σ", *(f"{step} steps" for step in range(0, 501, 100))], rows)
 
 
 PAPER_MNIST = {
@@ -69,82 +63,71 @@ PAPER_MNIST = {
     "pgd20": ("PGD-20", 1.52, 85.23, 567.11),
     "pgd40": ("PGD-40", 1.20, 90.56, 1086.31),
 }
+"""Name, C, PGD-40 accuracy and seconds in the paper's Table 1."""
 
 
 def criteria() -> dict[str, list[dict[str, Any]]]:
-    """C of the epochs of each strategy, as many of them as were measured of all."""
-    files = (results.RESULTS / "mnist-control" / "criterion").glob("*/*.criterion.json")
+    """C per epoch of each strategy, over the epochs measured for all of them."""
+    files = (RESULTS / "mnist-control" / "criterion").glob("*/*.criterion.json")
     found = {file.parent.name: json.loads(file.read_text())["epochs"] for file in files}
     common = min((len(epochs) for epochs in found.values()), default=0)
     return {title: epochs[:common] for title, epochs in found.items()}
 
 
 def mnist_table() -> str:
-    found = results.summaries("mnist")
+    found = stored.summaries("mnist")
     if not found:
-        return results.pending("mnist")
+        return stored.pending("mnist")
     measured = criteria()
     rows = []
     for title, (name, c, robust, spent) in PAPER_MNIST.items():
-        rows.append(
-            [
-                f"{name}, paper",
-                f"{c:.2f}",
-                f"{robust:.2f}",
-                "",
-                "",
-                "",
-                f"{spent:,.0f}",
-                f"{spent / PAPER_MNIST['pgd40'][3]:.2f}",
-            ]
-        )
+        share = spent / PAPER_MNIST["pgd40"][3]
+        times = f"{spent:,.0f}", f"{share:.2f}"
+        rows.append([f"{name}, paper", f"{c:.2f}", f"{robust:.2f}", "", "", "", *times])
         if title in found:
             runs = found[title]
             own = strategy_of(measured[title]) if title in measured else None
-            told = f"{own.c:.2f} ± {own.c_stderr:.2f}" if own else ""
-            share = results.seconds(runs) / results.seconds(found["pgd40"])
-            tested = [
-                results.accuracy(runs, attack) for attack in ("pgd-40", "pgd-20", "pgd-60", "clean")
-            ]
+            share = stored.seconds(runs) / stored.seconds(found["pgd40"])
             rows.append(
-                [f"**{name}**, ours", told, *tested, f"{results.seconds(runs):.1f}", f"{share:.2f}"]
+                [
+                    f"**{name}**, ours",
+                    f"{own.c:.2f} ± {own.c_stderr:.2f}" if own else "",
+                    *(stored.accuracy(runs, a) for a in ("pgd-40", "pgd-20", "pgd-60", "clean")),
+                    f"{stored.seconds(runs):.1f}",
+                    f"{share:.2f}",
+                ]
             )
-    written = markdown(
-        ["", "C", "PGD-40", "PGD-20", "PGD-60", "clean", "seconds", "of PGD-40's"], rows
-    )
+    head = ["", "C", "PGD-40", "PGD-20", "PGD-60", "clean", "seconds", "relative to PGD-40"]
+    written = markdown(head, rows)
     return f"{written}\n\n{about_criterion(measured)}" if measured else written
 
 
 def about_criterion(measured: dict[str, list[dict[str, Any]]]) -> str:
-    """What C is the mean of, and how the trainings went that it is of."""
-    runs = results.summaries("mnist-control")
+    """How C was averaged, and the runs that it comes from."""
+    runs = stored.summaries("mnist-control")
     robust = ", ".join(
-        f"{PAPER_MNIST[title][0]} {results.accuracy(runs[title], 'pgd-40')}" for title in runs
+        f"{PAPER_MNIST[title][0]} {stored.accuracy(runs[title], 'pgd-40')}" for title in runs
     )
-    falls = [
-        f" {PAPER_MNIST[title][0]}'s fell back to guessing in epoch {row['epoch'] + 1}; it was "
-        "made again, and the rate halved from there."
+    collapses = [
+        f" {PAPER_MNIST[title][0]} collapsed to chance accuracy in epoch {row['epoch'] + 1}; "
+        "the epoch was repeated with half the learning rate."
         for title in runs
-        for row in results.metrics("mnist-control", title)[0]
-        if row.get("event") == "fall"
+        for row in stored.chance_collapses("mnist-control", title)
     ]
-    epochs, last = (
-        next(iter(measured.values())),
-        max(run["epochs"] for own in runs.values() for run in own),
-    )
+    epochs = next(iter(measured.values()))
+    last = max(run["epochs"] for own in runs.values() for run in own)
     return (
-        f"C is the mean over epochs 1 to {len(epochs)} of {last}, those measured of all, and "
-        f"{len(epochs[0]['per_batch'])} batches; ± is "
-        "its standard error over the batches. The trainings it is of have PGD-40 accuracies "
-        f"of their own: {robust}.{''.join(falls)}"
+        f"C is the mean over {len(epochs[0]['per_batch'])} batches and epochs 1 to {len(epochs)} "
+        f"of {last}, the epochs measured for all five. ± is its standard error over the batches. "
+        f"C comes from separate runs; their PGD-40 accuracies are: {robust}.{''.join(collapses)}"
     )
 
 
 def criterion_table() -> str:
-    """What C is made of: how far K is from the best one at hand, and what the difference costs."""
+    """The parts of C: the distance of K from the best K of the grid, and its cost."""
     measured, rows = criteria(), []
     if not measured:
-        return results.pending("mnist-control")
+        return stored.pending("mnist-control")
     for title in (title for title in PAPER_MNIST if title in measured):
         epochs = measured[title]
         k, best = [e["steps"] for e in epochs], [e["best_steps"] for e in epochs]
@@ -157,16 +140,9 @@ def criterion_table() -> str:
             f"{CriterionSettings.gamma * (statistics.mean(k) - statistics.mean(best)):.2f}",
         ]
         rows.append([PAPER_MNIST[title][0], *numbers])
-    head = [
-        "",
-        "C, mean",
-        "C, median",
-        "K, mean",
-        "best K, median",
-        "best α, median",
-        "γ (K − best K), mean",
-    ]
-    return f"{markdown(head, rows)}\n\n![C over epochs]({CRITERION.name})"
+    head = ["", "C, mean", "C, median", "K, mean", "best K, median", "best α, median"]
+    table = markdown([*head, "γ (K − best K), mean"], rows)
+    return f"{table}\n\n![C over epochs]({CRITERION.name})"
 
 
 def draw_criterion() -> None:
@@ -182,9 +158,9 @@ def draw_criterion() -> None:
         for title, (colour, dashes) in lines.items():
             if title not in measured:
                 continue
-            course = [(e["epoch"] + 1, e["c"]) for e in measured[title]]
+            points = [(e["epoch"] + 1, e["c"]) for e in measured[title]]
             ax.plot(
-                *zip(*course, strict=True),
+                *zip(*points, strict=True),
                 color=colour,
                 ls=dashes,
                 lw=1.6,
@@ -194,10 +170,10 @@ def draw_criterion() -> None:
         ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
-def landscape_figures() -> str:
-    figures = sorted((results.RESULTS / "mnist-control" / "landscape").glob("*.png"))
+def landscape_figure() -> str:
+    figure = RESULTS / "mnist-control" / "landscape" / "landscape.png"
     return (
-        "\n".join(f"![{f.stem}](../{f.relative_to(results.ROOT)})" for f in figures)
-        if figures
-        else results.pending("mnist-control")
+        f"![loss around one digit, with the paths of three attacks](../{figure.relative_to(ROOT)})"
+        if figure.is_file()
+        else stored.pending("mnist-control")
     )

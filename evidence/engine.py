@@ -1,5 +1,5 @@
-"""Rewrites the tables of docs/engine.md from evidence/results/bench/: python evidence/engine.py
-(--check only compares them)."""
+"""Writes the tables of docs/engine.md from results/bench: python evidence/engine.py (--check
+compares them)."""
 
 import json
 import re
@@ -20,8 +20,8 @@ def read(name: str) -> Any:
 def speed_table() -> str:
     results = [read("pgd.json"), read("lenet.json")]
     lines = [
-        "| recipe | batch | K | variant | s / epoch | TFLOP/s | of the ceiling | times the "
-        "reference | compile s | memory MiB | Python |"
+        "| recipe | batch | K | variant | s / epoch | TFLOP/s | of peak | speedup | "
+        "compile s | memory MiB | host |"
     ]
     lines.append("|---" * 11 + "|")
     for result in results:
@@ -38,8 +38,8 @@ def speed_table() -> str:
             )
     first = results[0]
     lines.append(
-        f"\n{first['device']}, torch {first['torch']}; matrix product "
-        f"{first['matmul_tflops']:.0f} TFLOP/s in bf16."
+        f"\n{first['device']}, torch {first['torch']}. Peak is the speed of a large bf16 matrix "
+        f"product, {first['matmul_tflops']:.0f} TFLOP/s."
     )
     return "\n".join(lines)
 
@@ -51,9 +51,9 @@ def schedule_line() -> str:
         s["seconds_per_epoch"] for s in result["schedules"] if s["recipe"] == "cifar10-amata"
     ]
     return (
-        f"At batch 128 an epoch of PGD-10 takes {pgd:.2f} s and one of Amata 2 → 10, on "
-        f"average over its schedule, {amata:.2f} s: "
-        f"{amata / pgd:.3f} of it, where the FLOPs say 0.652."
+        f"At batch 128 an epoch of PGD-10 takes {pgd:.2f} s. An epoch of Amata 2 → 10 takes "
+        f"{amata:.2f} s on average over its schedule: {amata / pgd:.3f} of PGD-10's time, with "
+        "0.652 of its FLOPs."
     )
 
 
@@ -80,7 +80,7 @@ def training_table() -> str:
 
 
 def ascent(name: str, tag: str) -> str:
-    """The microseconds of an ascent step that a table under tried/ holds."""
+    """The time of an ascent step in a file under tried/."""
     found = re.search(
         rf"^== {re.escape(tag)}: ascent ([\d.]+) us", (RESULTS / "tried" / name).read_text(), re.M
     )
@@ -89,18 +89,24 @@ def ascent(name: str, tag: str) -> str:
 
 
 def tried_table() -> str:
-    before = re.search(r"default B=512: ascent ([\d.]+) ms", (RESULTS / "profile.txt").read_text())
+    profile = (RESULTS / "tried" / "profile.txt").read_text()
+    before = re.search(r"default B=512: ascent ([\d.]+) ms", profile)
     assert before
     first, second = "layers-first.txt", "layers-second.txt"
     rows = {
-        "folded copy in bf16, compiled, one graph a step "
-        "(`../profile.txt`)": f"{1000 * float(before[1]):,.0f} µs",
-        "bias and ReLU inside cuDNN's convolution": ascent(first, "prn, no patches B=512"),
-        "with it, first convolution as windows × weights, windows made by `cat`: nine kernels "
-        "of 20 µs each": ascent(first, "prn B=512"),
-        "the same without bias and ReLU inside": ascent(first, "prn, no convrelu B=512"),
-        "windows by one strided read, gradients by one sum of shifts, step and projection "
-        "compiled": ascent(second, "prn B=512"),
+        "1. folded bf16 copy, compiled, one CUDA graph per step": (
+            f"{1000 * float(before[1]):,.0f} µs"
+        ),
+        "2. as 1, bias and ReLU fused into cuDNN's convolution": ascent(
+            first, "prn, no patches B=512"
+        ),
+        "3. as 2, first convolution as a matrix product, patches by `cat`": ascent(
+            first, "prn B=512"
+        ),
+        "4. as 3, without the fused bias and ReLU": ascent(first, "prn, no convrelu B=512"),
+        "5. as 3, patches by one strided read, step and projection compiled": ascent(
+            second, "prn B=512"
+        ),
     }
     lines = [
         "| change | ascent step, batch 512 |",
@@ -114,16 +120,16 @@ def tried_table() -> str:
     return "\n".join(
         [
             *lines,
-            f"\nThe last line takes LeNet's step from {lenet[0]} to {lenet[1]}, and batch 128 "
-            f"to {small}.",
+            f"\nFrom 3 to 5, LeNet's step goes from {lenet[0]} to {lenet[1]}. At batch 128, "
+            f"5 takes {small}.",
         ]
     )
 
 
 def methods_table() -> str:
     lines = [
-        "| recipe | network | batch | K | reference, s / epoch | fast, s / epoch | times the "
-        "reference | Python |",
+        "| recipe | network | batch | K | reference, s / epoch | fast, s / epoch | "
+        "speedup | host |",
         "|---" * 8 + "|",
     ]
     for name in ("methods.json", "yopo.json", "trades.json"):
@@ -142,7 +148,7 @@ def methods_table() -> str:
 
 
 def kernels_table() -> str:
-    """How the time of one ascent step and of one update is shared out between kinds of kernels."""
+    """The time of one ascent step and of one update by kind of kernel."""
     columns: dict[str, dict[str, float]] = {}
     totals = []
     for block in (RESULTS / "kernels.txt").read_text().split("== ")[1:]:
@@ -160,13 +166,13 @@ def kernels_table() -> str:
         f"| {kind} | {' | '.join(f'{column[kind]:,.0f} µs' for column in columns.values())} |"
         for kind in kinds
     ]
-    return "\n".join([*lines, f"| by the clock | {' | '.join(totals)} |"])
+    return "\n".join([*lines, f"| wall clock | {' | '.join(totals)} |"])
 
 
 def buckets_table() -> str:
     result = read("buckets.json")
     lines = [
-        "| recipe | shapes | s per pass over the images | gradients an image |",
+        "| recipe | batches | s / epoch | gradients per image |",
         "|---" * 4 + "|",
     ]
     lines += [
@@ -189,7 +195,7 @@ def evaluation_table() -> str:
         "pgd-50-10": read("evaluation/pgd-50-10.json")["pgd-50-10"],
         "autoattack": read("evaluation/autoattack.json")["autoattack@1000"],
     }
-    lines = ["| attack | images | gradients | seconds | accuracy % |", "|---" * 5 + "|"]
+    lines = ["| attack | images | gradient evaluations | seconds | accuracy % |", "|---" * 5 + "|"]
     for name, r in found.items():
         lines.append(
             f"| {name} | {r['n']:,} | {r['grad_evals']:,} | {r['seconds']:.1f} | "
@@ -205,16 +211,12 @@ def lanes_line() -> str:
         re.M,
     )
     steps = {(net, batch, lanes): float(us) for net, batch, lanes, us in found}
-    told = [
+    cases = [
         f"batch {b}: {steps[n, b, '1']:,.0f} to {steps[n, b, '2']:,.0f} µs"
         for n, b in (("prn", "128"), ("prn", "512"))
     ]
     lenet = f"LeNet {steps['lenet', '256', '1']:,.0f} to {steps['lenet', '256', '2']:,.0f} µs"
-    return (
-        "A batch in two halves side by side on two streams, so that one fills what the other "
-        "leaves idle: "
-        f"slower ({'; '.join(told)}; {lenet})."
-    )
+    return f"- Two half batches on two streams in parallel: slower ({'; '.join(cases)}; {lenet})."
 
 
 PARTS = {

@@ -1,5 +1,4 @@
-"""Where the time of one PGD-10 training step goes, kernel by kernel: python evidence/kernels.py
-OUT.txt (on a GPU)."""
+"""Profiles one PGD-10 training step by GPU kernel: python evidence/kernels.py OUT.txt."""
 
 import sys
 import time

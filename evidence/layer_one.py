@@ -1,12 +1,11 @@
-"""What becomes of YOPO's first layer on MNIST, with the gradient of its paper and with that of its
-code.
+"""Measures how YOPO's first layer dies on MNIST, with the gradient of its paper or of its code.
 
-python evidence/layer_one.py FORM [M SIGMA]   writes
-evidence/results/yopo-layer-one/FORM-M-SIGMA.jsonl; ten minutes on one core
+python evidence/layer_one.py FORM [M SIGMA]
+    Writes results/yopo-layer-one/FORM-M-SIGMA.jsonl; ten minutes on one core.
 
-FORM is "paper" or "reference". A SmallCNN that has seen noisy digits for a hundred batches goes on
-with M passes of ten steps of SIGMA, in plain fp32: 2 and 0.025 as in Amata's first epochs unless
-told, 5 and 0.01 in YOPO. MNIST is looked for in $AMATA_DATA.
+FORM is "paper" or "reference" (YOPO's code). A SmallCNN is trained on noisy digits for 100 batches,
+then by YOPO with M passes of ten steps of SIGMA, in fp32. The default is Amata's control in its
+first epochs, 2 and 0.025; YOPO's own is 5 and 0.01. MNIST is read from $AMATA_DATA.
 """
 
 import json
@@ -32,14 +31,14 @@ RESULTS = Path(__file__).parents[1] / "evidence" / "results" / "yopo-layer-one"
 BATCH, WARM, STEPS, EVERY = 64, 100, 500, 25
 
 
-def course_of(form: str, u: Control) -> Path:
-    """Where the course of a training is kept."""
+def curve_of(form: str, u: Control) -> Path:
+    """The file of one training curve."""
     return RESULTS / f"{form}-{u.steps}-{u.step_size:g}.jsonl"
 
 
 def main(form: str, u: Control) -> None:
     torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # a layer that dies is full of them, and a CPU is slow with them
+    torch.set_flush_denormal(True)  # a dying layer is full of denormals, which are slow on a CPU
     recipe = recipes.load("mnist-amata-yopo", [f"method.layer_one={form}"])
     splits = load_data(recipe)
     assert isinstance(splits.train, Arrays)
@@ -53,7 +52,7 @@ def main(form: str, u: Control) -> None:
     net = PlainNet(model, make_optimizer(model, recipe.optim), first_layer=model.first_layer)
     torch.manual_seed(0)  # dropout
     RESULTS.mkdir(parents=True, exist_ok=True)
-    with course_of(form, u).open("w") as file:
+    with curve_of(form, u).open("w") as file:
         for step in range(WARM + STEPS + 1):
             ids = order[step * BATCH : (step + 1) * BATCH]
             if step < WARM:
@@ -68,7 +67,7 @@ def main(form: str, u: Control) -> None:
                 loss = float(net.last_loss.detach()) if net.last_loss is not None else None
                 file.write(
                     json.dumps(
-                        {"step": step - WARM, "loss": loss, **looked_at(model, seen, labels)}
+                        {"step": step - WARM, "loss": loss, **statistics_of(model, seen, labels)}
                     )
                     + "\n"
                 )
@@ -77,7 +76,7 @@ def main(form: str, u: Control) -> None:
 
 
 @torch.no_grad()
-def looked_at(model: SmallCNN, x: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
+def statistics_of(model: SmallCNN, x: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
     model.eval()
     active = (model.conv1(model.normalize(x)) > 0).float().mean()
     clean = (model(x).argmax(1) == y).float().mean()
@@ -88,7 +87,7 @@ def looked_at(model: SmallCNN, x: torch.Tensor, y: torch.Tensor) -> dict[str, fl
 if __name__ == "__main__":
     form, *control = sys.argv[1:] or [""]
     if form not in ("paper", "reference") or len(control) not in (0, 2):
-        sys.exit(f"error: this is not understood\n\n{__doc__}")
+        sys.exit(f"error: unknown arguments\n\n{__doc__}")
     try:
         steps, sigma = control or ("2", "0.025")
         main(form, Control(whole(steps, "M", 1), positive(sigma, "SIGMA")))

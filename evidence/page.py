@@ -1,21 +1,24 @@
-"""A page whose marked parts are written from files: <!-- NAME --> ... <!-- end -->. And what stands
-on it: tables and pictures."""
+"""Pages with generated parts (<!-- NAME --> ... <!-- end -->), and the tables and pictures in
+them."""
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from amata.report.figures import figure
+import stored
+from amata.report.figures import BLUE, GREEN, GREY, ORANGE, figure
 
-Parts = dict[str, Callable[[], str]]
+Parts = Mapping[str, Callable[[], str]]
+GRADIENTS = "gradients per image and epoch"
+"""The column of gradient evaluations per training image and epoch."""
 
 
 def filled(text: str, parts: Parts) -> str:
-    """The page with every part written anew."""
+    """The page with every part generated again."""
     for name, write in parts.items():
         head, tail = text.split(f"<!-- {name} -->\n", 1)
         text = f"{head}<!-- {name} -->\n{write()}\n<!-- end -->{tail.split('<!-- end -->', 1)[1]}"
@@ -23,22 +26,23 @@ def filled(text: str, parts: Parts) -> str:
 
 
 def refuse_others(about: str | None, *known: str) -> None:
-    """End with the tool's own description where it is given an argument that it does not know."""
-    if any(argument not in known for argument in sys.argv[1:]):
-        sys.exit(f"error: this is not understood\n\n{about}")
+    """Exit with the script's description if it gets an argument that it does not know."""
+    unknown = [argument for argument in sys.argv[1:] if argument not in known]
+    if unknown:
+        sys.exit(f"error: unknown argument {unknown[0]!r}\n\n{about}")
 
 
-def rewrite(pages: dict[Path, Parts], tool: str) -> None:
-    """Write every part of every page anew; with --check only say whether the pages are what they
-    would be."""
+def rewrite(pages: Mapping[Path, Parts], script: str) -> None:
+    """Generate every part of every page; with --check, only compare."""
     new = {page: filled(page.read_text(), parts) for page, parts in pages.items()}
     if "--check" in sys.argv:
         stale = [page.name for page, text in new.items() if page.read_text() != text]
-        sys.exit(
-            f"error: {', '.join(stale)}: not what the results say; run python evidence/{tool}.py"
-            if stale
-            else 0
-        )
+        if stale:
+            sys.exit(
+                f"error: {', '.join(stale)}: differs from the results; "
+                f"run python evidence/{script}.py"
+            )
+        return
     for page, text in new.items():
         page.write_text(text)
 
@@ -50,9 +54,29 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 @contextmanager
 def picture(path: Path, columns: int, size: tuple[float, float]) -> Iterator[Any]:
-    """Plots side by side, to be drawn on; kept as SVG alone."""
+    """Axes side by side, saved as SVG."""
     with TemporaryDirectory() as folder:
         drawn = Path(folder) / path.stem
         with figure(drawn, 1, columns, size) as axes:
             yield axes[0]
         shutil.copy(drawn.with_suffix(".svg"), path)
+
+
+def plot_robust_error(ax: Any, study: str, names: Mapping[str, str]) -> None:
+    """Held-out robust error over training time: one line per run, one point per epoch."""
+    for (title, name), colour in zip(names.items(), (GREY, ORANGE, BLUE, GREEN), strict=False):
+        attack = stored.valid_attack(study, title)
+        for seed, rows in enumerate(stored.epochs(study, title)):
+            seen = [row for row in rows if row.get("valid")]
+            ax.plot(
+                [row["train_seconds"] for row in seen],
+                [100 * (1 - row["valid"][attack]) for row in seen],
+                color=colour,
+                marker="o",
+                ms=2.5,
+                lw=1.2,
+                label=name if seed == 0 else None,
+            )
+    ax.set(xlabel="training seconds, one H200", ylabel="robust error, held-out images (%)")
+    ax.set_xlim(0, None)
+    ax.legend(frameon=False)

@@ -1,26 +1,16 @@
-"""The paper's experiments, measured anew.
+"""Writes the tables and pictures of docs/paper.md: python evidence/paper.py (--check compares the
+tables)."""
 
-python evidence/paper.py measure STUDY [WORK]  trains and evaluates into WORK (runs/paper), keeps
-the small files in evidence/results/paper python evidence/paper.py                       rewrites
-docs/paper.md and docs/criterion.svg from results (--check only compares the page) python
-evidence/paper.py unpack PARQUET OUT    image folders of Tiny-ImageNet, for `measure tiny-... WORK
-data.root=OUT`
-
-An interrupted study goes on with the same command. Data sets are looked for in $AMATA_DATA.
-"""
-
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import digits
-import results
-from page import markdown, rewrite
-from study import STUDIES, measure, unpack
+import stored
+from measure import RESULTS, ROOT
+from page import GRADIENTS, markdown, picture, plot_robust_error, refuse_others, rewrite
+from study import STUDIES
 
-PAGE = results.ROOT / "docs" / "paper.md"
-
+DOCS = ROOT / "docs"
 
 PAPER_CIFAR10 = {
     "erm": ("ERM", 94.75, 0.0, 0.23, 2099.58),
@@ -30,10 +20,11 @@ PAPER_CIFAR10 = {
     "fosc": ("FOSC", 85.29, 47.75, 47.70, 26126.98),
     "amata": ("Amata 2 → 10", 85.52, 47.62, 52.94, 14308.96),
 }
+"""Name, clean, PGD-20 and CW-L2 accuracy, and seconds in the paper's Table 2."""
 
 
 def cifar10_table() -> str:
-    found = results.summaries("cifar10") | results.summaries("cifar10-others")
+    found = stored.summaries("cifar10") | stored.summaries("cifar10-others")
     head = [
         "",
         "clean",
@@ -42,12 +33,12 @@ def cifar10_table() -> str:
         "CW-PGD-20",
         "AutoAttack",
         "seconds",
-        "of PGD-10's",
-        "gradients an image and epoch",
+        "relative to PGD-10",
+        GRADIENTS,
         "seeds",
     ]
     rows = []
-    reference = results.seconds(found["pgd10"])
+    reference = stored.seconds(found["pgd10"])
     for title, (name, clean, robust, cw, spent) in PAPER_CIFAR10.items():
         share = spent / PAPER_CIFAR10["pgd10"][4]
         rows.append(
@@ -67,75 +58,82 @@ def cifar10_table() -> str:
         if title not in found:
             continue
         runs = found[title]
-        strong = results.autoattack(
-            results.RESULTS
-            / ("cifar10" if title in STUDIES["cifar10"].recipes else "cifar10-others"),
+        strong = stored.autoattack(
+            RESULTS / ("cifar10" if title in STUDIES["cifar10"].recipes else "cifar10-others"),
             title,
         )
         ours = [
-            results.accuracy(runs, attack)
+            stored.accuracy(runs, attack)
             for attack in ("clean", "pgd-20", "cw-l2-100@1000", "cw-pgd-20")
         ]
-        spent = results.seconds(runs)
+        spent = stored.seconds(runs)
         last = [
             strong,
             f"{spent:.1f}",
             f"{spent / reference:.2f}",
-            f"{results.cost(runs):.2f}",
+            f"{stored.cost(runs):.2f}",
             str(len(runs)),
         ]
         rows.append([f"**{name}**, ours", *ours, *last])
     share, spent = (
-        results.cost(found["amata"]) / results.cost(found["pgd10"]),
-        results.seconds(found["amata"]) / reference,
+        stored.cost(found["amata"]) / stored.cost(found["pgd10"]),
+        stored.seconds(found["amata"]) / reference,
     )
-    told = (
-        f"Amata takes {share:.2f} of PGD-10's gradient evaluations, which is the paper's share "
-        f"of time; ours is {spent:.2f}, since an "
-        "update of the weights costs more than an attack step and is not annealed. AutoAttack "
-        "was run on one seed of each, on 1,000 "
-        "images: a point between two rows of it is chance."
+    below = (
+        f"Amata takes {share:.2f} of PGD-10's gradient evaluations and {spent:.2f} of its time. A "
+        "weight update costs more than an attack step and is not annealed. AutoAttack: one seed, "
+        "1,000 images; a difference of one point is not significant."
     )
-    return f"{markdown(head, rows)}\n\n{told}"
+    return f"{markdown(head, rows)}\n\n{below}"
 
 
-def race(
-    study: str, pair: tuple[str, str], names: tuple[str, str], thresholds: Sequence[float]
-) -> Callable[[], str]:
-    """When two recipes first reach thresholds, and how long they take in all."""
+RACES = {
+    "cifar10": {"pgd10": "PGD-10", "amata": "Amata"},
+    "mnist-yopo": {"yopo": "YOPO", "amata-yopo": "Amata+YOPO"},
+    "cifar10-fast": {"fast": "Fast", "amata-fast-skip": "Amata+Fast, skip"},
+    "cifar10-atta": {"atta": "ATTA", "amata-atta": "Amata+ATTA"},
+}
+"""Pairs of recipes whose times to a robust accuracy are compared."""
+
+
+def race(study: str, thresholds: Sequence[float]) -> Callable[[], str]:
+    """When the two recipes of a study first reach each threshold, and their total time."""
 
     def write() -> str:
-        found = results.summaries(study)
-        if any(title not in found for title in pair):
-            return results.pending(study)
-        attack = results.held_out_attack(study, pair[0]).upper()
+        found, names = stored.summaries(study), RACES[study]
+        if any(title not in found for title in names):
+            return stored.pending(study)
+        attack = stored.valid_attack(study, next(iter(names))).upper()
         rows = []
         for threshold in thresholds:
-            times = [results.reached(study, title, threshold) for title in pair]
+            times = [stored.time_to(study, title, threshold) for title in names]
             if any(times):
-                told = [f"{t:.1f} s" if t else "not reached" for t in times]
-                rows.append(
-                    [
-                        f"{100 * threshold:.0f}%",
-                        *told,
-                        f"{times[0] / times[1]:.2f}" if times[0] and times[1] else "",
-                    ]
-                )
-        a, b = (results.seconds(found[title]) for title in pair)
+                cells = [f"{t:.1f} s" if t else "not reached" for t in times]
+                ratio = f"{times[0] / times[1]:.2f}" if times[0] and times[1] else ""
+                rows.append([f"{100 * threshold:.0f}%", *cells, ratio])
+        a, b = (stored.seconds(found[title]) for title in names)
         ends = [
-            f"{spent:.1f} s, {100 * results.highest(study, title):.1f}%"
-            for spent, title in zip((a, b), pair, strict=True)
+            f"{spent:.1f} s, {100 * stored.highest(study, title):.1f}%"
+            for spent, title in zip((a, b), names, strict=True)
         ]
-        rows.append(["the end, and the highest until then", *ends, f"{a / b:.2f}"])
-        written = markdown([f"{attack} accuracy on held-out images", *names, "times faster"], rows)
-        figure = results.RESULTS / study / "figures" / "robust-time.svg"
-        if figure.is_file():
-            written += (
-                f"\n\n![robust error against training time](../{figure.relative_to(results.ROOT)})"
-            )
-        return written
+        rows.append(["total time, best accuracy", *ends, f"{a / b:.2f}"])
+        head = [f"{attack} accuracy on held-out images", *names.values(), "speedup"]
+        shown = f"![robust error over training time]({picture_of(study)})"
+        return f"{markdown(head, rows)}\n\n{shown}"
 
     return write
+
+
+def picture_of(study: str) -> str:
+    """The picture of a race; that of CIFAR-10 is also the README's."""
+    return f"{study}.svg"
+
+
+def draw_races() -> None:
+    for study, names in RACES.items():
+        if study != "cifar10":
+            with picture(DOCS / picture_of(study), 1, (4.6, 3.1)) as (ax,):
+                plot_robust_error(ax, study, names)
 
 
 def table(
@@ -145,14 +143,13 @@ def table(
     *,
     timed: bool = True,
 ) -> Callable[[], str]:
-    """A study's runs under some attacks, with the paper's row above each where it has one. Seconds
-    only where they were taken alone."""
+    """A study's runs under some attacks, below the paper's row where there is one."""
 
     def write() -> str:
-        found = results.summaries(study)
+        found = stored.summaries(study)
         if not found:
-            return results.pending(study)
-        ends, rows = (["seconds"] if timed else []) + ["gradients an image and epoch"], []
+            return stored.pending(study)
+        ends, rows = (["seconds"] if timed else []) + [GRADIENTS], []
         for title in STUDIES[study].recipes:
             name, values = paper.get(title, (title, ()))
             if values:
@@ -161,13 +158,13 @@ def table(
                 )
             if title in found:
                 runs = found[title]
-                spent = [f"{results.seconds(runs):.1f}"] if timed else []
+                spent = [f"{stored.seconds(runs):.1f}"] if timed else []
                 rows.append(
                     [
                         f"**{name}**, ours",
-                        *(results.accuracy(runs, attack) for attack in columns),
+                        *(stored.accuracy(runs, attack) for attack in columns),
                         *spent,
-                        f"{results.cost(runs):.2f}",
+                        f"{stored.cost(runs):.2f}",
                     ]
                 )
         return markdown(["", *columns.values(), *ends], rows)
@@ -202,12 +199,10 @@ ON_CIFAR10 = {
 
 PARTS = {
     "table-2": cifar10_table,
-    "figure-2-left": race("cifar10", ("pgd10", "amata"), ("PGD-10", "Amata"), (0.35, 0.4, 0.45)),
+    "figure-2-left": race("cifar10", (0.35, 0.4, 0.45)),
     "table-1": digits.mnist_table,
     "criterion": digits.criterion_table,
-    "figure-2-right": race(
-        "mnist-yopo", ("yopo", "amata-yopo"), ("YOPO", "Amata+YOPO"), (0.8, 0.85, 0.9, 0.94)
-    ),
+    "figure-2-right": race("mnist-yopo", (0.8, 0.85, 0.9, 0.94)),
     "yopo": digits.yopo_table,
     "layer-one": digits.layer_one_table,
     "imagenet": table(
@@ -221,37 +216,22 @@ PARTS = {
         {"clean": "clean", "pgd-5": "PGD-5", "pgd-20": "PGD-20", "pgd-100": "PGD-100"},
     ),
     "fast": table("cifar10-fast", FAST, ON_CIFAR10),
-    "fast-times": race(
-        "cifar10-fast",
-        ("fast", "amata-fast-skip"),
-        ("Fast", "Amata+Fast, skip"),
-        (0.3, 0.35, 0.4, 0.44),
-    ),
+    "fast-times": race("cifar10-fast", (0.3, 0.35, 0.4, 0.44)),
     "atta": table("cifar10-atta", ATTA, ON_CIFAR10),
-    "atta-times": race(
-        "cifar10-atta", ("atta", "amata-atta"), ("ATTA", "Amata+ATTA"), (0.3, 0.35, 0.4, 0.44)
-    ),
+    "atta-times": race("cifar10-atta", (0.3, 0.35, 0.4, 0.44)),
     "shapes": table("mnist-shapes", SHAPES, {"clean": "clean", "pgd-40": "PGD-40"}, timed=False),
-    "landscape": digits.landscape_figures,
+    "landscape": digits.landscape_figure,
 }
 
 
-def main(command: str = "", *rest: str) -> None:
-    if command == "measure" and rest:
-        name, work, *overrides = rest if len(rest) > 1 else (*rest, "runs/paper")
-        if name not in STUDIES:
-            sys.exit(f"error: there is no study {name!r}; there are {', '.join(STUDIES)}")
-        measure(name, Path(work), results.RESULTS / name, overrides)
-    elif command == "unpack" and len(rest) == 2:
-        unpack(*map(Path, rest))
-    elif command not in ("", "--check") or rest:
-        sys.exit(f"error: this is not understood\n\n{__doc__}")
-    else:
-        if command != "--check" and digits.criteria():
+def main() -> None:
+    if "--check" not in sys.argv:
+        draw_races()
+        if digits.criteria():
             digits.draw_criterion()
-        rewrite({PAGE: PARTS}, "paper")
+    rewrite({DOCS / "paper.md": PARTS}, "paper")
 
 
 if __name__ == "__main__":
-    os.chdir(results.ROOT)
-    main(*sys.argv[1:])
+    refuse_others(__doc__, "--check")
+    main()

@@ -1,21 +1,19 @@
-"""Rewrites the README's tables and picture from the files under evidence/results/ and records/.
+"""Writes the README's tables and picture: python evidence/readme.py (--check compares the tables).
 
-python evidence/readme.py, or with --check to compare the tables alone.
-
-With --measure it first makes what is missing of the demo: three seeds of both recipes (six minutes
-on two cores).
+--measure first trains the demo if its results are missing: three seeds of both recipes, six minutes
+on two cores.
 """
 
-import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import results
+import stored
 from amata.report.figures import GREY, ORANGE
-from page import markdown, picture, refuse_others, rewrite
-from study import amata, keep_run
+from measure import RESULTS as STUDIES_DIR
+from measure import amata, store_run
+from page import GRADIENTS, markdown, picture, plot_robust_error, refuse_others, rewrite
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "evidence" / "results" / "mnist5k"
@@ -30,7 +28,7 @@ ATTACKS = ("clean", "pgd-40", "cw-pgd-40")
 
 
 def measure() -> None:
-    """The demo, on three seeds."""
+    """Train the demo on three seeds."""
     if RESULTS.is_dir():
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -38,22 +36,19 @@ def measure() -> None:
             "compare", *RECIPES, "--seeds", "3", "--set", "train.tensorboard=false", "--out", folder
         )
         for run in Path(folder, "runs").iterdir():
-            keep_run(run, RESULTS / run.name)
+            store_run(run, RESULTS / run.name)
 
 
 def headline() -> str:
-    """Both trainings on CIFAR-10, and the speed records; means over seeds."""
-    found, folder = results.summaries("cifar10"), results.RESULTS / "cifar10"
+    """PGD-10 and Amata on CIFAR-10, and the speed records; means over seeds."""
+    found, folder = stored.summaries("cifar10"), STUDIES_DIR / "cifar10"
     rows = [
-        headline_row(f"{name} (`cifar10-{title}`)", found[title], results.autoattack(folder, title))
+        headline_row(f"{name} (`cifar10-{title}`)", found[title], stored.autoattack(folder, title))
         for title, name in CIFAR10.items()
     ]
     for title, name in RECORD_HOLDERS.items():
-        runs = [
-            json.loads(path.read_text())
-            for path in sorted((RECORDS / title).glob("runs/*/summary.json"))
-        ]
-        rows.append(headline_row(name, runs, results.autoattack(RECORDS / title, title)))
+        runs = [stored.summary(run) for run in sorted((RECORDS / title).glob("runs/*"))]
+        rows.append(headline_row(name, runs, stored.autoattack(RECORDS / title, title)))
     head = [
         "training",
         "clean %",
@@ -61,29 +56,26 @@ def headline() -> str:
         "CW-PGD-20 %",
         "AutoAttack %",
         "seconds",
-        "gradients an image and epoch",
+        GRADIENTS,
     ]
     return markdown(head, rows)
 
 
-def headline_row(name: str, runs: results.Runs, autoattack: str) -> list[str]:
+def headline_row(name: str, runs: stored.Rows, autoattack: str) -> list[str]:
     if not autoattack:
         sys.exit(f"error: AutoAttack of {name} is missing")
-    accuracies = [results.accuracy(runs, attack) for attack in ("clean", "pgd-20", "cw-pgd-20")]
+    accuracies = [stored.accuracy(runs, attack) for attack in ("clean", "pgd-20", "cw-pgd-20")]
     return [
         name,
         *accuracies,
         autoattack,
-        f"{results.seconds(runs):.0f}",
-        f"{results.cost(runs):.2f}",
+        f"{stored.seconds(runs):.0f}",
+        f"{stored.cost(runs):.2f}",
     ]
 
 
 def summaries(recipe: str) -> list[dict[str, Any]]:
-    return [
-        json.loads(path.read_text())
-        for path in sorted(RESULTS.glob(f"{recipe}-seed*/summary.json"))
-    ]
+    return [stored.summary(run) for run in sorted(RESULTS.glob(f"{recipe}-seed*"))]
 
 
 def per_seed(values: list[float], scale: float, digits: int) -> str:
@@ -114,39 +106,21 @@ def table() -> str:
 
 
 def draw(path: Path) -> None:
-    with picture(path, 2, (8.4, 3.1)) as axes:
-        for (recipe, title), colour in zip(CIFAR10.items(), (GREY, ORANGE), strict=True):
-            for seed, rows in enumerate(results.metrics("cifar10", recipe)):
-                times, robust = (
-                    [r["train_seconds"] for r in rows],
-                    [100 * (1 - r["valid"]["pgd-10"]) for r in rows],
-                )
-                axes[0].plot(
-                    times,
-                    robust,
-                    color=colour,
-                    marker="o",
-                    ms=2.5,
-                    lw=1.2,
-                    label=title if seed == 0 else None,
-                )
-                if seed == 0:
-                    axes[1].step(
-                        [r["epoch"] + 1 for r in rows],
-                        [r["steps"] for r in rows],
-                        where="mid",
-                        color=colour,
-                        lw=1.8,
-                        label=title,
-                    )
-        axes[0].set(
-            xlabel="training seconds, one H200",
-            ylabel="robust error, held-out images (%)",
-            ylim=(50, None),
-            xlim=(0, None),
-        )
-        axes[1].set(xlabel="epoch", ylabel="inner steps K", ylim=(0, 11))
-        axes[0].legend(frameon=False)
+    """Robust error over time of both trainings on CIFAR-10, and their K over epochs."""
+    with picture(path, 2, (8.4, 3.1)) as (error, steps):
+        plot_robust_error(error, "cifar10", CIFAR10)
+        error.set_ylim(50, None)
+        for (title, name), colour in zip(CIFAR10.items(), (GREY, ORANGE), strict=True):
+            rows = stored.epochs("cifar10", title)[0]
+            steps.step(
+                [row["epoch"] + 1 for row in rows],
+                [row["steps"] for row in rows],
+                where="mid",
+                color=colour,
+                lw=1.8,
+                label=name,
+            )
+        steps.set(xlabel="epoch", ylabel="inner steps K", ylim=(0, 11))
 
 
 def main() -> None:

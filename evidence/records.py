@@ -1,13 +1,12 @@
-"""The speed record for robust CIFAR-10.
+"""The speed record for robust CIFAR-10: trials, entries, and the tables of records/README.md.
 
-python evidence/records.py explore [SECONDS]     tries what is listed in TRIALS and not yet in
-evidence/records/tried.jsonl, for some seconds python evidence/records.py enter NAME TRIAL
-writes evidence/records/NAME.toml: the trial on all training images python evidence/records.py
-measure NAME [WORK]   trains evidence/records/NAME.toml with three seeds into WORK (runs/records)
-and keeps the small files python evidence/records.py                       rewrites the tables of
-evidence/records/README.md (--check only compares)
+python evidence/records.py                       writes the tables (--check compares them)
+python evidence/records.py explore [SECONDS]     runs the trials that are not in records/tried.jsonl
+python evidence/records.py enter NAME TRIAL      writes records/NAME.toml: the trial on all images
+python evidence/records.py measure NAME [WORK]   trains records/NAME.toml with three seeds in WORK
+                                                 (runs/records) and stores the small files
 
-CIFAR-10 is looked for in $AMATA_DATA.
+CIFAR-10 is read from $AMATA_DATA.
 """
 
 import json
@@ -20,9 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from measure import carry_out
 from page import markdown, rewrite
-from results import mean
-from study import autoattack, carry_out
+from stored import mean, read_rows, summary
+from study import autoattack
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "evidence" / "records"
@@ -30,8 +30,7 @@ TRIED = RECORDS / "tried.jsonl"
 SEEDS = 3
 
 HELD_OUT = ("data.valid=5000", "train.valid_every=2", 'eval.attacks=["clean"]')
-"""Trials are judged on held-out training images, by their last weights; test images choose
-nothing."""
+"""Trials are judged on held-out training images, with their last weights, never on test images."""
 
 START = "cifar10-amata"
 BASE = (
@@ -45,7 +44,7 @@ BASE = (
     "train.guard=ignore",
     "eval.step_size=2/255",
 )
-"""What trials have in common, unless they say otherwise."""
+"""Settings of all trials, unless a trial overrides them."""
 
 Sets = tuple[str, ...]
 
@@ -92,9 +91,9 @@ TRIALS = {
     "N-FGSM, Muon": linear(30, 1, 1, 8, "method.name=nfgsm", "method.noise=2.0", *muon(0.03)),
     "2-4, Muon, long": linear(35, 2, 4, 14, *muon(0.03)),
     "2-3, Muon, slower": linear(21, 2, 3, 12, *muon(0.015)),
-    # With Muon clean accuracy is four points above what is asked for, and longer training gives no
-    # more robustness. What follows keeps the rate up nearly to the end, where the average of the
-    # weights does what a falling rate would do, or reaches farther.
+    # With Muon, clean accuracy is four points above the claim, and longer training adds no
+    # robustness. The trials below keep the learning rate high almost to the end, where EMA weights
+    # replace the decay, or attack beyond eps.
     "2-3, Muon, flat": linear(21, 2, 3, 12, *muon(0.03), *flat(19)),
     "1-2, flat": linear(27, 1, 2, 10, *flat(24)),
     "2-3, Muon, reach": linear(21, 2, 3, 15, *muon(0.03), "method.reach=1.25"),
@@ -118,8 +117,8 @@ TRIALS = {
         33, 2, 4, 16, *muon(0.03), *flat(29), "method.reach=1.2"
     ),
     "2-3, Muon, flat, some reach": linear(19, 2, 3, 13, *muon(0.03), *flat(17), "method.reach=1.1"),
-    # For the second claim, which asks for no clean accuracy. In the long trials robustness was at
-    # its best before the rate fell.
+    # For the second claim, which has no clean accuracy. In the long trials robustness peaked before
+    # the learning rate drop.
     "2-4, Muon, flat, reach, slow average, long": linear(
         35, 2, 4, 17, *muon(0.03), *flat(33), "method.reach=1.25", "optim.ema=0.999"
     ),
@@ -141,8 +140,8 @@ TRIALS = {
         29, 3, 5, 18, *muon(0.03), *flat(27), "method.reach=1.2", "optim.ema=0.999"
     ),
 }
-"""What is changed of cifar10-amata. The short ones are to take 27 s on an H200, so that training on
-all images takes 30; the long ones 53 s, so that it takes 60."""
+"""Overrides of cifar10-amata. Short trials aim at 27 s on an H200, which makes 30 s on all images;
+long trials at 53 s, which makes 60 s."""
 
 
 def explore(seconds: float) -> None:
@@ -155,19 +154,19 @@ def explore(seconds: float) -> None:
         if name in {row["trial"] for row in tried()}:
             continue
         if time.monotonic() - started > seconds:
-            print(f"time is up before {name}")
+            print(f"time is up; next trial: {name}")
             return
         with tempfile.TemporaryDirectory() as folder, ConsoleReporter() as reporter:
             run = train(
                 recipes.load(START, [*BASE, *HELD_OUT, *sets]), Path(folder) / "run", reporter
             )
-            # an entry holds no images out to choose others by
+            # an entry has no validation split, so its last weights count
             model, recipe, splits = load_trained(run.path / "last.safetensors")
             assert splits.valid is not None
             results = evaluate_recipe(model, recipe, splits.valid, reporter, list(JUDGED))
             accuracies = {attack: result.accuracy for attack, result in results.items()}
-            rows = run.epochs()
-            course = [(row["epoch"] + 1, row["valid"]) for row in rows if row.get("valid")]
+            rows, _ = read_rows(run.path)
+            curve = [(row["epoch"] + 1, row["valid"]) for row in rows if row.get("valid")]
             where = {
                 key: value
                 for key, value in json.loads((run.path / "env.json").read_text()).items()
@@ -178,7 +177,7 @@ def explore(seconds: float) -> None:
                 "set": sets,
                 **accuracies,
                 "train_seconds": rows[-1]["train_seconds"],
-                "course": course,
+                "course": curve,
                 **where,
             }
         with TRIED.open("a") as file:
@@ -187,16 +186,17 @@ def explore(seconds: float) -> None:
 
 
 JUDGED = {"pgd-20": "PGD-20 %", "cw-pgd-20": "CW-PGD-20 %", "clean": "clean %"}
-"""CW-PGD stands for AutoAttack, which would take longer than the training."""
+"""CW-PGD-20 stands in for AutoAttack, which takes longer than the training."""
 
 
 def enter(name: str, trial: str) -> None:
-    """The trial as an entry: all training images, no held-out ones."""
+    """Write a trial as an entry: all training images, no validation split."""
     from amata import recipes
 
     if name not in CLAIMS or trial not in TRIALS:
         sys.exit(
-            f"error: there are the records {', '.join(CLAIMS)}, and the trials {'; '.join(TRIALS)}"
+            f"error: unknown record or trial; records: {', '.join(CLAIMS)}; "
+            f"trials: {'; '.join(TRIALS)}"
         )
     recipe = recipes.load(
         START,
@@ -214,7 +214,7 @@ def tried() -> list[dict[str, Any]]:
 
 
 CLAIMS = {"pgd20": {"pgd-20": 0.476, "clean": 0.77}, "autoattack": {"autoattack@1000": 0.46}}
-"""What the mean over the seeds must be at least."""
+"""The lowest accuracies, as means over the seeds, that meet each claim."""
 
 
 def measure(name: str, work: Path, overrides: Sequence[str]) -> None:
@@ -242,7 +242,7 @@ def records_table() -> str:
     for name, claims in CLAIMS.items():
         claim = " and ".join(f"{attack} ≥ {100 * least:g}%" for attack, least in claims.items())
         files = sorted((RECORDS / name).glob("runs/*/summary.json"))
-        summaries = [json.loads(file.read_text()) for file in files]
+        summaries = [summary(file.parent) for file in files]
         devices = {json.loads(file.with_name("env.json").read_text())["device"] for file in files}
         evaluations = [s["evaluation"] for s in summaries] + [
             json.loads(f.read_text()) for f in (RECORDS / name).glob("autoattack-*.json")
@@ -254,14 +254,16 @@ def records_table() -> str:
             rows.append([claim, "not measured yet", "", "", "", ""])
             continue
         met = all(statistics.mean(found[attack]) >= least for attack, least in claims.items())
-        told = ", ".join(f"{attack} {mean(values, 2, 100)}" for attack, values in found.items())
+        accuracies = ", ".join(
+            f"{attack} {mean(values, 2, 100)}" for attack, values in found.items()
+        )
         spent = mean([s["train_seconds"] for s in summaries], 1)
         rows.append(
             [
                 claim,
                 "yes" if met else "**no**",
                 spent,
-                told,
+                accuracies,
                 f"[`{name}.toml`]({name}.toml), {len(files)} seeds",
                 ", ".join(devices),
             ]
@@ -271,7 +273,7 @@ def records_table() -> str:
 
 def tried_table() -> str:
     if not tried():
-        return "Nothing yet."
+        return "No trials yet."
     rows = [
         [
             row["trial"],
@@ -281,19 +283,19 @@ def tried_table() -> str:
         ]
         for row in sorted(tried(), key=lambda row: row["train_seconds"])
     ]
-    return markdown(["trial", "settings beside those shared", "seconds", *JUDGED.values()], rows)
+    return markdown(["trial", "own settings", "seconds", *JUDGED.values()], rows)
 
 
 def hidden(sets: Sequence[str]) -> set[str]:
-    """What a row need not repeat."""
+    """Groups of settings that a row does not repeat."""
     return {s for group in (MUON, FLAT) if set(group) <= set(sets) for s in group}
 
 
 def shared_line() -> str:
     return (
-        f"Unless a row says otherwise: `{' '.join(BASE)}`, the rest as in `{START}`. Those "
-        f"with Muon also: `{' '.join(MUON)}`; flat ones: "
-        f"`{' '.join(FLAT)}`. 45,000 images, one seed each, tested on the 5,000 others."
+        f"All trials start from `{START}` with `{' '.join(BASE)}`. Muon adds "
+        f"`{' '.join(MUON)}`; flat adds `{' '.join(FLAT)}`. Each trial has one seed, 45,000 "
+        "training images and 5,000 held-out images, on which the accuracies are measured."
     )
 
 
@@ -305,10 +307,10 @@ def main(command: str = "", *rest: str) -> None:
     elif command == "measure" and rest:
         name, work, *overrides = rest if len(rest) > 1 else (*rest, "runs/records")
         if name not in CLAIMS:
-            sys.exit(f"error: there is no record {name!r}; there are {', '.join(CLAIMS)}")
+            sys.exit(f"error: unknown record {name!r}; choose from {', '.join(CLAIMS)}")
         measure(name, Path(work), overrides)
     elif command not in ("", "--check") or rest:
-        sys.exit(f"error: this is not understood\n\n{__doc__}")
+        sys.exit(f"error: unknown arguments\n\n{__doc__}")
     else:
         rewrite(
             {

@@ -1,46 +1,27 @@
-"""Studies: one comparison each, with what is measured on its runs afterwards, and the small files
-of it that are kept."""
+"""The studies: the recipes that each compares, its attacks and seeds, and what is measured on its
+runs afterwards."""
 
 import math
 import random
-import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-
-from amata import recipes
-
-RUN_FILES = ("recipe.toml", "env.json", "metrics.jsonl", "summary.json")
-"""What is kept of a run."""
-KEPT = (
-    "*.json",
-    "figures/robust-time.svg",
-    "landscape/*.png",
-    "criterion/*/*.criterion.json",
-    *(f"runs/*/{file}" for file in RUN_FILES),
-)
 
 Sets = tuple[str, ...]
 Command = tuple[str, ...]
 Jobs = tuple[tuple[str, Command], ...]
-"""Commands, each with the name of the file that holds its output."""
+"""Commands, each with the name of its output file."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """One comparison, and what is measured on its runs afterwards."""
+    """Recipes with overrides, by title, that are tested alike; then the `after` commands."""
 
     recipes: dict[str, tuple[str, Sets]]
     attacks: tuple[str, ...]
     seeds: int = 1
     target: float | None = None
     timed: bool = True
-    """Whether runs are made one after the other, so that their times mean something; or all at
-    once."""
+    """True: train one run at a time, so that times can be compared. False: all in parallel."""
     after: Jobs = ()
 
 
@@ -52,9 +33,9 @@ def autoattack(*runs: str) -> Jobs:
 
 
 SHORT = ("train.epochs=30", "optim.milestones=[22,27]")
-"""CIFAR-10: the paper's 100 epochs with drops of the rate at 75 and 90, in thirty."""
+"""CIFAR-10: 30 epochs instead of the paper's 100, learning rate drops at the same fractions."""
 DIGITS = ("train.epochs=30", "optim.milestones=[27,29]")
-"""MNIST: YOPO's 56 epochs with drops at 50 and 55, in thirty."""
+"""MNIST: 30 epochs instead of YOPO's 56, learning rate drops at the same fractions."""
 TINY = (
     "data.resize=64",
     "data.crop=64",
@@ -63,7 +44,7 @@ TINY = (
     "data.batch_size=128",
     "eval.batch_size=1000",
 )
-"""Tiny-ImageNet's photographs have 64 pixels a side."""
+"""Tiny-ImageNet: images of 64 x 64 pixels."""
 FREE = ("model.name=resnet18", "data.random_scale=false", "data.valid=1000")
 TWO_TO_FIVE = ("schedule.k_min=2", "schedule.k_max=5", "schedule.tau=0.4")
 PAPERS_C = ("eval.cw_c=0.5",)
@@ -86,7 +67,7 @@ def yopo(layer_one: str) -> dict[str, tuple[str, Sets]]:
 
 
 def criterion(title: str) -> Command:
-    """C of one run. With the same G, data and seed for all, they may be held against each other."""
+    """C of one run. Grid, data and seed are the same for all runs, so C is comparable."""
     out = f"criterion/{title}"
     return (
         "criterion",
@@ -105,12 +86,12 @@ def criterion(title: str) -> Command:
 
 EQUAL_TAU = "20/255"
 RISING = [math.floor(1 + 4 * epoch / 30 + 0.5) for epoch in range(30)]
-"""K of Linear 1 to 5 in each of thirty epochs: 88 steps an image in all, where a constant K = 3
-takes 90."""
+"""K per epoch of Linear 1 to 5 over 30 epochs: 88 steps per image in all; constant K = 3 takes
+90."""
 
 
 def stages(steps: Sequence[int]) -> Sets:
-    """K of each epoch laid down by hand, with K alpha as in the other arms."""
+    """An explicit K per epoch, with K alpha = EQUAL_TAU."""
     written = ", ".join(f"[{epoch}, {k}]" for epoch, k in enumerate(steps))
     return (
         *SHORT,
@@ -135,16 +116,14 @@ def linear(k_min: int, k_max: int) -> tuple[str, Sets]:
 
 
 STUDIES = {
-    # Does annealing pay at equal cost? Stated before the first run: the arms are those below, seeds
-    # 0 to 2, made seed by seed and reported as far as time reached. K alpha = 20/255 in all of
-    # them, so that nothing but K over time differs. Nothing is tuned; the rate and its drops are
-    # the paper's recipe for all. Compared: PGD-20 and CW-PGD-20 on all 10,000 test images, paired
-    # by seed:
+    # Does annealing pay at equal cost? Stated before the first run: the arms below, seeds 0 to 2,
+    # trained seed by seed and reported as far as time allowed. K alpha = 20/255 in all arms, so
+    # only K over time differs. Nothing is tuned; learning rate and drops are the paper's recipe.
+    # Compared by seed, PGD-20 and CW-PGD-20 on all 10,000 test images:
     #   linear 1 to 5 against constant 3, and against the same K in falling and in shuffled order
-    #   (2.93 steps an epoch; the constant 3);
-    #   linear 1 to 3 (1.97) against constant 2; constant 4 shows what one more step buys.
-    # Three seeds tell differences of about 0.9 points, so "no difference" will mean "less than
-    # that".
+    #   (2.93 steps per epoch against 3);
+    #   linear 1 to 3 (1.97) against constant 2; constant 4 shows the gain of one more step.
+    # Three seeds can detect differences of about 0.9 points: "no difference" means less than that.
     "cifar10-equal-cost": Study(
         {
             "k2": constant(2),
@@ -238,137 +217,3 @@ STUDIES = {
         ("clean", "pgd-5", "pgd-20", "pgd-100"),
     ),
 }
-
-
-def measure(name: str, work: Path, kept: Path, overrides: Sequence[str] = ()) -> None:
-    """Make or go on with a study. With overrides, but for where data are, it is another one: none
-    of its results are kept."""
-    other = [o for o in overrides if not o.startswith("data.root=")]
-    study, folder = STUDIES[name], work / (f"{name}-other" if other else name)
-    (folder / "recipes").mkdir(parents=True, exist_ok=True)
-    paths = [folder / "recipes" / f"{title}.toml" for title in study.recipes]
-    attacks = ", ".join(f'"{a}"' for a in study.attacks)
-    for path, (base, sets) in zip(paths, study.recipes.values(), strict=True):
-        recipe = recipes.load(
-            base, [*sets, f"eval.attacks=[{attacks}]", "train.tensorboard=false", *overrides]
-        )
-        path.write_text(recipe.to_toml())
-    if not other:
-        missing = [file for file, _ in study.after if not (kept / f"{file}.json").is_file()]
-        if not missing:
-            keep(kept, folder, anew=False)  # what is finished is not made again
-        elif (kept / "runs").is_dir():
-            print(
-                f"{missing[0]}.json is missing, and weights are not kept: runs that are not in "
-                f"{folder} are made again"
-            )
-    if not study.timed:
-        runs = {
-            folder / "runs" / f"{path.stem}-seed{seed}": (path, seed)
-            for path in paths
-            for seed in range(study.seeds)
-        }
-        side_by_side([partial(made, run, *of) for run, of in runs.items()])
-    target = ("--target", str(study.target)) if study.target else ()
-    carry_out(
-        folder,
-        None if other else kept,
-        (*map(str, paths), "--seeds", str(study.seeds), *target),
-        study.after,
-    )
-
-
-def side_by_side(jobs: Sequence[Callable[[], None]]) -> None:
-    try:
-        with ThreadPoolExecutor(max(1, len(jobs))) as pool:
-            for result in [pool.submit(job) for job in jobs]:
-                result.result()
-    except KeyboardInterrupt:
-        sys.exit(130)  # the commands were interrupted too, and have saved
-
-
-def made(run: Path, recipe: Path, seed: int) -> None:
-    """A run of a recipe, begun or gone on with."""
-    if not (run / "recipe.toml").is_file():
-        amata("train", recipe, "--set", f"train.seed={seed}", "--out", run)
-    elif not (run / "summary.json").is_file():
-        amata("train", "--resume", run)
-
-
-def carry_out(folder: Path, kept: Path | None, compared: Command, after: Jobs) -> None:
-    """Compare, then run what comes after, side by side because no time is taken there, and keep
-    what is small."""
-
-    def run(file: str, verb: str, *arguments: str) -> None:
-        output = folder / f"{file}.json"
-        if not output.is_file():
-            there = [
-                str(folder / a) if a.startswith(("criterion", "landscape", "runs/")) else a
-                for a in arguments
-            ]
-            output.write_text(amata(verb, *there, capture=True))
-
-    try:
-        amata("compare", *compared, "--out", str(folder))
-        side_by_side([partial(run, file, *command) for file, command in after])
-    finally:
-        if kept:
-            keep(folder, kept)
-
-
-def keep_run(run: Path, target: Path) -> None:
-    """Copy what is small of a finished run."""
-    target.mkdir(parents=True, exist_ok=True)
-    for file in RUN_FILES:
-        shutil.copy(run / file, target / file)
-
-
-def keep(folder: Path, target: Path, *, anew: bool = True) -> None:
-    """Copy what is small and tells the result: of runs only those that are finished; without
-    `anew`, only what the target lacks."""
-    for pattern in KEPT:
-        for source in folder.glob(pattern):
-            kept = target / source.relative_to(folder)
-            unfinished = (
-                source.parent.parent.name == "runs"
-                and not (source.parent / "summary.json").is_file()
-            )
-            if unfinished or (kept.exists() and not anew):
-                continue
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, kept)
-
-
-def unpack(source: Path, target: Path) -> None:
-    """Image folders from parquet files of images and labels: train-*.parquet and
-    valid-*.parquet."""
-    import pyarrow.parquet as pq
-
-    for part, name in (("train", "train"), ("valid", "val")):
-        rows = [
-            row
-            for file in sorted(source.glob(f"{part}-*.parquet"))
-            for row in pq.read_table(file).to_pylist()
-        ]
-        for number, row in enumerate(rows):
-            path = target / name / f"{row['label']:03d}" / f"{number:06d}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(row["image"]["bytes"])
-
-
-def amata(*arguments: str | Path, capture: bool = False) -> str:
-    """Run the command; gives back what it printed, if that is captured."""
-    print(" ".join(("amata", *map(str, arguments))) + "\n", end="", flush=True)
-    child = subprocess.Popen(
-        [sys.executable, "-m", "amata", *map(str, arguments)],
-        stdout=subprocess.PIPE if capture else None,
-        text=True,
-    )
-    try:
-        out, _ = child.communicate()
-    except KeyboardInterrupt:
-        child.wait()  # it was interrupted too and is saving
-        sys.exit(130)
-    if child.returncode:
-        sys.exit(child.returncode)
-    return out or ""

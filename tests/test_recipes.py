@@ -16,7 +16,6 @@ from amata.recipes import KEYED, built_in, load, parse, read_toml
 from amata.schedules import Constant, Linear
 from amata.threat import L2, Linf
 
-ROOT = Path(__file__).parents[1]
 PAPER = {
     "mnist-pgd40",
     "mnist-amata",
@@ -66,29 +65,6 @@ def test_the_demo_recipe_is_the_promised_one() -> None:
         Linear(k_min=2, k_max=10, tau=0.5),
         10,
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "record"), [("cifar10-amata-quick", "pgd20"), ("cifar10-amata-minute", "autoattack")]
-)
-def test_recipes_that_hold_a_record_are_built_in(name: str, record: str) -> None:
-    own, entry = (
-        load(name).tables,
-        load(str(ROOT / "evidence" / "records" / f"{record}.toml")).tables,
-    )
-    differing = {
-        (table, key)
-        for table in entry
-        for key in {**own[table], **entry[table]}
-        if own[table].get(key) != entry[table].get(key)
-    }
-    # nothing that is used there
-    assert differing == {
-        ("optim", "peak"),
-        ("train", "guard"),
-        ("train", "tensorboard"),
-        ("eval", "cw_c"),
-    }
 
 
 def test_overrides_take_numbers_fractions_words_and_lists() -> None:

@@ -148,31 +148,3 @@ def convergence_figure(study: dict[str, Any], path: Path) -> None:
         )
         for ax in (over_steps, over_delta):
             ax.legend(frameon=False, fontsize=8)
-
-
-def logistic_figure(result: dict[str, Any], path: Path) -> None:
-    """The optimal K(t) of the two-weight logistic regression, and the weights over time."""
-    with figure(path, 1, 2, (7.4, 3.0)) as axes:
-        k, plane = axes[0]
-        k.step(
-            result["t"],
-            result["k_msa"],
-            where="post",
-            color=ORANGE,
-            label="successive approximations",
-        )
-        k.set(xlabel="time t", ylabel="inner steps K", title="the optimal K is not always annealed")
-        k.legend(frameon=False, fontsize=8)
-        for name, colour in (("optimal", ORANGE), ("none", GREY), ("full", BLUE)):
-            w = result["weights"][name]
-            objective = result["objectives"][name]
-            plane.plot(
-                [p[0] for p in w],
-                [p[1] for p in w],
-                color=colour,
-                marker="o",
-                ms=2,
-                label=f"{name}, objective {objective:.4f}",
-            )
-        plane.set(xlabel="w1", ylabel="w2", title="weights during training")
-        plane.legend(frameon=False, fontsize=8)

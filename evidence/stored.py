@@ -1,0 +1,116 @@
+"""The stored runs of the studies under results/paper, and their numbers formatted for a table."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from measure import RESULTS
+from study import STUDIES
+
+Rows = list[dict[str, Any]]
+CHANCE_COLLAPSE = ("chance-collapse", "fall")
+"""The event of a collapse to chance accuracy; older metrics.jsonl files call it "fall"."""
+
+
+def read_rows(run: Path) -> tuple[Rows, Rows]:
+    """The epochs and the events of a run's metrics.jsonl."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [r for r in rows if "event" not in r], [r for r in rows if "event" in r]
+
+
+def runs_of(study: str, title: str) -> list[Path]:
+    """The folders of the finished runs of a recipe, by seed."""
+    return [
+        file.parent for file in sorted(RESULTS.glob(f"{study}/runs/{title}-seed*/summary.json"))
+    ]
+
+
+def summary(run: Path) -> dict[str, Any]:
+    return json.loads((run / "summary.json").read_text())
+
+
+def summaries(study: str) -> dict[str, Rows]:
+    """The summaries of a study's finished runs by recipe, in the study's order."""
+    found = {title: list(map(summary, runs_of(study, title))) for title in STUDIES[study].recipes}
+    return {title: runs for title, runs in found.items() if runs}
+
+
+def epochs(study: str, title: str) -> list[Rows]:
+    """The epochs of each run."""
+    return [read_rows(run)[0] for run in runs_of(study, title)]
+
+
+def chance_collapses(study: str, title: str) -> Rows:
+    """The collapses to chance accuracy in all runs of a recipe."""
+    events = [row for run in runs_of(study, title) for row in read_rows(run)[1]]
+    return [row for row in events if row["event"] in CHANCE_COLLAPSE]
+
+
+def mean(values: Sequence[float], digits: int = 2, scale: float = 1.0) -> str:
+    """Mean, with the standard deviation if there are several values."""
+    spread = f" ± {scale * statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{scale * statistics.mean(values):.{digits}f}{spread}"
+
+
+def accuracy(runs: Rows, attack: str) -> str:
+    return mean([run["evaluation"][attack]["accuracy"] for run in runs], scale=100)
+
+
+def autoattack(folder: Path, title: str) -> str:
+    """Accuracy under AutoAttack over the runs that were tested with it; empty if none were."""
+    files = sorted(folder.glob(f"autoattack-{title}-seed*.json"))
+    found = [json.loads(file.read_text())["autoattack@1000"]["accuracy"] for file in files]
+    return mean(found, 1, 100) if found else ""
+
+
+def seconds(runs: Rows) -> float:
+    return statistics.mean(run["train_seconds"] for run in runs)
+
+
+def cost(runs: Rows) -> float:
+    """Gradient evaluations per image and epoch."""
+    return statistics.mean(run["grad_evals_per_image"] for run in runs)
+
+
+def valid_attack(study: str, title: str) -> str:
+    """The attack of the held-out robust accuracy."""
+    return next(
+        name
+        for rows in epochs(study, title)
+        for row in rows
+        for name in row.get("valid", {})
+        if name != "clean"
+    )
+
+
+def time_to(study: str, title: str, threshold: float) -> float | None:
+    """Mean seconds until the held-out robust accuracy first reached a threshold; None if one run
+    never did."""
+    attack, times = valid_attack(study, title), []
+    for rows in epochs(study, title):
+        first = next(
+            (
+                row["train_seconds"]
+                for row in rows
+                if row.get("valid", {}).get(attack, 0) >= threshold
+            ),
+            None,
+        )
+        if first is None:
+            return None
+        times.append(first)
+    return statistics.mean(times)
+
+
+def highest(study: str, title: str) -> float:
+    """The highest held-out robust accuracy, averaged over the runs."""
+    attack = valid_attack(study, title)
+    return statistics.mean(
+        max(row.get("valid", {}).get(attack, 0) for row in rows) for rows in epochs(study, title)
+    )
+
+
+def pending(study: str) -> str:
+    return f"Not measured yet: `python evidence/measure.py {study}`."
