@@ -1,10 +1,12 @@
 """The shape of the house: which room may know which, and what importing it costs."""
 
 import ast
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -150,6 +152,14 @@ def test_the_arrows_have_no_cycle() -> None:
         free = {room for room, known in left.items() if not known & set(left)}
         assert free, f"a cycle among {sorted(left)}"
         left = {room: known for room, known in left.items() if room not in free}
+
+
+def test_no_function_shadows_a_module_of_its_name() -> None:
+    for init in SOURCE.glob("*/__init__.py"):
+        package = importlib.import_module(f"amata.{init.parent.name}")
+        for module in init.parent.glob("[a-z]*.py"):
+            found = getattr(package, module.stem, None)
+            assert found is None or isinstance(found, ModuleType), f"{init.parent}: {module.stem}"
 
 
 def run_python(code: str) -> str:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from torch import Tensor, nn
+
 from amata.errors import InputError, unknown
 from amata.export.hub import write_hub
 from amata.export.onnx import write_onnx
@@ -18,12 +20,24 @@ WRITERS: dict[str, Callable[[Trained, Path], None]] = {
 __all__ = ["WRITERS", "Trained", "export"]
 
 
-def export(run: Path, to: str, out: Path, name: str | None = None) -> Trained:
-    """Write the best model of a finished run to a new folder, in the format `to`."""
+def export(
+    run: str | Path,
+    to: str,
+    out: str | Path,
+    name: str | None = None,
+    *,
+    model: nn.Module | None = None,
+    images: Tensor | None = None,
+) -> Trained:
+    """Write the best model of a finished run to a new folder, in the format `to`.
+
+    A run that was made in Python needs its network as `model`, and some `images` to check on.
+    """
+    run, out = Path(run), Path(out)
     if to not in WRITERS:
         raise unknown("--to", to, WRITERS)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"output folder {out} exists and is not empty; choose another --out")
-    trained = Trained.of(run, name)
+    trained = Trained.of(run, name, model, images)
     WRITERS[to](trained, out)
     return trained

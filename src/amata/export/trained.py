@@ -9,12 +9,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from amata import models
-from amata.data import ImageSet
+from amata.data import Arrays, ImageSet
 from amata.errors import InputError
 from amata.recipes import Recipe
+from amata.recipes.schema import PythonData
 from amata.runs import RunFolder
 from amata.training.experiment import load_trained
 
@@ -31,7 +33,14 @@ class Trained:
     """Whether training started from given weights."""
 
     @classmethod
-    def of(cls, path: Path, name: str | None = None) -> "Trained":
+    def of(
+        cls,
+        path: Path,
+        name: str | None = None,
+        model: nn.Module | None = None,
+        images: Tensor | None = None,
+    ) -> "Trained":
+        """The best model of a run folder; `model` and `images` are for runs made in Python."""
         run, begun = RunFolder.open(path)
         if name and not re.fullmatch(r"[\w.+-]+", name):
             raise InputError(
@@ -40,14 +49,23 @@ class Trained:
         if not run.finished:
             raise InputError(f"{path} is not finished; `amata train --resume {path}` first")
         summary = json.loads((path / "summary.json").read_text())
-        model, recipe, splits = load_trained(path, ("train.device=cpu",))
+        test: ImageSet
+        if isinstance(begun.data, PythonData):
+            if model is None or images is None:
+                call = f"amata.export.export({str(path)!r}, to, out, model=model, images=x)"
+                raise InputError(f"{path} was trained in Python, with its own model: call {call}")
+            models.load_weights(model, path / "model.safetensors")
+            recipe, test = begun, Arrays(images, torch.zeros(len(images)))
+        else:
+            model, recipe, splits = load_trained(path, ("train.device=cpu",))
+            test = splits.test
         return cls(
             name or recipe.name,
             model,
             recipe,
             summary["evaluation"],
             summary,
-            splits.test,
+            test,
             begun.model.weights is not None,
         )
 

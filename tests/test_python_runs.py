@@ -1,0 +1,272 @@
+"""Runs made in Python by amata.fit: what they take, what they record, and how they are resumed."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import amata
+from amata.errors import InputError
+from amata.recipes import load
+from amata.runs import RunFolder
+from tests.conftest import ROOT, Called, small_net
+from tests.toy import StopAt, toy_data, without_times
+
+METHOD = amata.PGD(ball=amata.Linf(0.05), reach=1.5)
+SCHEDULE = amata.Linear(k_min=1, k_max=3, tau="1/10")
+QUICK: dict[str, Any] = {
+    "method": METHOD,
+    "schedule": SCHEDULE,
+    "optim": amata.SGD(lr=0.02, ema=0.9),
+    "epochs": 3,
+    "batch_size": 16,
+    "device": "cpu",
+    "progress": False,
+}
+
+
+def test_fit_without_a_method_shows_the_shortest_right_call() -> None:
+    for given in ({}, {"method": METHOD}, {"schedule": SCHEDULE}):
+        with pytest.raises(InputError, match=r"needs method= and schedule=, or recipe=.*amata.fit"):
+            amata.fit(small_net(), toy_data(), **given)
+
+
+def test_a_run_records_what_was_used(tmp_path: Path) -> None:
+    x, y = toy_data()
+    fitted = amata.fit(small_net(), (x, y), toy_data(40), run=tmp_path / "run", **QUICK)
+    run, recipe = RunFolder.open(tmp_path / "run")
+    assert recipe.method == METHOD
+    assert recipe.schedule == SCHEDULE
+    tables = recipe.tables
+    parameters = sum(p.numel() for p in small_net().parameters())
+    assert tables["model"]["class_name"] == "torch.nn.modules.container.Sequential"
+    assert tables["model"]["parameters"] == parameters
+    data = {k: tables["data"][k] for k in ("name", "count", "shape", "classes", "valid")}
+    wanted = {"name": "python", "count": 96, "shape": [1, 6, 6], "classes": 2, "valid": 40}
+    assert data == wanted
+    assert (tables["optim"]["lr"], tables["optim"]["ema"]) == (0.02, 0.9)
+    assert run.finished
+    assert run.epochs() == fitted.epochs
+    brighter = (x + 1e-3).clamp(0, 1), y
+    amata.fit(small_net(), brighter, run=tmp_path / "other", **QUICK)
+    other = RunFolder.open(tmp_path / "other")[1]
+    assert other.tables["data"]["sha256"] != tables["data"]["sha256"]
+
+
+def test_numpy_arrays_and_loaders_train_alike(tmp_path: Path) -> None:
+    x, y = toy_data()
+    pairs = [(x[i : i + 16], y[i : i + 16]) for i in range(0, 96, 16)]
+    tensors = amata.fit(small_net(), (x, y), **QUICK)
+    arrays = amata.fit(small_net(), (x.numpy(), y.numpy()), **QUICK)
+    for a, b in zip(tensors.model.parameters(), arrays.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    amata.fit(small_net(), pairs, run=tmp_path / "run", **QUICK)
+    data = RunFolder.open(tmp_path / "run")[1].tables["data"]
+    assert (data["name"], data["count"], data["sha256"]) == ("python", None, None)
+
+
+def test_a_recipe_fills_what_is_not_given_and_objects_replace_its_own() -> None:
+    fitted = amata.fit(
+        small_net(),
+        toy_data(),
+        recipe="mnist5k-amata",
+        schedule=amata.Constant(steps=2, step_size=0.1),
+        epochs=1,
+        device="cpu",
+        progress=False,
+    )
+    assert [row["steps"] for row in fitted.epochs] == [2]
+    recipe = load("mnist5k-amata")
+    changed = replace(recipe, schedule=amata.Constant(steps=2, step_size=0.1))
+    assert changed.tables["schedule"] == {"name": "constant", "steps": 2, "step_size": 0.1}
+    assert changed.fingerprint() != recipe.fingerprint()
+    other = replace(recipe, method=amata.TRADES(ball=amata.L2(1.0)))
+    assert other.tables["threat"] == {"norm": "l2", "eps": 1.0}
+    assert replace(recipe, name="again").fingerprint() == recipe.fingerprint()
+
+
+def test_an_optimiser_has_its_own_defaults_and_is_recorded_with_them() -> None:
+    recipe = replace(load("mnist5k-pgd"), optim=amata.AdamW())
+    assert recipe.tables["optim"]["name"] == "adamw"
+    assert recipe.tables["optim"]["lr"] == 1e-3
+    assert recipe.chosen["optim"]["name"] == "adamw"
+    with pytest.raises(ValueError, match="lr"):
+        amata.SGD(lr=-1)
+
+
+def test_an_interrupted_run_is_resumed_to_the_same_bytes(tmp_path: Path) -> None:
+    data, held_out = toy_data(), toy_data(40)
+    whole = amata.fit(small_net(), data, held_out, run=tmp_path / "whole", **QUICK)
+    cut = {**QUICK, "progress": StopAt(1, 3)}
+    with pytest.raises(amata.Interrupted, match=r"amata.fit\(model, train, valid, resume='.*/cut'"):
+        amata.fit(small_net(), data, held_out, run=tmp_path / "cut", **cut)
+    resumed = amata.fit(small_net(seed=5), data, held_out, resume=tmp_path / "cut", progress=False)
+    for name in ("last.safetensors", "model.safetensors"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    rows = [[without_times(r) for r in fitted.epochs] for fitted in (whole, resumed)]
+    assert rows[0] == rows[1]
+    again = amata.fit(small_net(seed=6), data, resume=tmp_path / "cut", progress=False)
+    assert again.best_epoch == whole.best_epoch
+    for a, b in zip(again.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train": toy_data(80)}, r"data\.\w+ = .*; resume with the same"),
+        ({"model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 2))}, r"model\.par"),
+        ({"method": amata.PGD(ball=amata.Linf(0.1))}, r"threat\.eps = 0\.05, not 0\.1"),
+        ({"epochs": 9}, r"train\.epochs = 3, not 9"),
+        ({"run": "other"}, "drop run= and recipe="),
+    ],
+)
+def test_a_resume_with_something_else_is_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    stopped = {**QUICK, "progress": StopAt(0, 2)}
+    with pytest.raises(amata.Interrupted):
+        amata.fit(small_net(), toy_data(), run=tmp_path / "run", **stopped)
+    given = {"model": small_net(), "train": toy_data(), "resume": tmp_path / "run", **change}
+    with pytest.raises(InputError, match=message):
+        amata.fit(**given, progress=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise(amata.Method):
+    """Somebody's own method, which no recipe can name."""
+
+    strength: float = 1.0
+
+    def step(
+        self,
+        net: amata.Net,
+        batch: amata.Batch,
+        u: amata.Control,
+        rng: torch.Generator,
+        memory: amata.Memory,
+    ) -> None:
+        net.backward(self.ball.scaled(self.strength).around(batch.x).start(rng), batch.y)
+        net.apply()
+
+
+def halved(epoch: int, epochs: int) -> amata.Control:
+    return amata.Control(1, 0.1 / (1 + epoch))
+
+
+def test_somebodys_own_method_and_schedule_are_recorded_and_needed_again(tmp_path: Path) -> None:
+    own = {"method": Noise(ball=amata.Linf(0.05), strength=0.5), "schedule": halved}
+    settings = {**QUICK, **own, "progress": StopAt(1, 2)}
+    with pytest.raises(amata.Interrupted):
+        amata.fit(small_net(), toy_data(), run=tmp_path / "run", **settings)
+    tables = RunFolder.open(tmp_path / "run")[1].tables
+    assert tables["method"] == {
+        "name": "python",
+        "class": "tests.test_python_runs.Noise",
+        "strength": 0.5,
+    }
+    assert tables["schedule"] == {"name": "python", "class": "tests.test_python_runs.halved"}
+    with pytest.raises(InputError, match=r"the Python class tests\.test_python_runs\.\w+, which"):
+        amata.fit(small_net(), toy_data(), resume=tmp_path / "run", progress=False)
+    fitted = amata.fit(
+        small_net(),
+        toy_data(),
+        resume=tmp_path / "run",
+        progress=False,
+        **own,  # type: ignore[arg-type]
+    )
+    assert [row["step_size"] for row in fitted.epochs] == [0.1, 0.05, 0.1 / 3]
+
+
+def test_commands_name_the_python_call_and_reports_work(
+    tmp_path: Path, amata: Callable[..., Called]
+) -> None:
+    import amata as library
+
+    for name, steps in (("one", 1), ("three", 3)):
+        settings = {**QUICK, "schedule": library.Constant(steps=steps, step_size=0.1)}
+        library.fit(small_net(), toy_data(), toy_data(40), run=tmp_path / name, **settings)
+    run = tmp_path / "one"
+    for command, call in (
+        (("eval", run), "amata.evaluate"),
+        (("export", run, "--to", "onnx", "--out", tmp_path / "out"), "amata.export"),
+        (("train", "--resume", run), "amata.fit(model, train, valid, resume="),
+        (("landscape", run, "--out", tmp_path / "out"), "resume="),
+    ):
+        called = amata(*command)
+        assert called.code == 2
+        assert called.err.count("\n") == 1
+        assert call in called.err
+    assert amata("report", run, tmp_path / "three", "--out", tmp_path / "page").code == 0
+    compared = json.loads((tmp_path / "page" / "compare.json").read_text())
+    assert compared["data"] == "python"
+    assert len(compared["rows"]) == 2
+
+
+def test_a_trained_network_is_exported_from_python(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    data = toy_data()
+    fitted = amata.fit(small_net(), data, run=tmp_path / "run", **QUICK)
+    amata.export.export(
+        tmp_path / "run", "onnx", tmp_path / "out", model=fitted.model, images=data[0]
+    )
+    assert json.loads((tmp_path / "out" / "model.json").read_text())["checked_on"] == 16
+
+
+SCRIPT = """
+import torch
+
+import amata
+
+ball = amata.Linf("8/255")
+model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 2))
+data = torch.rand(64, 1, 6, 6), torch.randint(2, (64,))
+fitted = amata.fit(model, data, method=amata.PGD(ball=ball), epochs=1,
+                   schedule=amata.Linear(k_min=1, k_max=3, tau="13/255"),
+                   optim=amata.SGD(lr=0.1, ema=0.9))
+x_adv: torch.Tensor = amata.attacks.pgd(fitted.model, *data, ball=ball, steps=3)
+print(amata.evaluate(fitted.model, data, ball=ball, attacks=["clean"])["clean"].accuracy)
+"""
+
+
+@pytest.mark.slow
+def test_mypy_sees_the_types_of_a_users_script(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    (tmp_path / "mine.py").write_text(SCRIPT)
+    (tmp_path / "wrong.py").write_text(SCRIPT.replace("epochs=1", "epoch=1"))
+
+    def checked(name: str) -> str:
+        command = [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--strict",
+            "--cache-dir",
+            str(ROOT / ".mypy_cache"),
+        ]
+        ran = subprocess.run([*command, name], cwd=tmp_path, capture_output=True, text=True)
+        return ran.stdout
+
+    assert "Success" in checked("mine.py")
+    assert 'Unexpected keyword argument "epoch" for "fit"' in checked("wrong.py")
+
+
+def test_attacks_start_from_fresh_noise(tmp_path: Path) -> None:
+    x, y = toy_data(8)
+    model = small_net().eval()
+
+    def attack() -> Tensor:
+        return amata.attacks.pgd(model, x, y, ball=amata.Linf(0.05), steps=0)
+
+    torch.manual_seed(0)
+    first, second = attack(), attack()
+    assert not torch.equal(first, second)
+    torch.manual_seed(0)
+    assert torch.equal(attack(), first)
