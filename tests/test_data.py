@@ -1,7 +1,8 @@
-"""Data: what is read is what was written, draws are functions of their keys, and broken files are
-named."""
+"""Data: files are read back exactly, draws are functions of their keys, broken files are named."""
 
 import gzip
+import hashlib
+import itertools
 import pickle
 import re
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from amata.data import DATASETS, Arrays, Framing, Loader, Stream, load
+from amata.data import DATASETS, Arrays, Feed, Folder, Framing, Loader, Stream, load
 from amata.data.augment import crop_flip
 from amata.data.cifar import load_cifar10
 from amata.data.images import split_validation
@@ -34,7 +35,7 @@ def idx(array: np.ndarray) -> bytes:
 
 
 def write_mnist(
-    folder: Path, *, zipped: bool = True, count: int = 12
+    folder: Path, *, zipped: bool = True, count: int = 12, dot: str = "-"
 ) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     x, y = (
@@ -43,15 +44,14 @@ def write_mnist(
     )
     for name in FILES:
         content = idx(x if "images" in name else y)
-        (folder / (name + (".gz" if zipped else ""))).write_bytes(
-            gzip.compress(content) if zipped else content
-        )
+        file = name.replace("-idx", f"{dot}idx") + (".gz" if zipped else "")
+        (folder / file).write_bytes(gzip.compress(content) if zipped else content)
     return x, y
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-def test_mnist_files_are_read(tmp_path: Path, zipped: bool) -> None:
-    x, y = write_mnist(tmp_path, zipped=zipped)
+@pytest.mark.parametrize(("zipped", "dot"), [(True, "-"), (False, "-"), (True, ".")])
+def test_mnist_files_are_read(tmp_path: Path, zipped: bool, dot: str) -> None:
+    x, y = write_mnist(tmp_path, zipped=zipped, dot=dot)
     splits = load("mnist", root=tmp_path)
     batch = next(Loader(splits.train, 12, CPU).epoch())
     torch.testing.assert_close(batch.x, torch.from_numpy(x[:, None]).float() / 255)
@@ -93,6 +93,8 @@ def test_mnist5k_is_fixed_and_balanced() -> None:
     assert int(torch.bincount(splits.test.y[:100]).min()) >= 3, (
         "the first hundred should be a fair sample"
     )
+    pixels = hashlib.sha256(splits.test.x.numpy().tobytes()).hexdigest()
+    assert pixels.startswith("8a7881ec21abc9a7"), "other digits than those of published results"
     assert torch.equal(splits.test.x, again.test.x)  # type: ignore[attr-defined]
     assert not set(splits.held_out) & set(splits.train.ids.tolist())
 
@@ -133,7 +135,8 @@ def test_cifar10_batches_are_read_without_running_pickles(tmp_path: Path) -> Non
         load_cifar10(tmp_path)
 
 
-def test_cifar10_parquet_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("column", ["img", "image"])
+def test_cifar10_parquet_is_read(tmp_path: Path, column: str) -> None:
     import io
 
     import pyarrow as pa
@@ -146,7 +149,7 @@ def test_cifar10_parquet_is_read(tmp_path: Path) -> None:
         Image.fromarray(pixels).save(file, "PNG")
         return file.getvalue()
 
-    table = pa.table({"img": [{"bytes": png(p), "path": "x"} for p in x], "label": [3, 1, 2]})
+    table = pa.table({column: [{"bytes": png(p), "path": "x"} for p in x], "label": [3, 1, 2]})
     for part in ("train", "test"):
         pq.write_table(table, tmp_path / f"{part}-00000-of-00001.parquet")
     train, _ = load_cifar10(tmp_path)
@@ -240,7 +243,56 @@ def test_a_central_crop_is_what_pillow_gives(tmp_path: Path) -> None:
     )
 
 
-def test_a_folder_kept_in_memory_holds_what_it_would_read(tmp_path: Path) -> None:
+def test_training_crops_take_every_window() -> None:
+    pixels = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
+    framing, rng = Framing(4, 3), np.random.default_rng(0)
+    seen = {framing.apply(Image.fromarray(pixels), rng).tobytes() for _ in range(100)}
+    windows = [pixels[top : top + 3, left : left + 3] for top in range(2) for left in range(3)]
+    assert seen == {window.tobytes() for window in windows}
+
+
+def test_random_resized_crops_have_imagenets_areas_and_aspects() -> None:
+    rng = np.random.default_rng(0)
+    boxes = np.array([Framing._random_box(300, 200, rng) for _ in range(1000)])
+    left, top, right, bottom = boxes.T
+    assert min(left.min(), top.min()) >= 0
+    assert right.max() <= 300
+    assert bottom.max() <= 200
+    area, aspect = (right - left) * (bottom - top) / 60_000, (right - left) / (bottom - top)
+    for values, low, high in ((area, 0.08, 0.85), (aspect, 3 / 4, 4 / 3)):
+        assert low <= values.min() < 1.1 * low
+        assert 0.95 * high < values.max() <= high * 1.1
+    assert Framing._random_box(1000, 10, rng) == (495, 0, 505, 10)  # no such window fits
+
+
+@pytest.mark.parametrize("part", ["val", "valid", "test"])
+def test_test_images_are_found_and_their_first_ones_are_a_fair_sample(
+    tmp_path: Path, part: str
+) -> None:
+    write_folder(tmp_path / "parts", ("train", part), per_class=8)
+    write_folder(tmp_path / "whole", ("",), per_class=8)
+    for root, count in (("parts", 16), ("whole", 8)):
+        test = load("folder", root=tmp_path / root, framing=Framing(16, 12), test_share=0.5).test
+        assert isinstance(test, Folder)
+        assert test.names == ("cat", "dog")
+        assert len(test) == count
+        assert test.labels.tolist() != sorted(test.labels.tolist())
+
+
+def test_hashes_tell_a_changed_folder(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    before = load("folder", root=tmp_path).hashes
+    assert load("folder", root=tmp_path).hashes == before
+    for part in ("train", "val"):
+        (tmp_path / part / "cat").rename(tmp_path / part / "cow")
+    renamed = load("folder", root=tmp_path).hashes
+    (tmp_path / "val" / "cow" / "0.png").rename(tmp_path / "val" / "cow" / "9.png")
+    moved = load("folder", root=tmp_path).hashes
+    assert before["train_hash"] != renamed["train_hash"] == moved["train_hash"]
+    assert len({hashes["test_hash"] for hashes in (before, renamed, moved)}) == 3
+
+
+def test_a_folder_in_memory_equals_the_folder_on_disk(tmp_path: Path) -> None:
     write_folder(tmp_path)
     read, kept = (
         load("folder", root=tmp_path, framing=Framing(16, 12), in_memory=in_memory)
@@ -273,7 +325,7 @@ def test_a_folder_without_parts_gets_a_seeded_test_split(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_file_that_is_no_image_is_named(tmp_path: Path, workers: int) -> None:
+def test_a_file_that_is_not_an_image_is_named(tmp_path: Path, workers: int) -> None:
     write_folder(tmp_path)
     bad = tmp_path / "train" / "cat" / "9.png"
     bad.write_bytes(b"not a picture")
@@ -310,6 +362,8 @@ def test_an_epoch_is_a_function_of_seed_and_epoch_and_may_begin_anywhere() -> No
         for a, b in zip(loader.epoch(2, start), whole[start:], strict=True):
             assert torch.equal(a.x, b.x)
             assert torch.equal(a.ids, b.ids)
+    for a, b in zip(loader.epoch(2, start=1, stride=2), whole[1::2], strict=True):
+        assert torch.equal(a.x, b.x)
     assert not torch.equal(next(loader.epoch(3)).ids, whole[0].ids)
     assert not torch.equal(next(Loader(data, 5, CPU, seed=4).epoch(2)).ids, whole[0].ids)
     assert len(list(Loader(data, 5, CPU, seed=3, drop_last=True).epoch())) == 4
@@ -319,7 +373,7 @@ def test_crop_and_flip_are_what_a_loop_would_do() -> None:
     x = torch.rand(200, 2, 6, 5)
     out, _ = crop_flip(x, generator(1), pad=2)
     padded = torch.nn.functional.pad(x, [2] * 4)
-    seen = set()
+    seen = []
     for i in range(200):
         windows = {
             (dy, dx): padded[i, :, dy : dy + 6, dx : dx + 5] for dy in range(5) for dx in range(5)
@@ -329,10 +383,26 @@ def test_crop_and_flip_are_what_a_loop_would_do() -> None:
             (*at, True) for at, window in windows.items() if torch.equal(out[i], window.flip(2))
         ]
         assert len(found) == 1, "not a crop of its own image"
-        seen.add(found[0])
-    assert {f for _, _, f in seen} == {False, True}
+        seen.append(found[0])
+    assert 70 < sum(flipped for *_, flipped in seen) < 130
     assert {(dy, dx) for dy, dx, _ in seen} == {(dy, dx) for dy in range(5) for dx in range(5)}
     assert torch.equal(crop_flip(x, generator(1), pad=2)[0], out)
+
+
+def test_a_validation_split_keeps_the_ids_of_the_whole_set() -> None:
+    part = Arrays(images(12), labels(12)).subset(torch.arange(6, 12))
+    train, valid, ids = split_validation(part, 2, seed=0)
+    assert valid is not None
+    assert valid.ids.tolist() == ids
+    assert sorted([*train.ids.tolist(), *ids]) == list(range(6, 12))
+
+
+def test_waiting_for_data_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr("amata.data.feed.time.perf_counter", lambda: float(next(ticks)))
+    feed = Feed(Loader(Arrays(images(6), labels(6)), 2, CPU).epoch(), CPU)
+    assert len(list(feed)) == 3
+    assert feed.waited == 4  # three batches, and the end of the data
 
 
 def test_arrays_and_streams_check_what_they_are_given() -> None:
@@ -344,8 +414,9 @@ def test_arrays_and_streams_check_what_they_are_given() -> None:
     ):
         with pytest.raises(InputError, match=message):
             Arrays(x, y)
-    with pytest.raises(InputError, match="outside the 2 classes"):
-        Arrays(images(), torch.arange(6), classes=2)
+    for y in (torch.arange(6), torch.arange(6) % 2 - 1):
+        with pytest.raises(InputError, match="outside the 2 classes"):
+            Arrays(images(), y, classes=2)
     with pytest.raises(InputError, match=r"len\(\)"):
         Stream(iter([]), CPU)
     with pytest.raises(InputError, match=r"data\.valid = 6 leaves nothing of the 6"):

@@ -89,7 +89,7 @@ def test_a_file_is_fetched_once_and_verified(server: Server, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_broken_download_goes_on_where_it_stopped(
+def test_a_broken_download_resumes(
     server: Server, tmp_path: Path, ranges: bool
 ) -> None:
     server.break_after, server.ranges = 300_000, ranges
@@ -104,12 +104,12 @@ def test_a_broken_download_goes_on_where_it_stopped(
     assert not (tmp_path / "data.bin.part").exists()
 
 
-def test_a_download_killed_after_its_last_byte_is_whole(server: Server, tmp_path: Path) -> None:
+def test_a_download_killed_after_its_last_byte_is_complete(server: Server, tmp_path: Path) -> None:
     (tmp_path / "data.bin.part").write_bytes(CONTENT)
     assert fetch(server.remote(), tmp_path).read_bytes() == CONTENT
 
 
-def test_a_wrong_checksum_is_refused_and_nothing_stays(server: Server, tmp_path: Path) -> None:
+def test_a_wrong_checksum_is_refused_and_the_file_removed(server: Server, tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"wrong checksum \(md5:.*, not md5:0123\) and was removed"
     ):
