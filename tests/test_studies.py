@@ -403,6 +403,14 @@ def test_the_recipes_own_schedule_is_tried_first_if_it_fits(tmp_path: Path) -> N
         assert bool(search.study.get_trials()) == proposed
 
 
+def test_the_recipes_own_schedule_is_in_the_space_if_a_trial_could_propose_it() -> None:
+    recipe = recipes.load("mnist5k-amata", ["schedule.k_min=2", "schedule.k_max=10"])
+    params = {"shape": "linear", "k_min": 2, "rise": 8, "tau": 2.5}
+    assert Space(recipe, MethodCost(1, 1), 5.0, k_cap=9).recipe_params() == params
+    assert Space(recipe, MethodCost(1, 1), 5.0, k_cap=8).recipe_params() is None
+    assert Space(recipe, MethodCost(1, 1), 2.9, k_cap=9).recipe_params() is None
+
+
 def test_a_trial_of_another_process_is_not_trained_twice(amata: Amata, tmp_path: Path) -> None:
     recipe = recipes.load("mnist5k-amata", [o.removeprefix("--set=") for o in FAST])
     settings = SearchSettings(budget=0.9 * 4, k_cap=3, shapes=("linear", "piecewise"), trials=1)

@@ -32,8 +32,6 @@ class PruningReporter(Reporter):
             self.trial.report(self.seen[row["epoch"]], row["epoch"])
 
     def epoch(self, row: dict[str, Any]) -> None:
-        if "event" in row:
-            return
         self.report(row)
         self.reporter.epoch(row)
         if "valid" in row and self.trial.should_prune():
