@@ -375,7 +375,8 @@ def test_a_result_that_the_study_missed_is_adopted(amata: Amata, tmp_path: Path)
 
     study = optuna.load_study(study_name="amata", storage=f"sqlite:///{out / 'study.db'}")
     study.enqueue_trial(adopted.params)  # it is adopted only once
-    amata(*SEARCH, "--trials", "2", "--out", out)
+    called = amata(*SEARCH, "--trials", "2", "--out", out)
+    assert called.code == 0, called.err
     assert len({t.user_attrs["key"] for t in finished(out)}) == len(finished(out)) == 2
 
 
