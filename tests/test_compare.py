@@ -26,7 +26,7 @@ from amata.report.tables import as_csv, as_markdown, result_csv, result_table
 from amata.reporter import Reporter
 from amata.studies.compare import compare_runs
 from amata.studies.comparison_rows import common_target
-from amata.studies.differences import recipe_differences
+from amata.studies.differences import recipe_differences, timing_facts
 from amata.studies.plan import find_runs, plan, run_plan
 from amata.training import fit
 from tests.conftest import ENV, ROOT, Called, images, labels, small_net
@@ -159,7 +159,9 @@ def test_the_target_is_reached_when_an_epoch_first_reaches_it(compared: Path) ->
     row = compare_runs(runs[:1], target=aim)["rows"][0]
     at = next(p for p in curve["points"] if p["robust"] >= aim)
     assert (row["time_to_target"], row["cost_to_target"]) == (at["train_seconds"], at["grad_evals"])
-    unreachable = compare_runs(runs[:1], target=0.999)["rows"][0]
+    missed = compare_runs(runs[:1], target=0.999)
+    assert ("—", "1 of 1 missed it") in result_table(missed)[1]
+    unreachable = missed["rows"][0]
     assert unreachable["time_to_target"] is None
     assert unreachable["epochs_to_target"] == [None]
     one = compare_runs(runs[:1])["rows"][0]["accuracies"]["clean"]
@@ -219,6 +221,13 @@ def test_a_plan_uses_the_first_recipes_conditions_seed_by_seed(tmp_path: Path) -
     keys = {d["key"] for d in recipe_differences({r.name: r for r in (first, planned[3])})}
     assert {"optim.lr", "schedule.name"} <= keys
     assert "train.seed" not in keys
+
+
+def test_times_are_comparable_on_one_machine_with_the_same_packages() -> None:
+    facts = {"device": "cpu", "machine": "arm", "threads": 2, "packages": {"torch": "2"}}
+    assert timing_facts({**facts, "commit": "a"}) == timing_facts({**facts, "commit": "b"})
+    for key in facts:
+        assert timing_facts({**facts, key: "other"}) != timing_facts(facts)
 
 
 def test_the_common_target_is_the_highest_percentage_that_all_runs_reached() -> None:
@@ -409,7 +418,9 @@ def test_a_report_needs_no_weights(
         (kept / "runs" / run.name).mkdir(parents=True)
         for name in ("recipe.toml", "env.json", "metrics.jsonl", "summary.json"):
             shutil.copy(run / name, kept / "runs" / run.name / name)
-    shutil.copy(compared / "plan.json", kept)
+    planned = json.loads((compared / "plan.json").read_text())
+    target = json.loads((compared / "compare.json").read_text())["target"]
+    (kept / "plan.json").write_text(json.dumps({**planned, "target": target}))
     env = next((kept / "runs").glob("*/env.json"))
     env.write_text(json.dumps({**json.loads(env.read_text()), "commit": "another"}))
     assert amata("report", str(kept), "--out", str(tmp_path / "again")).code == 0
@@ -418,6 +429,7 @@ def test_a_report_needs_no_weights(
         for folder in (compared, tmp_path / "again")
     )
     assert again["rows"] == first["rows"]
+    assert (again["target"], again["target_source"]) == (target, "given")
     assert any("different commits" in w for w in again["warnings"])
     assert re.search("another; |; another", (tmp_path / "again" / "environment.md").read_text())
     assert amata("report", str(kept / "runs"), "--out", str(tmp_path / "flat")).code == 0

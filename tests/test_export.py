@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 from amata import recipes
+from amata.export import Trained
+from amata.export.robustbench import claim
 from amata.training.experiment import load_trained, train
 
 SETS = [
@@ -76,20 +79,32 @@ def test_the_claim_has_robustbenchs_fields_and_our_numbers(
     run: Path, tmp_path: Path, amata: Any
 ) -> None:
     assert amata("export", run, "--to", "robustbench", "--out", tmp_path / "rb").code == 0
-    claim = json.loads(
+    claimed = json.loads(
         (tmp_path / "rb" / "model_info" / "mnist5k" / "Linf" / "mnist5k-amata.json").read_text()
     )
     fields = (
         "link name authors additional_data number_forward_passes dataset venue architecture "
         "eps clean_acc reported autoattack_acc"
     )
-    assert {*fields.split(), "unreliable"} <= claim.keys()
+    assert {*fields.split(), "unreliable"} <= claimed.keys()
     evaluation = json.loads((run / "summary.json").read_text())["evaluation"]
-    assert claim["clean_acc"] == f"{100 * evaluation['clean']['accuracy']:.2f}"
-    assert claim["reported"] == f"{100 * evaluation['fgsm']['accuracy']:.2f}"
-    assert claim["autoattack_acc"] is None
-    assert claim["eps"] == "8/255"
-    assert "fgsm on 20 test images" in claim["footnote"]
+    assert claimed["clean_acc"] == f"{100 * evaluation['clean']['accuracy']:.2f}"
+    assert claimed["reported"] == f"{100 * evaluation['fgsm']['accuracy']:.2f}"
+    assert claimed["autoattack_acc"] is None
+    assert claimed["eps"] == "8/255"
+    assert "fgsm on 20 test images" in claimed["footnote"]
+
+
+def test_a_claim_takes_autoattack_on_a_subset_and_admits_warnings(run: Path) -> None:
+    trained = Trained.of(run)
+    assert not claim(trained)["unreliable"]
+    found = {"accuracy": 0.4, "n": 5, "params": {"eps": 0.1}, "warnings": ["masked gradients"]}
+    claimed = claim(replace(trained, evaluation={"autoattack@5": found}))
+    assert claimed["autoattack_acc"] == claimed["reported"] == "40.00"
+    assert claimed["unreliable"]
+    assert claimed["footnote"] == (
+        "reported under autoattack@5 on 5 test images; autoattack@5: masked gradients"
+    )
 
 
 def test_a_model_card_has_the_evaluation(run: Path, tmp_path: Path, amata: Any) -> None:

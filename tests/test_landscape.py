@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from amata import recipes
 from amata.attacks import pgd
 from amata.errors import InputError
+from amata.runs.files import load_tensors, under
 from amata.schedules import Control
 from amata.studies.landscape import (
     Plane,
@@ -22,7 +23,7 @@ from amata.studies.landscape import (
     steepest_image,
 )
 from amata.threat import Linf
-from amata.training.experiment import train
+from amata.training.experiment import load_trained, train
 from tests.conftest import images, labels, small_net
 from tests.test_compare import QUICK
 
@@ -108,7 +109,8 @@ def test_the_command_draws_saved_epochs(
     run = tmp_path / "run"
     train(
         recipes.load(
-            "mnist5k-amata", [*QUICK, "train.epochs=2", "train.keep_epochs=true", "eval.limit=10"]
+            "mnist5k-amata",
+            [*QUICK, "train.epochs=2", "train.keep_epochs=true", "eval.limit=10", "optim.ema=0.9"],
         ),
         run,
     )
@@ -129,6 +131,14 @@ def test_the_command_draws_saved_epochs(
     assert [p["epoch"] for p in result["landscapes"]] == [1, 2]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [p["courses"][2]["steps"] for p in result["landscapes"]] == [r["steps"] for r in rows]
+    model, _, splits = load_trained(run)
+    model.load_state_dict(under(load_tensors(run / "epochs" / "00002.safetensors"), "ema/"))
+    x, y = next(
+        iter(splits.test.read([torch.tensor([result["sample"]])], torch.device("cpu"), None))
+    )
+    with torch.no_grad():
+        clean = float(F.cross_entropy(model(x), y))
+    assert result["landscapes"][1]["clean_loss"] == pytest.approx(clean, rel=1e-4)
     for name in ("landscape.svg", "landscape.png", "landscape-3d.svg", "landscape-3d.png"):
         assert (tmp_path / "l" / name).stat().st_size > 1000
     monkeypatch.setattr("amata.studies.landscape.steepest_image", lambda *_: 3)
@@ -147,12 +157,16 @@ def test_the_command_draws_saved_epochs(
             "3",
             "--sample",
             "7",
+            "--alpha",
+            "0.05",
             "--out",
             tmp_path / "b",
         ).code
         == 0
     )
-    assert json.loads((tmp_path / "b" / "landscape.json").read_text())["sample"] == 7
+    other = json.loads((tmp_path / "b" / "landscape.json").read_text())
+    assert other["sample"] == 7
+    assert {c["step_size"] for c in other["landscapes"][0]["courses"]} == {0.05}
     assert (
         "not one of the run's 2 epochs"
         in amata("landscape", run, "--epochs", "3", "--out", tmp_path / "x").err

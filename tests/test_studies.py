@@ -374,7 +374,8 @@ def test_a_result_that_the_study_missed_is_adopted(amata: Amata, tmp_path: Path)
 
     study = optuna.load_study(study_name="amata", storage=f"sqlite:///{out / 'study.db'}")
     study.enqueue_trial(adopted.params)  # it is adopted only once
-    amata(*SEARCH, "--trials", "2", "--out", out)
+    called = amata(*SEARCH, "--trials", "2", "--out", out)
+    assert called.code == 0, called.err
     assert len({t.user_attrs["key"] for t in finished(out)}) == len(finished(out)) == 2
 
 
@@ -400,6 +401,14 @@ def test_the_recipes_own_schedule_is_tried_first_if_it_fits(tmp_path: Path) -> N
             recipe, SearchSettings(budget=3.3), tmp_path / str(proposed) / str(options), Reporter()
         )
         assert bool(search.study.get_trials()) == proposed
+
+
+def test_the_recipes_own_schedule_is_in_the_space_if_a_trial_could_propose_it() -> None:
+    recipe = recipes.load("mnist5k-amata", ["schedule.k_min=2", "schedule.k_max=10"])
+    params = {"shape": "linear", "k_min": 2, "rise": 8, "tau": 2.5}
+    assert Space(recipe, MethodCost(1, 1), 5.0, k_cap=9).recipe_params() == params
+    assert Space(recipe, MethodCost(1, 1), 5.0, k_cap=8).recipe_params() is None
+    assert Space(recipe, MethodCost(1, 1), 2.9, k_cap=9).recipe_params() is None
 
 
 def test_a_trial_of_another_process_is_not_trained_twice(amata: Amata, tmp_path: Path) -> None:
