@@ -11,7 +11,7 @@ from amata.control.greedy import (
     maximise,
     strategy,
 )
-from amata.control.hamiltonian import (
+from amata.control.probing import (
     COSTS,
     GradientCost,
     Measured,

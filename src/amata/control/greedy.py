@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from torch import nn
 
 from amata.batch import Batch
-from amata.control.hamiltonian import GradientCost, Probe, RunningCost, StepCost, hamiltonian
+from amata.control.probing import GradientCost, Probe, RunningCost, StepCost, hamiltonian
 from amata.engine import ProbeNet
 from amata.errors import InputError, missing
 from amata.methods import Memory, Method

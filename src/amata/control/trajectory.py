@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from amata.batch import Batch
 from amata.control.greedy import standard_error
-from amata.control.hamiltonian import Probe, RunningCost, StepCost
+from amata.control.probing import Probe, RunningCost, StepCost
 from amata.engine import ProbeNet
 from amata.errors import InputError
 from amata.losses import ce
