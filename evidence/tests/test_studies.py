@@ -38,7 +38,9 @@ def test_arms_at_equal_cost_differ_in_k_alone() -> None:
     assert all(table == tables[0] for table in tables)
     steps = {}
     for title, recipe in loaded.items():
-        controls = [recipe.schedule(epoch, 30) for epoch in range(30)]
+        schedule = recipe.schedule
+        assert callable(schedule)
+        controls = [schedule(epoch, 30) for epoch in range(30)]
         assert all(u.steps * u.step_size == pytest.approx(20 / 255) for u in controls)
         steps[title] = [u.steps for u in controls]
     rising = steps["linear-1-5"]
