@@ -23,24 +23,24 @@ KEEP = 2
 def save_checkpoint(
     folder: Path, epoch: int, batch: int, tensors: dict[str, Tensor], record: dict[str, Any]
 ) -> None:
-    """Save the state before batch `batch` of `epoch` and drop all but the newest two, and the
-    newest that begins an epoch."""
+    """Save the state before batch `batch` of `epoch`. Keeps the newest two checkpoints, and the
+    newest at the start of an epoch."""
     stem = f"{epoch:05d}-{batch:07d}"
-    # a damaged checkpoint of this very place, trained again
+    # A damaged checkpoint may have the same name.
     (folder / f"{stem}.json").unlink(missing_ok=True)
     digest = hashlib.sha256()
     for part in save_tensors(folder / f"{stem}.safetensors", tensors):
         digest.update(part)
     write_json(folder / f"{stem}.json", {**record, "sha256": digest.hexdigest()})
     records = _records(folder)
-    # where the guard would go back to
+    # The guard rolls back to the start of an epoch.
     begins_epoch = [path for path in records if path.stem.endswith("-0000000")][-1:]
     for old in records[:-KEEP]:
         if old not in begins_epoch:
-            old.unlink()  # the record first: without it the tensors are no checkpoint
+            old.unlink()  # the record first: without it there is no checkpoint
     for partial in folder.glob(".[0-9]*.part"):
         if partial.name[1:] < stem:
-            partial.unlink()  # left by a kill in the middle of a write
+            partial.unlink()  # left by a kill during a write
     kept = {path.stem for path in _records(folder)}
     for path in folder.glob("[0-9]*.safetensors"):
         if path.stem not in kept:
@@ -50,8 +50,8 @@ def save_checkpoint(
 def load_checkpoint(
     folder: Path, fingerprint: str, note: Callable[[str], None], epoch: int | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The newest whole checkpoint (or the one that begins `epoch`), None if there is none; a
-    damaged one is named and passed over."""
+    """The newest intact checkpoint, or the one at the start of `epoch`; None if there is none. A
+    damaged one is reported and skipped."""
     records = [
         path for path in _records(folder) if epoch is None or path.stem == f"{epoch:05d}-0000000"
     ]
@@ -77,13 +77,12 @@ def load_checkpoint(
 
 
 def begins(folder: Path, epoch: int) -> bool:
-    """Whether there is a checkpoint that begins this epoch."""
+    """Whether there is a checkpoint at the start of this epoch."""
     return (folder / f"{epoch:05d}-0000000.json").is_file()
 
 
 def discard_after(folder: Path, epoch: int) -> None:
-    """Forget every checkpoint later than the one that begins `epoch`: a rolled-back run must not be
-    resumed from what it left."""
+    """Drop every checkpoint after the start of `epoch`: a rolled-back run must not resume there."""
     for path in _records(folder):
         if path.stem > f"{epoch:05d}-0000000":
             path.unlink()

@@ -1,4 +1,4 @@
-"""Files that are either the old one or the new one, never half of either."""
+"""Atomic files: a reader sees the old content or the new one, never a part."""
 
 import contextlib
 import json
@@ -14,8 +14,7 @@ from torch import Tensor
 from amata.errors import InputError
 
 Parts = tuple[bytes | memoryview, ...]
-"""A file's content in pieces: a training goes on beside its saving, and copies of large ones would
-hold it up."""
+"""A file's content in pieces, so that large tensors are not copied while training runs."""
 NAMES = {
     torch.complex64: "C64",
     torch.float64: "F64",
@@ -34,12 +33,12 @@ NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What safetensors call types."""
+"""The names of types in safetensors files."""
 
 
 def write_atomic(path: Path, *content: bytes | memoryview) -> None:
-    """Write beside the target, force it to the disk, then rename over the target. The old file
-    stays if anything fails."""
+    """Write a temporary file, sync it, then rename it over the target. If anything fails, the old
+    file stays."""
     partial = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(exist_ok=True)
@@ -53,7 +52,7 @@ def write_atomic(path: Path, *content: bytes | memoryview) -> None:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise unwritable(path, error) from None
-    # some file systems cannot sync a folder; the rename is atomic all the same
+    # Some file systems cannot sync a folder; the rename is atomic anyway.
     with contextlib.suppress(OSError):
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -63,7 +62,7 @@ def write_atomic(path: Path, *content: bytes | memoryview) -> None:
 
 
 def link_atomic(path: Path, source: Path) -> None:
-    """Make `path` the same file as `source`, or where links cannot be made a copy of it."""
+    """Make `path` a hard link to `source`, or a copy where links are not supported."""
     partial = path.with_name(f".{path.name}.part")
     try:
         partial.unlink(missing_ok=True)
@@ -71,7 +70,7 @@ def link_atomic(path: Path, source: Path) -> None:
         os.replace(partial, path)
     except OSError:
         with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)  # it may be the source itself by another name
+            partial.unlink(missing_ok=True)  # it may be a link to the source
         write_atomic(path, source.read_bytes())
 
 
@@ -89,16 +88,16 @@ def write_json(path: Path, value: Any) -> None:
 def save_tensors(
     path: Path, tensors: dict[str, Tensor], about: dict[str, Any] | None = None
 ) -> Parts:
-    """Write a safetensors file, with a JSON description in its header; returns its content.
+    """Write a safetensors file with a JSON description in its header; returns its content.
 
-    The library would copy everything twice, and no other thread of Python could run meanwhile:
-    training would stand still.
+    The library's own writer copies everything twice and holds the interpreter lock, which would
+    stop training.
     """
     flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header: dict[str, Any] = {"__metadata__": {"amata": json.dumps(about or {}), "format": "pt"}}
     pieces: list[memoryview] = []
     end = 0
-    # so that every number lies at a multiple of its size
+    # Sorted by element size, so that every tensor is aligned.
     for name in sorted(flat, key=lambda name: (-flat[name].element_size(), name)):
         tensor = flat[name]
         begin, end = end, end + tensor.nbytes
@@ -109,7 +108,7 @@ def save_tensors(
         }
         pieces.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
+    text += b" " * (-len(text) % 8)  # tensors start at a multiple of eight
     content: Parts = (len(text).to_bytes(8, "little"), text, *pieces)
     write_atomic(path, *content)
     return content
@@ -122,7 +121,7 @@ def describe_weights(path: Path) -> dict[str, Any]:
             about: dict[str, Any] = json.loads((file.metadata() or {}).get("amata", "{}"))
             return about
     except (OSError, safetensors.SafetensorError, ValueError) as error:
-        raise InputError(f"{path} is no safetensors file ({error})") from None
+        raise InputError(f"{path} is not a safetensors file ({error})") from None
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -130,5 +129,5 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin with the prefix, by the rest of their names."""
+    """The tensors whose names start with the prefix, without it."""
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""A folder that one process at a time may write to."""
+"""A lock on a folder: one process writes at a time."""
 
 import contextlib
 import os
@@ -9,18 +9,18 @@ from amata.errors import InputError
 
 try:
     import fcntl
-except ImportError:  # not on Windows; there nothing keeps two processes apart
+except ImportError:  # Windows has no flock: there is no lock
     fcntl = None  # type: ignore[assignment]
 
 
 class Busy(InputError):
-    """A folder that another process holds."""
+    """Another process holds the lock."""
 
 
 @contextlib.contextmanager
 def hold(folder: Path, what: str, *, wait: bool = False) -> Iterator[None]:
-    """Hold the folder; `what` is being done there. Whoever comes second is refused, or waits; a
-    killed holder holds nothing any more."""
+    """Lock the folder for `what`. A second process is refused, or waits. The lock dies with its
+    process."""
     if fcntl is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""The device that a recipe asks for."""
+"""Devices by name."""
 
 import torch
 
@@ -9,9 +9,8 @@ from amata.errors import InputError
 def resolve_device(
     name: str, key: str = "train.device", way_out: str = "--set train.device=cpu"
 ) -> torch.device:
-    """The device that a recipe asks for, or an option by the name of `key`; "auto" is the GPU where
-    there is one."""
-    # of several processes, each has its own
+    """The device `name`, which the option `key` gave; "auto" is the GPU if there is one."""
+    # With several processes, each has its own GPU.
     if name in ("auto", "cuda") and (own := local_device()) is not None:
         return own
     if name == "auto":
@@ -19,7 +18,9 @@ def resolve_device(
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"{key} = {name!r} is no device; use auto, cpu, cuda or cuda:N") from None
+        raise InputError(
+            f"{key} = {name!r} is not a device; use auto, cpu, cuda or cuda:N"
+        ) from None
     if device.type == "cuda" and (
         not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()
     ):

@@ -1,5 +1,4 @@
-"""A whole experiment from a recipe: data, model, training, and the final evaluation on the test
-set."""
+"""An experiment by recipe: data, model, training, and the final evaluation on the test set."""
 
 import signal
 from collections.abc import Callable
@@ -49,7 +48,7 @@ def _refuse_python(recipe: Recipe, path: Path, instead: str) -> None:
 
 
 def build_model(recipe: Recipe, images: data.ImageSet) -> nn.Module:
-    """The recipe's network for these images, checked on one of them before any time is spent."""
+    """The recipe's network for these images, checked with a forward pass on two of them."""
     c = recipe.model
     model = models.build(
         c.name,

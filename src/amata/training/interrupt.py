@@ -17,8 +17,7 @@ class Interrupted(AmataError):
 
 
 class Interrupt:
-    """While active, the first SIGINT or SIGTERM sets `number`; a second one stops the process as it
-    always did."""
+    """While active, the first SIGINT or SIGTERM sets `number`. A second one acts as usual."""
 
     def __init__(self) -> None:
         self.number: int | None = None

@@ -1,5 +1,4 @@
-"""Muon (Jordan et al. 2024): gradient descent with momentum, in which the update of a matrix has
-all its singular values near 1."""
+"""Muon (Jordan et al. 2024): SGD with momentum whose matrix updates are orthogonalised."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,19 +8,19 @@ from torch import Tensor
 
 ITERATIONS = 5
 QUINTIC = (3.4445, -4.7750, 2.0315)
-"""Coefficients of p(s) = a s + b s^3 + c s^5 with a steep rise at 0: five applications bring
-singular values from 0.01 on to 0.7 to 1.2."""
+"""Coefficients of p(s) = a s + b s^3 + c s^5, which is steep at 0: five applications map singular
+values above 0.01 into 0.7 to 1.2."""
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """U V^T of each matrix U S V^T of a stack, but for singular values of 0.7 to 1.2 in place of 1,
-    by products of matrices alone."""
+    """U V^T of each matrix U S V^T of a stack, with singular values of 0.7 to 1.2 instead of 1
+    (Newton-Schulz: matrix products only)."""
     a, b, c = QUINTIC
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     if x.is_cuda:
-        x = x.bfloat16()  # the result is rough anyway
+        x = x.bfloat16()  # the result is approximate anyway
     for _ in range(ITERATIONS):
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
@@ -29,9 +28,9 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Groups with `orthogonal` hold weights of two and more dimensions, of which all but the first
-    are taken as one; other groups get gradient descent with momentum. `weight_decay` shrinks
-    weights by lr * weight_decay, apart from the gradient."""
+    """Groups with `orthogonal` hold weights of two or more dimensions; all dimensions but the first
+    are flattened. Other groups get SGD with momentum. Weight decay is decoupled: weights shrink by
+    lr * weight_decay."""
 
     def __init__(
         self, groups: Iterable[dict[str, Any]], *, lr: float, momentum: float, nesterov: bool
@@ -48,12 +47,12 @@ class Muon(torch.optim.Optimizer):
         )
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        assert closure is None, "a loss that is to be computed anew is not what training does here"
+        assert closure is None, "closures are not supported"
         self.move(self.directions())
         return None
 
     def momenta(self) -> list[Tensor]:
-        """What `directions` changes."""
+        """The tensors that `directions` changes."""
         return [
             momentum
             for group in self.param_groups
@@ -62,8 +61,8 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def directions(self) -> list[list[Tensor]]:
-        """What the weights of each group move against, by the rate. All the work is here, and the
-        rate is not: an engine may record it."""
+        """The update directions of each group. The learning rate is not part of them, so an engine
+        can record this as a CUDA graph."""
         return [self._directions(group) for group in self.param_groups]
 
     @torch.no_grad()
@@ -99,9 +98,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def _made_orthogonal(updates: list[Tensor]) -> list[Tensor]:
-    """Each update as an orthogonal matrix; those of one shape are one stack. A matrix with more
-    rows than columns is scaled up by the root of their ratio, so that what comes out of a layer
-    changes as much as with a square one."""
+    """Each update orthogonalised, one stack per shape. A matrix with more rows than columns is
+    scaled by the root of their ratio, so that a layer's output changes as much as with a square
+    one."""
     made: list[Tensor] = list(updates)
     shapes: dict[torch.Size, list[int]] = {}
     for index, update in enumerate(updates):
@@ -110,6 +109,6 @@ def _made_orthogonal(updates: list[Tensor]) -> list[Tensor]:
         stack = orthogonal(torch.stack([updates[index].flatten(1) for index in indices]))
         stack *= max(1.0, stack.shape[1] / stack.shape[2]) ** 0.5
         for index, matrix in zip(indices, stack, strict=True):
-            # laid out in memory as the weight is
+            # in the memory layout of the weight
             made[index] = torch.empty_like(updates[index]).copy_(matrix.view(shape))
     return made

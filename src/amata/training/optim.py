@@ -11,14 +11,14 @@ from amata.training.muon import Muon
 
 
 def make_optimizer(model: nn.Module, config: Optim) -> torch.optim.Optimizer:
-    """SGD, AdamW or Muon over the model's trainable parameters; biases and norms may be exempt from
-    weight decay."""
+    """SGD, AdamW or Muon over the trainable parameters. Biases and norms may be exempt from weight
+    decay."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     weights = [p for p in trainable if p.dim() > 1]
-    others = [p for p in trainable if p.dim() <= 1]  # biases, and scales of norms
+    others = [p for p in trainable if p.dim() <= 1]  # biases and norms
     spared = config.weight_decay if config.decay_all else 0.0
     if config.name == "muon":
-        # The layer that makes the logits is none of the hidden matrices that Muon is for.
+        # Muon is for hidden layers; the output layer gets SGD.
         hidden = {"params": weights[:-1], "weight_decay": config.weight_decay, "orthogonal": True}
         rest = [
             {"params": weights[-1:], "weight_decay": config.weight_decay},
@@ -34,7 +34,7 @@ def make_optimizer(model: nn.Module, config: Optim) -> torch.optim.Optimizer:
             {"params": weights, "weight_decay": config.weight_decay},
             {"params": others, "weight_decay": spared},
         ]
-    # one kernel for all weights; on a CPU the plain loop is the reference
+    # One kernel for all weights. On a CPU the unfused loop is the reference.
     fused = all(p.is_cuda for p in trainable)
     if config.name == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr, fused=fused)

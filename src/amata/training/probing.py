@@ -1,4 +1,4 @@
-"""What a closed-loop schedule is told before it chooses: how controls do on a few batches."""
+"""Probes for a closed-loop schedule: the value and cost of candidate controls on a few batches."""
 
 from collections.abc import Sequence
 

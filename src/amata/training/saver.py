@@ -1,5 +1,4 @@
-"""What a training leaves in its run folder, written by a thread beside it: an epoch may be shorter
-than a disk takes for its checkpoint."""
+"""Asynchronous checkpointing: an epoch may take less time than writing its checkpoint."""
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -15,22 +14,22 @@ from amata.runs.folder import RunFolder
 from amata.training.trainer import Snapshot, Trainer
 
 PATIENCE = 1.0
-"""Seconds that a checkpoint may take before the next one is left out rather than waited for."""
+"""Seconds to wait for the previous checkpoint before the next one is skipped."""
 
 
 class Saver:
-    """Checkpoints and the best weights of one call of fit(). Several processes call it alike, and
-    the first one writes.
+    """Writes the checkpoints and the best weights of one training. Every process calls it; rank 0
+    writes.
 
-    What is saved is copied at once and written while training goes on. A checkpoint that comes
-    while the disk is still busy with the one before is left out, unless it `must` be there. An
-    error in writing is raised by the next call.
+    The state is copied at once and written in a thread. A checkpoint is skipped while the disk is
+    still busy with the previous one, unless it `must` be written. The next call raises an error of
+    the thread.
     """
 
     def __init__(self, trainer: Trainer, run: RunFolder | None) -> None:
         self.trainer, self.run, self.ranks = trainer, run, trainer.ranks
         self.recorded = self.ranks.broadcast(run is not None)
-        """Whether there is a run folder; with several processes, the first one's."""
+        """Whether rank 0 has a run folder."""
         self.place: tuple[int, int] | None = None
         """The epoch and batch of the newest checkpoint."""
         self.time = time.monotonic()
@@ -56,17 +55,17 @@ class Saver:
             error.add_note(f"and {failed}")
 
     def keep_best(self) -> None:
-        """The weights as they are now are the best so far."""
+        """Keep a copy of the current weights as the best so far."""
         if self.ranks.is_main:
             self.best, self.best_unsaved = _copied(self.trainer.result.state_dict()), True
 
     def checkpoint(
         self, *, must: bool = False, now: bool = False, start: Snapshot | None = None
     ) -> bool:
-        """Save the state, and with `now` wait until it is on the disk. False where it was left out.
+        """Save the state; with `now`, wait until it is on the disk. False if it was skipped.
 
-        `start` is the state that the epoch began with: it is saved first, where it was left out,
-        for a resumed run to go back to.
+        `start` is the state at the start of the epoch. If its checkpoint was skipped it is written
+        first, so that a resumed run can roll back to it.
         """
         state = self.trainer.state
         if not self.recorded or (state.epoch, state.batch) == self.place:
@@ -75,7 +74,7 @@ class Saver:
             return True
         if not self.ranks.broadcast(must or now or self._is_ready()):
             return False
-        tensors, record = self.trainer.snapshot()  # all processes have a hand in it
+        tensors, record = self.trainer.snapshot()  # every process takes part
         if self.run:
             failed = self._failure()
             best, self.best_unsaved = self.best if self.best_unsaved else None, False
@@ -84,22 +83,21 @@ class Saver:
             )
             self.started = time.monotonic()
             if now:
-                self.wait()  # what could not be written before no longer matters if this can
+                self.wait()  # an earlier failure no longer matters if this succeeds
             elif failed is not None:
                 raise failed
         self.place, self.time = (state.epoch, state.batch), time.monotonic()
         return True
 
     def discard_after(self, epoch: int) -> None:
-        """Forget what was saved after the beginning of an epoch: a rolled-back run must not be
-        resumed from it."""
+        """Drop checkpoints after the start of `epoch`: a rolled-back run must not resume there."""
         self.wait()
         self.place = None
         if self.run:
             discard_after(self.run.checkpoints, epoch)
 
     def finish(self) -> dict[str, Tensor] | None:
-        """Write the last weights and the best ones; gives back the best, if any were held to be."""
+        """Write the last and the best weights; returns the best, if a validation set chose any."""
         self.wait()
         state, last = self.trainer.state, self.trainer.recipe.train.epochs - 1
         if self.run:
@@ -107,7 +105,7 @@ class Saver:
             self._save_weights(
                 self.run.path / "last.safetensors", self.trainer.result.state_dict(), last
             )
-            if state.best_epoch is None:  # nothing was held out to choose by
+            if state.best_epoch is None:  # no validation set
                 self._save_weights(
                     self.run.path / "model.safetensors", self.trainer.result.state_dict(), last
                 )
@@ -117,27 +115,27 @@ class Saver:
         return best
 
     def wait(self) -> None:
-        """Until all is on the disk."""
+        """Wait until everything is on the disk."""
         if (failed := self._failure()) is not None:
             raise failed
 
     @property
     def idle(self) -> bool:
-        """Whether there is a folder to write into, and nothing is being written."""
+        """Whether there is a folder, and no write is pending."""
         return self.run is not None and (self.pending is None or self.pending.done())
 
     def check(self) -> None:
-        """Raise at once what went wrong in writing."""
+        """Raise the error of a failed write, without waiting for a pending one."""
         if self.pending is not None and self.pending.done():
             self.wait()
 
     def _failure(self) -> BaseException | None:
-        """What went wrong with the last write, once it has ended."""
+        """The error of the last write, after it has ended."""
         pending, self.pending = self.pending, None
         if pending is None:
             return None
         failed = pending.exception()
-        # Its best weights are not on the disk: they go with the next write.
+        # The best weights of a failed write go with the next one.
         self.best_unsaved = self.best_unsaved or (failed is not None and self.best is not None)
         return failed
 
