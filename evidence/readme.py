@@ -18,6 +18,7 @@ from page import GRADIENTS, markdown, picture, plot_robust_error, refuse_others,
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "evidence" / "results" / "mnist5k"
 CIFAR10 = {"pgd10": "PGD-10", "amata": "Amata 2→10"}
+CONSTANTS = {"k3": "PGD-3 with the reach of Amata, α = 6.7/255", "k2": "PGD-2 likewise, α = 10/255"}
 RECORDS = ROOT / "evidence" / "records"
 RECORD_HOLDERS = {
     "pgd20": "Amata 2→3 with Muon (`cifar10-amata-quick`)",
@@ -46,6 +47,9 @@ def headline() -> str:
         headline_row(f"{name} (`cifar10-{title}`)", found[title], stored.autoattack(folder, title))
         for title, name in CIFAR10.items()
     ]
+    # The same training with a small constant K of the same reach K alpha; no AutoAttack was run.
+    equal = stored.summaries("cifar10-equal-cost")
+    rows += [headline_row(name, equal[arm], "–") for arm, name in CONSTANTS.items()]
     for title, name in RECORD_HOLDERS.items():
         runs = [stored.summary(run) for run in sorted((RECORDS / title).glob("runs/*"))]
         rows.append(headline_row(name, runs, stored.autoattack(RECORDS / title, title)))
