@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from amata.attacks import parse_attack, pgd
 from amata.errors import InputError
-from amata.evaluation import GradCounter, evaluate, wilson
+from amata.evaluation import SINGLE_PROCESS, GradCounter, Shard, evaluate, wilson
 from amata.recipes import load
 from amata.seeds import derive, generator
 from amata.threat import Linf
@@ -116,27 +116,59 @@ def test_wilson_intervals() -> None:
     assert wilson(9000, 10000) == pytest.approx((0.89397, 0.90573), abs=1e-4)
 
 
-class Masked(nn.Module):
-    """Masks its gradients: hugely scaled logits saturate the softmax to exactly 0 and 1."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = Linear(4)
+class Masked(Linear):
+    """Has no gradient at images that begin with a white pixel."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return 1e5 * self.net(x)
+        z = super().forward(x)
+        white = (x.flatten(1)[:, :1] == 1).float()
+        return (1 - white) * z + white * z.detach()
 
 
-def test_zero_gradients_are_named() -> None:
-    model, x = Masked(), images(40)
+@pytest.mark.parametrize(("masked", "warns"), [(2, False), (3, True)])
+def test_zero_gradients_are_named(masked: int, warns: bool) -> None:
+    """Above one in twenty of the correctly classified images."""
+    model, x = Masked(4), images(50)
+    x[40 - masked :, :, 0, 0] = 1
     y = model(x).argmax(1)
-    y[30:] = (y[30:] + 1) % 4  # attacks have nothing to do there
+    y[40:] = (y[40:] + 1) % 4  # misclassified: their gradients do not matter
     results = evaluate(model, (x, y), ball=BALL, attacks=["clean", "pgd-10"])
     assert not results["clean"].warnings
-    assert any(
-        "30 of 30 images have an input gradient of exactly zero" in w
-        for w in results["pgd-10"].warnings
-    )
+    expected = ["3 of 40 images have an input gradient of exactly zero"] if warns else []
+    assert [w.split(":")[0] for w in results["pgd-10"].warnings] == expected
+
+
+class Recording(Linear):
+    """Records the images at which gradients are taken."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(classes)
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            self.seen.append(x.detach().clone())
+        z: Tensor = super().forward(x)
+        return z
+
+
+def test_shards_attack_the_same_images_as_one_process() -> None:
+    x, y = images(1).expand(20, -1, -1, -1), labels(20)
+    batches = list(zip(x.split(5), y.split(5), strict=True))
+
+    def starts(part: Shard, attack: str) -> list[Tensor]:
+        model, own = Recording(4), batches[part.rank :: part.size]
+        evaluate(model, own, ball=BALL, attacks=[attack], batch_size=5, limit=17, part=part)
+        return model.seen[part.rank == 0 :]  # without the look at the first batch's gradients
+
+    for attack, sizes in (("pgd-1", [5, 5, 5, 2]), ("pgd-1@8", [5, 3])):
+        whole = starts(SINGLE_PROCESS, attack)
+        assert [len(start) for start in whole] == sizes
+        assert not torch.equal(whole[0][:3], whole[1][:3]), "each batch has its own noise"
+        for rank in (0, 1):
+            shard = starts(Shard(rank, 2, list), attack)
+            assert len(shard) == len(whole[rank::2])
+            assert all(map(torch.equal, shard, whole[rank::2]))
 
 
 class Constant(nn.Module):

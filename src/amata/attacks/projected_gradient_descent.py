@@ -60,7 +60,6 @@ def pgd(
         )
     alpha = default_step_size(ball, steps) if step_size is None else step_size
     region = ball.around(x)
-    rng: torch.Generator | None = None
     worst: _Candidates | None = None
     with untouched(model):
         check_model(model, x, goal)
@@ -68,8 +67,7 @@ def pgd(
             if start is not None and restart == 0:
                 x_adv = region.project(start)
             elif random_start or restart > 0:
-                rng = rng or generator_on(x.device, generator)
-                x_adv = region.start(rng)
+                x_adv = region.start(generator_on(x.device, generator))
             else:
                 x_adv = x
             for _ in range(steps):
