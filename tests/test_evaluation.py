@@ -226,6 +226,7 @@ def test_a_stronger_attack_that_does_worse_is_named() -> None:
     assert not results["fgsm"].warnings
 
 
+@pytest.mark.slow
 def test_an_honest_model_gets_no_warning() -> None:
     model, x = Linear(10), images(50)
     y = model(x).argmax(1)

@@ -55,6 +55,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("to", "blocked"), [("robustbench", {"safetensors"}), ("hf", set())])
 def test_a_folder_loads_without_us(
     to: str, blocked: set[str], run: Path, tmp_path: Path, amata: Any
@@ -101,6 +102,7 @@ def test_a_model_card_tells_what_was_measured(run: Path, tmp_path: Path, amata: 
     assert config["threat"] == {"norm": "linf", "eps": "0.2"}
 
 
+@pytest.mark.slow
 def test_onnx_gives_the_same_logits(run: Path, tmp_path: Path, amata: Any) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     called = amata("export", run, "--to", "onnx", "--out", tmp_path / "onnx")
