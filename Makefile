@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint format lock clean
+.PHONY: setup demo test quick lint format lock clean
 
 setup: $(READY)
 
@@ -19,6 +19,10 @@ demo: setup
 
 test: setup
 	$(VENV)/bin/python -m pytest -n 2
+
+# The tests to run while working: all but the slow ones.
+quick: setup
+	$(VENV)/bin/python -m pytest -n 2 -m "not slow"
 
 lint: setup
 	$(VENV)/bin/ruff check src tests evidence

@@ -558,6 +558,7 @@ def test_autoattack_needs_four_classes() -> None:
         autoattack(Linear(3), images(), labels(classes=3), ball=LINF)
 
 
+@pytest.mark.slow
 def test_autoattack_is_at_least_as_strong_as_pgd() -> None:
     model, x = Linear(10), images(60, seed=7)
     y = model(x).argmax(1)

@@ -92,6 +92,7 @@ def test_eval_takes_weights_that_contain_their_recipe(
     )
 
 
+@pytest.mark.slow
 def test_eval_runs_autoattack(amata: Amata, run: Path) -> None:
     called = amata("eval", run, "--attacks", "clean,autoattack", "--limit", "10", "--json")
     result = json.loads(called.out)
@@ -416,6 +417,7 @@ def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(
     assert (tmp_path / "full" / last).read_bytes() == (run / last).read_bytes()
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = subprocess.Popen(
@@ -466,6 +468,7 @@ def read_terminal(arguments: list[str], env: dict[str, str]) -> Iterator[str]:
     os.waitpid(pid, 0)
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_progress_with_time_left(tmp_path: Path) -> None:
     env = {**ENV, "COLUMNS": "120", "TERM": "xterm"}
     arguments = [

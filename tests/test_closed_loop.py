@@ -30,6 +30,7 @@ def test_a_closed_loop_meets_its_budget_and_counts_its_probing(method: str, budg
         "train.epochs=8",
         "optim.lr=0.005",
         "train.guard=ignore",
+        *(["method.inner=2"] if method == "yopo" else []),
     )
     fitted = fit(net, toy_data(192), None, recipe)
     assert fitted.epochs[-1]["grad_evals_per_image"] == pytest.approx(budget, rel=0.05)

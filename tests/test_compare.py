@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from amata.cli import main
 from amata.errors import InputError
 from amata.evaluation import wilson
 from amata.recipes import load
@@ -52,12 +53,9 @@ RECIPES = ("mnist5k-pgd2", "mnist5k-amata")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A comparison that ran without interruption."""
     out = tmp_path_factory.mktemp("compared")
-    subprocess.run(
-        [sys.executable, "-m", "amata", "compare", *RECIPES, "--seeds", "2", *SETS, "--out", out],
-        check=True,
-        cwd=ROOT,
-        env=ENV,
-    )
+    with pytest.raises(SystemExit) as exit_:
+        main(["compare", *RECIPES, "--seeds", "2", *SETS, "--out", str(out)])
+    assert not exit_.value.code
     return out
 
 
@@ -84,6 +82,7 @@ def stopped(command: list[str], rows: Path, number: int) -> tuple[int, str]:
     return process.wait(), process.communicate()[1]
 
 
+@pytest.mark.slow
 def test_a_comparison_that_was_interrupted_and_killed_resumes_to_the_same_report(
     compared: Path, tmp_path: Path
 ) -> None:

@@ -305,6 +305,7 @@ def test_the_engine_is_chosen_by_device_and_says_what_runs() -> None:
     assert make_net(model, sgd(model), precision="bf16").describe() == "plain engine, bf16"
 
 
+@pytest.mark.slow
 def test_bench_prints_a_row_per_variant(amata: Any, tmp_path: Any) -> None:
     options = [
         "--batch",
@@ -347,6 +348,7 @@ def test_bench_prints_a_row_per_variant(amata: Any, tmp_path: Any) -> None:
     assert "must be whole numbers" in amata("bench", "mnist5k-pgd", "--batch", "many").err
 
 
+@pytest.mark.slow
 def test_the_work_of_a_step_is_counted_from_the_network() -> None:
     from amata import recipes
     from amata.studies.bench_case import Case

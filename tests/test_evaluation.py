@@ -261,6 +261,7 @@ def test_a_stronger_attack_that_does_worse_is_named(n: int, gap: int, warns: boo
     assert [w.split(":")[0] for w in results["pgd-100"].warnings] == (expected if warns else [])
 
 
+@pytest.mark.slow
 def test_an_honest_model_gets_no_warning() -> None:
     model, x = Linear(10), images(50)
     y = model(x).argmax(1)

@@ -59,6 +59,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("to", "blocked"), [("robustbench", {"safetensors"}), ("hf", set())])
 def test_a_folder_loads_without_amata(
     to: str, blocked: set[str], run: Path, tmp_path: Path, amata: Any
@@ -117,6 +118,7 @@ def test_a_model_card_has_the_evaluation(run: Path, tmp_path: Path, amata: Any) 
     assert config["threat"] == {"norm": "linf", "eps": "8/255"}
 
 
+@pytest.mark.slow
 def test_onnx_gives_the_same_logits(run: Path, tmp_path: Path, amata: Any) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     called = amata("export", run, "--to", "onnx", "--out", tmp_path / "onnx")

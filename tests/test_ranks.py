@@ -57,6 +57,7 @@ def by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_train_what_one_does(name: str, by_two: Path, tmp_path: Path) -> None:
     index = list(CASES).index(name)
@@ -141,6 +142,7 @@ def assert_same(run: Path, whole: Path) -> None:
         assert a["evaluation"][attack]["accuracy"] == pytest.approx(result["accuracy"], abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_lost_process_is_started_anew_and_the_run_finishes(
     tmp_path: Path, undisturbed: Path
 ) -> None:
@@ -155,6 +157,7 @@ def test_a_lost_process_is_started_anew_and_the_run_finishes(
     assert_same(tmp_path / "run", undisturbed)
 
 
+@pytest.mark.slow
 def test_what_two_processes_began_one_finishes(tmp_path: Path, undisturbed: Path) -> None:
     sets = [part for text in DIGITS for part in ("--set", text)]
     done = torchrun("-m", "amata", "train", "mnist5k-amata", *sets, "--out", tmp_path / "run")
@@ -177,6 +180,7 @@ def test_what_cannot_be_divided_is_refused(more: list[str], message: str, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_torchrun_needs_a_folder_and_atta_one_process(tmp_path: Path) -> None:
     done = torchrun("-m", "amata", "train", "mnist5k-atta", "--out", tmp_path / "run")
     assert done.returncode != 0

@@ -152,6 +152,28 @@ def test_adaptive_keeps_enough_for_the_least_of_every_later_epoch(probing: float
     assert spent == 4 * schedule.budget  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("probing", [0.0, 0.5])
+def test_adaptive_spends_what_later_epochs_could_not(probing: float) -> None:
+    """Of 40 evaluations the last three epochs can spend 11 each, so the first spends 7: K = 6."""
+    schedule = Adaptive(k_min=1, k_max=10, tau=0.5, budget=10 + probing)
+    curves: list[list[Response]] = []
+    spent, steps = 0.0, []
+    for epoch in range(4):
+        curves.append(curve(schedule, gain=1.0))
+        spent += probing
+        steps.append(schedule.choose(curves, Account(epoch, 4, spent, probing)).control.steps)
+        spent += steps[-1] + 1
+    assert steps == [6, 10, 10, 10]
+
+
+def test_adaptive_can_measure_gains_relative_to_the_largest_value() -> None:
+    """b = 1 and the largest value is 4: K = sqrt(1 / 0.01), or sqrt(1 / 4 / 0.01)."""
+    for scale, steps in (("paper", 10), ("relative", 5)):
+        schedule = Adaptive(k_min=1, k_max=20, tau=0.5, gamma=0.01, scale=scale)  # type: ignore[arg-type]
+        probed = curve(schedule, gain=1.0, level=4.05)
+        assert schedule.choose([probed], Account(1, 10, 0.0, 0.0)).control.steps == steps
+
+
 def test_adaptive_spends_where_steps_gain() -> None:
     schedule = Adaptive(k_min=1, k_max=10, tau=0.5, budget=6.0)
     curves: list[list[Response]] = []
