@@ -1,5 +1,5 @@
-"""What each of two processes runs for tests/test_ranks.py: python -m torch.distributed.run
---nproc-per-node 2 tests/processes.py FOLDER."""
+"""The script of each of the two processes in tests/test_ranks.py:
+python -m torch.distributed.run --nproc-per-node 2 tests/processes.py FOLDER."""
 
 import json
 import os
@@ -51,7 +51,7 @@ CASES: dict[str, tuple[list[str], int]] = {
 
 
 class Exact(nn.Module):
-    """Computes in double precision, without dropout, so that no sign hangs on a rounding error."""
+    """In double precision, without dropout, so that no sign depends on a rounding error."""
 
     def __init__(self, normed: bool) -> None:
         super().__init__()
@@ -65,8 +65,7 @@ class Exact(nn.Module):
 
 
 def trained(name: str, folder: Path) -> tuple[dict[str, Tensor], list[EpochRow]]:
-    """The weights and rows of a case, by however many processes are at it; the run is left in
-    `folder`."""
+    """Train a case by all processes of the group: its weights and rows. The run is in `folder`."""
     more, n = CASES[name]
     recipe = toy_recipe("train.epochs=3", "eval.batch_size=8", "train.tensorboard=false", *more)
     fitted = fit(Exact("BatchNorm" in name), toy_data(n), toy_data(40), recipe, run=folder / name)
@@ -74,8 +73,8 @@ def trained(name: str, folder: Path) -> tuple[dict[str, Tensor], list[EpochRow]]
 
 
 class Mortal(nn.Module):
-    """A network for digits whose second process dies in the middle of the second epoch, unless
-    torchrun has started it anew."""
+    """A network for digits that kills rank 1 in the middle of the second epoch, unless torchrun has
+    restarted it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -233,8 +233,10 @@ def test_a_path_walked_once_serves_all_numbers_of_steps(method: Method) -> None:
         probes = [Probe(net, method, batch(seed=i), {}, seed=i) for i in range(2)]
         found.append([probe.gradient(u) for u in grid for probe in probes])
         walked.append(len(passes))
-        # the same labels from another start
-        found[-1].append(Probe(net, method, batch(seed=0), {}, seed=7).gradient(Control(4, 0.02)))
+        # the same labels from another start, and other labels from the same start
+        same, u = batch(seed=0), Control(4, 0.02)
+        found[-1].append(Probe(net, method, same, {}, seed=7).gradient(u))
+        found[-1].append(Probe(net, method, same._replace(y=3 - same.y), {}, seed=0).gradient(u))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     assert nets[0].grad_evals == nets[1].grad_evals
     ascents = 2 * sum(u.steps for u in grid)
@@ -343,8 +345,8 @@ def objective_of(problem: ControlProblem, u: Tensor) -> Tensor:
 @pytest.mark.parametrize("gamma", [0.001, 0.04, 1.0, 30.0])
 @pytest.mark.parametrize("theta0", [0.5, 3.0])
 def test_the_toys_closed_form_is_optimal_at_any_price(theta0: float, gamma: float) -> None:
-    """By the objective itself, which knows nothing of co-states: a shorter step pays nowhere,
-    though p soon takes theta's sign."""
+    """By the objective alone, without co-states: a shorter step never pays, although p may take
+    theta's sign."""
     toy = Toy(theta0=theta0, tau=1.05 * (1 + theta0**2), gamma=gamma, parts=40)
     problem, u = toy.problem(), torch.ones(40, dtype=torch.float64)
     base = float(objective_of(problem, u))
@@ -353,8 +355,8 @@ def test_the_toys_closed_form_is_optimal_at_any_price(theta0: float, gamma: floa
             changed = u.clone()
             changed[first : first + 10] = beta
             assert float(objective_of(problem, changed)) > base
-    course = run(problem, u)
-    assert (float(course.p[0, 0]) > 0) == (gamma >= 0.04)
+    rollout = run(problem, u)
+    assert (float(rollout.p[0, 0]) > 0) == (gamma >= 0.04)
     assert full_pmp_criterion(problem, u) <= 1e-6
 
 
@@ -384,15 +386,15 @@ def two_weights(parts: int, k_max: int = 5, gamma: float = 0.002) -> ControlProb
     )
 
 
-def test_the_costate_is_minus_the_gradient_of_what_is_left_to_pay() -> None:
+def test_the_costate_is_minus_the_gradient_of_the_objective() -> None:
     problem = two_weights(parts=12)
     u = torch.arange(12, dtype=torch.float64) % 4
-    course = run(problem, u)
+    rollout = run(problem, u)
     theta = problem.theta0.clone().requires_grad_()
-    moved = ControlProblem(**{**problem.__dict__, "theta0": theta})
-    (slope,) = torch.autograd.grad(objective_of(moved, u), theta)
-    assert course.p[0].tolist() == pytest.approx((-slope).tolist(), rel=1e-9)
-    assert course.objective == pytest.approx(float(objective_of(problem, u)), rel=1e-12)
+    variable = ControlProblem(**{**problem.__dict__, "theta0": theta})
+    (slope,) = torch.autograd.grad(objective_of(variable, u), theta)
+    assert rollout.p[0].tolist() == pytest.approx((-slope).tolist(), rel=1e-9)
+    assert rollout.objective == pytest.approx(float(objective_of(problem, u)), rel=1e-12)
 
 
 @pytest.mark.parametrize("gamma", [0.0005, 0.002, 0.01])

@@ -14,7 +14,7 @@ from torch import nn
 
 from amata.batch import Batch
 from amata.distributed import convert_sync_batchnorm
-from amata.engine import EvalCopy, FastNet, PlainNet, backend_settings, make_net
+from amata.engine import EMA, EvalCopy, FastNet, PlainNet, backend_settings, make_net
 from amata.engine.attack_copy import AttackCopy, find_foldable_batchnorms
 from amata.errors import AmataError
 from amata.losses import ce
@@ -44,7 +44,7 @@ class Foldable(nn.Module):
         super().__init__()
         self.stem = nn.Conv2d(1, 4, 3, padding=1)
         self.first = nn.BatchNorm2d(4)
-        self.conv = nn.Conv2d(4, 6, 3, padding=1, bias=False)
+        self.conv = nn.Conv2d(4, 6, 3, padding=1)
         self.bn = nn.BatchNorm2d(6)
         self.head = nn.Linear(6 * 36, 4)
 
@@ -140,6 +140,7 @@ class UsedTwice(nn.Module):
         UsedTwice,
         lambda: nn.Conv2d(1, 3, 3, padding="same"),
         lambda: nn.Conv2d(1, 3, 3, stride=2, bias=False),
+        lambda: nn.Conv2d(1, 3, (3, 5), padding=(2, 1)),
         lambda: nn.Conv2d(1, 3, 3, padding=1, padding_mode="circular"),
     ],
 )
@@ -250,6 +251,44 @@ def test_parts_of_a_batch_draw_what_the_whole_batch_draws(name: str) -> None:
     assert torch.allclose(updated[0], updated[1], rtol=1e-9, atol=0)
 
 
+def test_attacks_see_the_batchnorm_statistics_of_earlier_parts() -> None:
+    gradients = []
+    for kind in (PlainNet, FastNet):
+        model = foldable("cpu", torch.float64)
+        net = kind(model, sgd(model), precision="fp32")
+        first, second = moved(batch_of(0), "cpu", torch.float64).parts(2)
+        net.accumulating = True
+        net.backward(first.x, first.y)
+        net.apply()
+        gradients.append(net.input_grad(second.x, second.y))
+    assert torch.allclose(gradients[0], gradients[1], rtol=1e-9)
+
+
+def test_a_network_is_split_before_a_layer_that_works_in_place() -> None:
+    costates = []
+    for inplace in (False, True):
+        model = small_net()
+        model[1], model[2] = nn.ReLU(inplace=inplace), nn.Identity()
+        torch.manual_seed(0)
+        net = PlainNet(model, sgd(model), first_layer="0")
+        costates.append(net.costate(images(), labels(), first=True))
+    assert torch.equal(costates[0], costates[1])
+
+
+def test_ema_averages_weights_and_copies_counters() -> None:
+    model = small_net()
+    ema, tensors = EMA(model, 0.15), model.state_dict()
+    expected = tensors["0.weight"].clone()
+    for decay in (0.1, 0.15):  # (1 + t) / (10 + t), then the decay itself
+        tensors["0.weight"].add_(1)
+        tensors["1.num_batches_tracked"].add_(3)
+        ema.update()
+        expected = decay * expected + (1 - decay) * tensors["0.weight"]
+    averaged = ema.model.state_dict()
+    torch.testing.assert_close(averaged["0.weight"], expected)
+    assert averaged["1.num_batches_tracked"] == 6
+
+
 def test_backend_settings_are_restored() -> None:
     def settings() -> tuple[bool, bool, bool]:
         return (
@@ -267,6 +306,10 @@ def test_backend_settings_are_restored() -> None:
         assert settings() == (True, *before[1:])
     assert settings() == before
     try:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        with backend_settings(benchmark=True, deterministic=True):
+            pass
+        assert settings()[1:] == (True, True)
         torch.use_deterministic_algorithms(True)
         with backend_settings(benchmark=True, deterministic=True):
             assert settings()[1:] == (True, True)

@@ -1,9 +1,10 @@
-"""Several processes train what one would: every method, through checkpoints, and when one of them
-dies."""
+"""Several processes train the same network as one: every method, with checkpoints, and after a
+process dies."""
 
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,17 @@ from torch._C._distributed_c10d import HashStore
 
 from amata import recipes
 from amata.distributed import (
+    Ranks,
     SyncBatchNorm,
     convert_sync_batchnorm,
     current,
     revert_sync_batchnorm,
 )
+from amata.engine import PlainNet
 from amata.errors import InputError
 from amata.runs.files import load_tensors
 from amata.training.experiment import resume, train
-from tests.conftest import ENV, ROOT
+from tests.conftest import ENV, ROOT, images, labels, small_net
 from tests.processes import CASES, trained
 
 
@@ -70,7 +73,7 @@ def test_two_processes_train_what_one_does(name: str, by_two: Path, tmp_path: Pa
         "seconds" in k for k in _differing(rows, by_two, index)
     )
     if name == "BatchNorm of one's own":
-        return  # each process normalises by its part of a batch, so it is another computation
+        return  # each process normalises by its own part of a batch, so weights differ
     weights, alone = trained(name, tmp_path)
     for key, value in weights.items():
         assert torch.allclose(here[key].double(), value.double(), rtol=1e-5, atol=1e-8), key
@@ -143,7 +146,7 @@ def assert_same(run: Path, whole: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_lost_process_is_started_anew_and_the_run_finishes(
+def test_a_killed_process_is_restarted_and_the_run_finishes(
     tmp_path: Path, undisturbed: Path
 ) -> None:
     sets = [part for text in DIGITS for part in ("--set", text)]
@@ -158,7 +161,7 @@ def test_a_lost_process_is_started_anew_and_the_run_finishes(
 
 
 @pytest.mark.slow
-def test_what_two_processes_began_one_finishes(tmp_path: Path, undisturbed: Path) -> None:
+def test_one_process_resumes_what_two_began(tmp_path: Path, undisturbed: Path) -> None:
     sets = [part for text in DIGITS for part in ("--set", text)]
     done = torchrun("-m", "amata", "train", "mnist5k-amata", *sets, "--out", tmp_path / "run")
     assert done.returncode != 0
@@ -192,7 +195,7 @@ def test_sync_batchnorm_replaces_modules_and_shares_their_tensors() -> None:
     norm = nn.BatchNorm2d(4, momentum=0.3).eval()
     called: list[nn.Module] = []
     norm.register_forward_hook(lambda module, *_: called.append(module))
-    inner = nn.Sequential(norm, nn.BatchNorm2d(4))
+    inner = nn.Sequential(norm, nn.BatchNorm2d(4), norm)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), norm, inner)
     before, x = model.state_dict(keep_vars=True), torch.rand(2, 1, 6, 6)
     expected = model(x)
@@ -200,7 +203,7 @@ def test_sync_batchnorm_replaces_modules_and_shares_their_tensors() -> None:
     shared = model[1]
     assert isinstance(shared, SyncBatchNorm)
     assert isinstance(shared, nn.BatchNorm2d), "what folds a BatchNorm2d still finds it"
-    assert shared is inner[0], "used twice, replaced by one"
+    assert shared is inner[0] is inner[2], "used under three names, replaced by one module"
     assert isinstance(inner[1], SyncBatchNorm)
     assert (shared.training, shared.momentum, inner[1].training) == (False, 0.3, True)
     after = model.state_dict(keep_vars=True)
@@ -220,6 +223,26 @@ def test_a_model_that_is_a_batchnorm_is_replaced_itself() -> None:
     assert isinstance(synced, SyncBatchNorm)
     assert synced.weight is norm.weight
     assert type(revert_sync_batchnorm(synced)) is nn.BatchNorm1d
+
+
+def test_with_sync_batchnorm_a_loss_counts_by_its_share_of_all_images() -> None:
+    class Two(Ranks):
+        def sum(self, values: Sequence[float]) -> list[float]:
+            return [values[0] + 6]  # the other process has six images
+
+    gradients = []
+    for ranks in (Ranks(), Two(0, 2)):
+        model = convert_sync_batchnorm(small_net())
+        net = PlainNet(model, torch.optim.SGD(model.parameters(), 0.1), ranks=ranks)
+        net.part_weight = 0.5
+        torch.manual_seed(0)
+        net.backward(images(2), labels(2))
+        g = next(model.parameters()).grad
+        assert g is not None
+        gradients.append(g)
+    # averaging over two processes divides by 2; the two images are 2 of 8
+    torch.testing.assert_close(gradients[1] / 2, gradients[0] * 2 / 8)
+    assert gradients[0].abs().max() > 0
 
 
 def test_the_current_ranks_follow_the_process_group() -> None:
