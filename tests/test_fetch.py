@@ -89,9 +89,7 @@ def test_a_file_is_fetched_once_and_verified(server: Server, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_broken_download_resumes(
-    server: Server, tmp_path: Path, ranges: bool
-) -> None:
+def test_a_broken_download_resumes(server: Server, tmp_path: Path, ranges: bool) -> None:
     server.break_after, server.ranges = 300_000, ranges
     with pytest.raises(InputError, match="run the command again to resume"):
         fetch(server.remote(), tmp_path)
