@@ -21,6 +21,8 @@ from amata.control.convergence import Synthetic
 from amata.errors import InputError
 from amata.reporter import Reporter
 from amata.runs.lock import hold
+from amata.studies.bench import _rows, _schedule_row
+from amata.studies.bench_case import Case, schedule_controls
 from amata.studies.cost import MethodCost
 from amata.studies.criterion import robust_attack
 from amata.studies.pareto import winner, with_front
@@ -536,3 +538,19 @@ def test_the_front_is_not_dominated_and_the_winner_is_complete() -> None:
     assert winner(rows, highest=True) == rows[2]
     assert winner(rows, highest=False) == rows[1]
     assert winner(rows[-1:], highest=True) is None
+
+
+def test_a_benchmark_compares_with_the_reference_and_averages_over_the_schedule() -> None:
+    recipe = recipes.load("mnist5k-amata", ["schedule.k_max=3", "train.epochs=2"])
+    one, two = schedule_controls(recipe)
+    case = Case(recipe, 8, (one, two))
+    timed = {
+        u: {"seconds_per_step": s, "seconds_per_epoch": 10 * s} for u, s in ((one, 1.0), (two, 4.0))
+    }
+    notes: list[str] = []
+    rows = _rows(case, "fast", timed, {one.steps: 2.0}, notes.append)
+    assert [row["ratio_to_reference"] for row in rows] == [2.0, None]
+    assert "10.00 s/epoch, 2.0 times the reference" in notes[0]
+    (mean,) = _schedule_row(case, "fast", timed, notes.append)
+    assert mean["seconds_per_epoch"] == 25
+    assert _schedule_row(case, "fast", {one: timed[one]}, notes.append) == []
