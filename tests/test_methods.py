@@ -659,7 +659,7 @@ def test_a_first_layer_that_is_not_there_is_named() -> None:
     from amata.errors import InputError
 
     model = small_net()
-    for name, message in ((None, "set model.first_layer"), ("conv", "'conv' is no module")):
+    for name, message in ((None, "set model.first_layer"), ("conv", "'conv' is not a module")):
         with pytest.raises(InputError, match=message):
             PlainNet(model, sgd(model), first_layer=name).costate(images(), labels(), first=False)
 
