@@ -351,6 +351,7 @@ def test_mistakes_in_the_arguments_are_named() -> None:
     for message, mistake in mistakes.items():
         with pytest.raises(InputError, match=message):
             mistake()
-    with pytest.raises(RuntimeError, match="CUDA out of memory"):  # not caused by the images
-        evaluate(Failing("CUDA out of memory"), (x, y), ball=BALL)
+    for message in ("CUDA out of memory", "CUDA error: misaligned"):  # not caused by the images
+        with pytest.raises(RuntimeError, match=message):
+            evaluate(Failing(message), (x, y), ball=BALL)
     assert list(evaluate(model, (x, y), ball=BALL, attacks="clean, pgd-2")) == ["clean", "pgd-2"]
