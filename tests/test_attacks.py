@@ -41,6 +41,7 @@ NAMED = [
         IN_LINF | {"random_start": False, "step_size": 0.1, "steps": 1, "loss": "ce"},
         ce,
     ),
+    Named("pgd-1", LINF, IN_LINF | PGD | {"steps": 1, "step_size": 0.1}, ce),
     Named("pgd-10", LINF, IN_LINF | PGD, ce),
     Named("pgd-10-3", LINF, IN_LINF | PGD | {"restarts": 3}, ce),
     Named("pgd-10@5", TWO, {"norm": "l2", "eps": 0.5} | PGD | {"step_size": 0.125}, ce),
@@ -203,8 +204,9 @@ def test_randomness_is_fresh_unless_seeded(attack: Any) -> None:
     assert not torch.equal(call(), first)
     torch.manual_seed(1)
     assert torch.equal(call(), first)
-    given = generator(7)
+    given, state = generator(7), torch.get_rng_state()
     first = call(given)
+    assert torch.equal(torch.get_rng_state(), state), "the global generator was used"
     assert not torch.equal(call(given), first), "the generator was not advanced"
     assert torch.equal(call(generator(7)), first)
 
@@ -425,6 +427,14 @@ def test_cw_l2_searches_the_constant_that_a_sample_needs() -> None:
     assert (model(searched).argmax(1) != y).all()
 
 
+def test_cw_l2_reaches_the_confidence_kappa() -> None:
+    model, x = Linear(3, seed=4), images(10, low=0.3, high=0.7)
+    y = model(x).argmax(1)
+    x_adv = cw_l2(model, x, y, c=100.0, kappa=0.5)
+    lead = margin(model(x_adv), y)
+    assert ((lead >= 0.5) & (lead < 0.6)).all()
+
+
 def test_cw_l2_moves_black_and_white_pixels() -> None:
     model = Linear(2, seed=1)
     x = torch.zeros(4, 1, 6, 6)
@@ -532,7 +542,7 @@ def test_the_worst_of_all_restarts_is_kept(
         (images(), labels().float(), "int64"),
         (images(), labels(5), r"shape \(6,\)"),
         (images()[:0], labels()[:0], "empty"),
-        (images(), torch.tensor([0, 1, 2, 9, 0, 1]), r"\[0, 9\], outside the model's 4 classes"),
+        (images(), torch.tensor([0, 1, 2, 4, 0, 1]), r"\[0, 4\], outside the model's 4 classes"),
         (
             images(),
             torch.tensor([0, 1, 2, -100, 0, 1]),
@@ -556,6 +566,21 @@ def test_a_model_without_logits_is_an_error() -> None:
 def test_autoattack_needs_four_classes() -> None:
     with pytest.raises(InputError, match="at least 4 classes"):
         autoattack(Linear(3), images(), labels(classes=3), ball=LINF)
+
+
+@pytest.mark.parametrize("classes", [4, 10, 12])
+def test_autoattack_targets_at_most_all_other_classes(
+    classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def run(self: Any, x: Tensor, y: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+        seen.append((self.apgd_targeted.n_target_classes, self.fab.n_target_classes))
+        return x, y
+
+    monkeypatch.setattr("pyautoattack.AutoAttack.run_standard_evaluation", run)
+    autoattack(Linear(classes), images(), labels(), ball=LINF)
+    assert seen == [(min(9, classes - 1),) * 2]
 
 
 @pytest.mark.slow

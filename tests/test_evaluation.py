@@ -19,6 +19,20 @@ from tests.toy import fit
 BALL = Linf(0.05)
 
 
+class Recording(Linear):
+    """Records the images at which gradients are taken."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(classes)
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            self.seen.append(x.detach().clone())
+        z: Tensor = super().forward(x)
+        return z
+
+
 def test_accuracy_is_what_the_attack_leaves() -> None:
     model, x, y = Linear(4), images(50), labels(50)
     results = evaluate(model, (x, y), ball=BALL, attacks=["clean", "pgd-7"], batch_size=50, seed=3)
@@ -77,6 +91,10 @@ def test_restarts_attack_only_images_that_are_still_correct() -> None:
     assert 40 + left < three.grad_evals <= 40 + 2 * left
     none_fooled = evaluate(model, (x, y), ball=Linf(1e-6), attacks=["pgd-5-3"], batch_size=40)
     assert none_fooled["pgd-5-3"].grad_evals == 40 * 15
+    recording = Recording(4)
+    evaluate(recording, (x, y), ball=Linf(1e-3), attacks=["pgd-1-2"])
+    _, first, second = recording.seen  # the first entry checks for zero gradients
+    assert not torch.equal(first[: len(second)], second), "restarts have their own noise"
     net = small_net().train()
     before = {k: v.clone() for k, v in net.state_dict().items()}
     evaluate(net, (x, y), ball=BALL, attacks=["pgd-2-3"])
@@ -97,7 +115,16 @@ def test_every_gradient_is_counted_once() -> None:
 
 def test_limit_batches_and_iterables_agree() -> None:
     model, x, y = Linear(4), images(30), labels(30)
-    pair = evaluate(model, (x, y), ball=BALL, attacks=["clean"], limit=17, batch_size=5)["clean"]
+    seen: list[tuple[str, int, int]] = []
+    pair = evaluate(
+        model,
+        (x, y),
+        ball=BALL,
+        attacks=["clean"],
+        limit=17,
+        batch_size=5,
+        progress=lambda *row: seen.append(row),
+    )["clean"]
     stream = evaluate(
         model,
         [(x[i : i + 5], y[i : i + 5]) for i in range(0, 30, 5)],
@@ -107,6 +134,7 @@ def test_limit_batches_and_iterables_agree() -> None:
     )["clean"]
     assert (pair.accuracy, pair.n) == (stream.accuracy, stream.n)
     assert pair.n == 17
+    assert seen == [("clean", done, 17) for done in (5, 10, 15, 17)]
 
 
 def test_wilson_intervals() -> None:
@@ -136,20 +164,6 @@ def test_zero_gradients_are_named(masked: int, warns: bool) -> None:
     assert not results["clean"].warnings
     expected = ["3 of 40 images have an input gradient of exactly zero"] if warns else []
     assert [w.split(":")[0] for w in results["pgd-10"].warnings] == expected
-
-
-class Recording(Linear):
-    """Records the images at which gradients are taken."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__(classes)
-        self.seen: list[Tensor] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.requires_grad:
-            self.seen.append(x.detach().clone())
-        z: Tensor = super().forward(x)
-        return z
 
 
 def test_shards_attack_the_same_images_as_one_process() -> None:
@@ -337,6 +351,7 @@ def test_mistakes_in_the_arguments_are_named() -> None:
     for message, mistake in mistakes.items():
         with pytest.raises(InputError, match=message):
             mistake()
-    with pytest.raises(RuntimeError, match="CUDA out of memory"):  # not caused by the images
-        evaluate(Failing("CUDA out of memory"), (x, y), ball=BALL)
+    for message in ("CUDA out of memory", "CUDA error: misaligned"):  # not caused by the images
+        with pytest.raises(RuntimeError, match=message):
+            evaluate(Failing(message), (x, y), ball=BALL)
     assert list(evaluate(model, (x, y), ball=BALL, attacks="clean, pgd-2")) == ["clean", "pgd-2"]
