@@ -11,6 +11,7 @@ from amata import recipes
 from amata.errors import InputError
 from amata.reporter import Moment, Reporter
 from amata.runs import RunFolder
+from amata.runs.checkpoint import save_checkpoint
 from amata.runs.files import load_tensors
 from amata.training import fit
 from amata.training.experiment import load_trained, resume, train
@@ -154,3 +155,17 @@ def test_a_run_folder_is_held_while_it_is_trained_in(tmp_path: Path) -> None:
 
     recipe = toy_recipe("train.tensorboard=false", "train.epochs=1")
     fit(small_net(), toy_data(), None, recipe, run=tmp_path / "run", reporter=Second())
+
+
+def test_the_best_weights_of_every_kept_checkpoint_stay(tmp_path: Path) -> None:
+    """A damaged newest checkpoint may send a run back to the one before, which has another best."""
+    run = RunFolder(tmp_path)
+    run.checkpoints.mkdir()
+    for epoch, best in ((1, 0), (2, 1)):
+        record = {"fingerprint": "f", "best_epoch": best}
+        save_checkpoint(run.checkpoints, epoch, 0, {"t": torch.ones(1)}, record)
+    for epoch in (0, 1, 7):
+        run.best_file(epoch).write_bytes(b"%d" % epoch)
+    run.promote(1)
+    assert (tmp_path / "model.safetensors").read_bytes() == b"1"
+    assert [run.best_file(epoch).is_file() for epoch in (0, 1, 7)] == [True, True, False]
