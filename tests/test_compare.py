@@ -355,6 +355,7 @@ def test_a_browser_shows_all_of_it(width: int, compared: Path, tmp_path: Path) -
     assert "CONSOLE" not in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_report_needs_no_weights(
     compared: Path, tmp_path: Path, amata: Callable[..., Called]
 ) -> None:

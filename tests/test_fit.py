@@ -13,7 +13,7 @@ from amata.reporter import Moment, Reporter
 from amata.runs import RunFolder
 from amata.runs.files import load_tensors
 from amata.training import fit
-from tests.conftest import small_net
+from tests.conftest import Linear, small_net
 from tests.toy import toy_data, toy_recipe
 
 
@@ -182,3 +182,16 @@ def test_every_part_of_a_batch_has_its_own_dropout() -> None:
     assert len(masks) == 2 * 2 * 2  # epochs, batches, parts
     for a, b in combinations(masks, 2):
         assert not torch.equal(a, b)
+
+
+def test_a_batch_in_parts_has_the_loss_and_the_update_of_the_whole() -> None:
+    fits = []
+    for parts in (1, 3):
+        net = nn.Sequential(nn.Flatten(), Linear(2))
+        recipe = toy_recipe("train.epochs=2", f"train.accumulate={parts}")
+        fits.append(fit(net, toy_data(32), None, recipe))
+    for one, three in zip(*(f.rows for f in fits), strict=True):
+        assert three["loss"] == pytest.approx(one["loss"], rel=1e-5)
+        assert three["grad_evals"] == one["grad_evals"]
+    for a, b in zip(*(f.model.parameters() for f in fits), strict=True):
+        torch.testing.assert_close(a, b)

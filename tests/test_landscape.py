@@ -102,6 +102,7 @@ def test_without_a_sample_the_image_is_taken_whose_loss_rises_most() -> None:
     assert steepest(model, x, y, BALL, u) == int(rises.argmax()) != 0
 
 
+@pytest.mark.slow
 def test_the_command_draws_kept_epochs(
     tmp_path: Path, amata: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -365,6 +365,7 @@ def test_two_processes_share_a_study_and_repeat_nothing(tmp_path: Path) -> None:
     assert len(list(out.glob("trials/*/result.json"))) == 6
 
 
+@pytest.mark.slow
 def test_a_result_that_the_study_was_not_told_of_is_told(amata: Amata, tmp_path: Path) -> None:
     """Killed between writing the result and telling the study: the schedule is proposed again, and
     nothing is trained twice."""
@@ -420,6 +421,7 @@ def test_the_recipes_own_schedule_is_left_out_where_it_is_too_dear(tmp_path: Pat
         assert bool(search.study.get_trials()) == proposed
 
 
+@pytest.mark.slow
 def test_what_another_process_trains_is_left_to_it(amata: Amata, tmp_path: Path) -> None:
     recipe = recipes.load("mnist5k-amata", [o.removeprefix("--set=") for o in FAST])
     settings = SearchSettings(budget=0.9 * 4, k_cap=3, shapes=("linear", "piecewise"), trials=1)
