@@ -113,6 +113,7 @@ def test_a_comparison_that_was_interrupted_and_killed_goes_on_to_the_same_report
     assert (out / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_comparison_says_what_its_runs_say(compared: Path) -> None:
     result = json.loads((compared / "compare.json").read_text())
     assert result["order"] == [f"{recipe}-seed{seed}" for seed in (0, 1) for recipe in RECIPES]
@@ -143,6 +144,7 @@ def test_a_comparison_says_what_its_runs_say(compared: Path) -> None:
     assert not any(d["key"].startswith(("eval.", "threat.")) for d in result["differences"])
 
 
+@pytest.mark.slow
 def test_the_target_is_reached_when_an_epoch_first_reaches_it(compared: Path) -> None:
     runs, _ = found_runs([compared])
     assert [run.path.name for run in runs] == json.loads((compared / "compare.json").read_text())[
@@ -259,6 +261,7 @@ class Outline(HTMLParser):
         ]
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_and_loads_nothing(compared: Path) -> None:
     text = (compared / "report.html").read_text()
     outline = Outline()
@@ -280,6 +283,7 @@ def test_the_page_is_whole_and_loads_nothing(compared: Path) -> None:
         assert (compared / name).is_file()
 
 
+@pytest.mark.slow
 def test_tables_are_the_same_in_every_form(compared: Path) -> None:
     result = json.loads((compared / "compare.json").read_text())
     table = result_table(result)
@@ -288,6 +292,7 @@ def test_tables_are_the_same_in_every_form(compared: Path) -> None:
     assert f"{100 * result['rows'][1]['accuracies']['pgd-2']['accuracy']:.1f}" in as_markdown(table)
 
 
+@pytest.mark.slow
 def test_what_recipes_say_cannot_break_the_page(compared: Path, tmp_path: Path) -> None:
     result = json.loads((compared / "compare.json").read_text())
     result["rows"][0]["recipe"] = '<script>alert("x")</script>'
@@ -321,6 +326,7 @@ parent.document.title = JSON.stringify({over: root.scrollWidth - root.clientWidt
 </script>"""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 @pytest.mark.parametrize("width", [400, 900, 1600])
 def test_a_browser_shows_all_of_it(width: int, compared: Path, tmp_path: Path) -> None:
@@ -393,6 +399,7 @@ def test_a_report_needs_no_weights(
     assert (failed.code, "its weights were not kept" in failed.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_an_interval_that_is_cut_off_shows_both_ends(compared: Path) -> None:
     from amata.console import comparison_table
 

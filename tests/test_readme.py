@@ -76,6 +76,7 @@ def test_every_method_has_a_page_and_a_line() -> None:
 CONTROL = (ROOT / "docs" / "control.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", TEXT + CONTROL, re.S))
 def test_its_python_runs(code: str) -> None:
     ran = subprocess.run(
