@@ -51,9 +51,6 @@ def test_a_resume_on_other_data_is_refused(tmp_path: Path) -> None:
     ("batch", "number", "code"),
     [(2, signal.SIGINT, 130), (6, signal.SIGTERM, 143)],  # in an epoch, and at its end
 )
-@pytest.mark.parametrize(
-    ("batch", "number", "code"), [(2, signal.SIGINT, 130), (6, signal.SIGTERM, 143)]
-)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
 def test_an_interrupt_saves_and_a_resume_ends_with_the_same_bytes(
     tmp_path: Path, batch: int, number: int, code: int, optimizer: str
