@@ -57,6 +57,22 @@ def test_two_checkpoints_are_kept_and_all_damaged_is_an_error(tmp_path: Path) ->
         load_checkpoint(tmp_path, "f", lambda _: None)
 
 
+def test_the_newest_checkpoint_that_begins_an_epoch_is_kept_too(tmp_path: Path) -> None:
+    """The guard may have to go back to it."""
+    for epoch, batch in ((0, 0), (1, 0), (1, 1), (1, 2), (1, 3)):
+        save_checkpoint(tmp_path, epoch, batch, {"t": torch.ones(3)}, {"fingerprint": "f"})
+    assert sorted(p.stem for p in tmp_path.glob("*.json")) == [
+        f"00001-000000{batch}" for batch in (0, 2, 3)
+    ]
+
+
+def test_half_written_files_of_earlier_checkpoints_are_removed(tmp_path: Path) -> None:
+    for batch in (1, 9):
+        (tmp_path / f".00000-000000{batch}.safetensors.part").write_bytes(b"half")
+    save_checkpoint(tmp_path, 0, 2, {"t": torch.ones(3)}, {"fingerprint": "f"})
+    assert [p.name for p in tmp_path.glob(".*.part")] == [".00000-0000009.safetensors.part"]
+
+
 def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 0, 1, {"t": torch.ones(3)}, {"fingerprint": "f"})
     with pytest.raises(InputError, match="belongs to another recipe"):

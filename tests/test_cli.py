@@ -379,7 +379,7 @@ def test_resume_guards_the_experiment(amata: Amata, run: Path, tmp_path: Path) -
     (copy / "summary.json").unlink()
     called = amata("train", "--resume", copy, "--set", "optim.lr=9")
     assert (called.code, called.err.count("\n")) == (2, 1)
-    assert "optim.lr would change the experiment being resumed" in called.err
+    assert "optim.lr would change the experiment that is resumed" in called.err
     toml = (copy / "recipe.toml").read_text()
     assert "\nlr = 0.05\n" in toml
     (copy / "recipe.toml").write_text(toml.replace("\nlr = 0.05\n", "\nlr = 0.2\n"))
@@ -444,7 +444,7 @@ def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert re.search(
-        r"^error: interrupted in epoch \d+(, batch \d+)?; go on with `amata train --resume ",
+        r"^error: interrupted in epoch \d+(, batch \d+)?; resume with `amata train --resume ",
         err,
         re.M,
     )

@@ -8,9 +8,16 @@ import pytest
 import torch
 
 from amata import recipes
+from amata.batch import Batch
+from amata.distributed import current
+from amata.engine import ProbeNet
+from amata.methods import PGD
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
+from amata.schedules import Control
+from amata.threat import Linf
 from amata.training import Interrupted
+from amata.training.probing import probe
 from tests.conftest import small_net
 from tests.toy import fit, toy_data, toy_recipe, without_times
 
@@ -40,6 +47,21 @@ def test_a_closed_loop_meets_its_budget_and_counts_its_probing(method: str, budg
     assert probes == 8 * 2 * 16 * per_image  # epochs, batches, their size
     assert fitted.grad_evals == probes + sum(192 * (row["steps"] + base) for row in fitted.epochs)
     assert [r[0] for r in fitted.epochs[0]["probed"]] == [1, 2, 6]
+
+
+def test_every_candidate_is_probed_with_the_same_noise() -> None:
+    x, y = toy_data(32)
+    batches = [Batch(x[i : i + 16], y[i : i + 16], torch.arange(16)) for i in (0, 16)]
+    one, other = probe(
+        ProbeNet(small_net()),
+        PGD(ball=Linf(0.05)),
+        [Control(2, 0.02)] * 2,
+        batches,
+        {},
+        place=(0, 0),
+        ranks=current(),
+    )
+    assert one == other
 
 
 def test_a_closed_loop_trains_like_its_own_choices_laid_down_beforehand() -> None:

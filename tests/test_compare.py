@@ -117,6 +117,7 @@ def test_a_comparison_that_was_interrupted_and_killed_resumes_to_the_same_report
     assert (out / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_comparison_reports_the_numbers_of_its_runs(compared: Path) -> None:
     result = json.loads((compared / "compare.json").read_text())
     assert result["order"] == [f"{recipe}-seed{seed}" for seed in (0, 1) for recipe in RECIPES]
@@ -147,6 +148,7 @@ def test_a_comparison_reports_the_numbers_of_its_runs(compared: Path) -> None:
     assert not any(d["key"].startswith(("eval.", "threat.")) for d in result["differences"])
 
 
+@pytest.mark.slow
 def test_the_target_is_reached_when_an_epoch_first_reaches_it(compared: Path) -> None:
     runs, _ = find_runs([compared])
     assert [run.path.name for run in runs] == json.loads((compared / "compare.json").read_text())[
@@ -312,6 +314,7 @@ class Outline(HTMLParser):
         ]
 
 
+@pytest.mark.slow
 def test_the_page_is_complete_and_loads_nothing(compared: Path) -> None:
     text = (compared / "report.html").read_text()
     outline = Outline()
@@ -333,6 +336,7 @@ def test_the_page_is_complete_and_loads_nothing(compared: Path) -> None:
         assert (compared / name).is_file()
 
 
+@pytest.mark.slow
 def test_tables_are_the_same_in_every_form(compared: Path) -> None:
     result = json.loads((compared / "compare.json").read_text())
     table = result_table(result)
@@ -341,6 +345,7 @@ def test_tables_are_the_same_in_every_form(compared: Path) -> None:
     assert f"{100 * result['rows'][1]['accuracies']['pgd-2']['accuracy']:.1f}" in as_markdown(table)
 
 
+@pytest.mark.slow
 def test_recipe_names_and_warnings_are_escaped(compared: Path, tmp_path: Path) -> None:
     result = json.loads((compared / "compare.json").read_text())
     result["rows"][0]["recipe"] = '<script>alert("x")</script>'
@@ -374,6 +379,7 @@ parent.document.title = JSON.stringify({over: root.scrollWidth - root.clientWidt
 </script>"""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 @pytest.mark.parametrize("width", [400, 900, 1600])
 def test_a_browser_shows_the_whole_page(width: int, compared: Path, tmp_path: Path) -> None:
@@ -408,6 +414,7 @@ def test_a_browser_shows_the_whole_page(width: int, compared: Path, tmp_path: Pa
     assert "CONSOLE" not in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_report_needs_no_weights(
     compared: Path, tmp_path: Path, amata: Callable[..., Called]
 ) -> None:
@@ -446,6 +453,7 @@ def test_a_report_needs_no_weights(
     assert (failed.code, "its weights were not kept" in failed.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_clipped_interval_shows_both_ends(compared: Path) -> None:
     from amata.console import comparison_table
 

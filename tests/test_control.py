@@ -25,7 +25,7 @@ from amata.control import (
     maximise,
     strategy,
 )
-from amata.control.convergence import Synthetic
+from amata.control.convergence import Bounds, Synthetic
 from amata.control.pmp import ControlProblem, best_controls, run, solve
 from amata.control.pmp import criterion as full_pmp_criterion
 from amata.control.toy import Toy
@@ -274,6 +274,37 @@ def test_a_strategys_error_is_over_the_batches_that_its_epochs_share() -> None:
     assert found.c == 3
     assert found.c_stderr == pytest.approx(1.0)  # the batches' means are 2 and 4
     assert strategy([epoch(1.0)]).c_stderr is None
+
+
+def test_controls_up_to_ones_own_number_of_steps_are_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spaces: list[ControlSpace] = []
+
+    def seen(value: Any, space: ControlSpace, *_: Any, **__: Any) -> Any:
+        spaces.append(space)
+        raise InputError("seen")
+
+    monkeypatch.setattr("amata.control.greedy.maximise", seen)
+    batch = Batch(images(2), labels(2), torch.arange(2))
+    for steps in (3, 12):
+        with pytest.raises(InputError, match="seen"):
+            criterion(small_net(), [batch], Control(steps, 0.1), method=PGD(ball=BALL), ball=BALL)
+    assert spaces == [ControlSpace(k_max=k, low=BALL.eps / 20, high=2 * BALL.eps) for k in (10, 12)]
+
+
+def test_theorem_1s_bounds_are_its_formulas() -> None:
+    sigma, beta, gap, coupling, steps, delta = 2.0, 3.0, 5.0, 0.7, 400, 0.1
+    bounds = Bounds(sigma, beta, gap, coupling)
+    assert bounds.least_steps == pytest.approx(beta * gap / sigma**2)
+    eta = math.sqrt(gap / (steps * beta * sigma**2))
+    assert bounds.learning_rate(steps) == pytest.approx(eta)
+    assert bounds.learning_rate(1) == pytest.approx(1 / beta)
+    noise, error = 4 * sigma * math.sqrt(beta * gap / steps), (coupling * delta) ** 2
+    assert bounds.printed(steps, delta) == pytest.approx(noise + 5 * error)
+    assert bounds.derived(steps, delta) == pytest.approx(
+        (noise + (1 + 1.5 * beta * eta) * error) / (1 - beta * eta / 2)
+    )
 
 
 def test_bad_spaces_and_no_batches_are_refused() -> None:

@@ -12,7 +12,7 @@ from amata.errors import AmataError, InputError
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
 from amata.runs.files import load_tensors
-from tests.conftest import small_net
+from tests.conftest import Linear, small_net
 from tests.toy import fit, toy_data, toy_recipe
 
 
@@ -57,7 +57,8 @@ def test_the_best_model_is_chosen_by_held_out_robust_accuracy(tmp_path: Path) ->
     net = small_net()
     with pytest.raises(
         AmataError,
-        match=r"fell back to guessing in epoch 3.*stopped, with the last good checkpoint kept: "
+        match=r"collapsed to chance accuracy in epoch 3.*stopped, with the last good checkpoint "
+        r"kept: "
         r"lower optim.lr",
     ):
         fit(
@@ -127,7 +128,7 @@ BAD_HELD_OUT = {
     "too large": ([torch.full((40,), 10)], "outside the model's 4 classes"),
     "negative": ([torch.full((40,), -1)], "outside the model's 4 classes"),
     "floats": ([torch.zeros(40)], "labels"),
-    "none": ([], "no held-out image"),
+    "none": ([], "the validation set is empty"),
 }
 
 
@@ -179,3 +180,16 @@ def test_every_part_of_a_batch_has_its_own_dropout() -> None:
     assert len(masks) == 2 * 2 * 2  # epochs, batches, parts
     for a, b in combinations(masks, 2):
         assert not torch.equal(a, b)
+
+
+def test_a_batch_in_parts_has_the_loss_and_the_update_of_the_whole() -> None:
+    fits = []
+    for parts in (1, 3):
+        net = nn.Sequential(nn.Flatten(), Linear(2))
+        recipe = toy_recipe("train.epochs=2", f"train.accumulate={parts}")
+        fits.append(fit(net, toy_data(32), None, recipe))
+    for one, three in zip(*(f.epochs for f in fits), strict=True):
+        assert three["loss"] == pytest.approx(one["loss"], rel=1e-5)
+        assert three["grad_evals"] == one["grad_evals"]
+    for a, b in zip(*(f.model.parameters() for f in fits), strict=True):
+        torch.testing.assert_close(a, b)

@@ -103,6 +103,7 @@ def test_the_default_sample_is_the_image_whose_loss_rises_most() -> None:
     assert steepest_image(model, x, y, BALL, u) == int(rises.argmax()) != 0
 
 
+@pytest.mark.slow
 def test_the_command_draws_saved_epochs(
     tmp_path: Path, amata: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -642,7 +642,7 @@ def test_methods_refuse_what_they_cannot_train_on() -> None:
     data = images(8), labels(8)
     for method, train_on, message in (
         ("atta", [data], "needs data in memory"),
-        ("free", data, "does not train at all"),
+        ("free", data, "does not update the weights"),
     ):
         overrides = [
             f"method.name={method}",

@@ -1,13 +1,18 @@
 """Networks: sizes, names, normalisation, seeds, and every way to name one."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from amata.errors import InputError
 from amata.models import MODELS, Normalized, build, load_weights
+from amata.models.preact_resnet import PreActBlock
+from amata.models.wide_resnet import WideBlock
+from amata.seeds import generator
 
 SIZES = {
     # name -> (channels, side, classes, parameters)
@@ -78,6 +83,45 @@ def test_torchvision_agrees_where_it_is_installed() -> None:
         x = torch.rand(2, 3, 64, 64)
         with torch.no_grad():
             torch.testing.assert_close(ours(x), theirs(x))
+
+
+def residual(block: nn.Module, x: Tensor, branch: Tensor) -> Tensor:
+    """x or its projection, plus two convolutions of `branch`, each after BatchNorm and ReLU."""
+    weights = dict(block.named_parameters())
+    out = F.conv2d(branch, weights["conv1.weight"], stride=2, padding=1)
+    out = F.relu(F.batch_norm(out, None, None, training=True))
+    out = F.conv2d(out, weights["conv2.weight"], padding=1)
+    return F.conv2d(x, weights["shortcut.weight"], stride=2) + out
+
+
+def test_pre_activation_blocks_project_what_their_papers_say() -> None:
+    x = torch.randn(4, 3, 8, 8, generator=generator(0))
+    for block, projected in (
+        (WideBlock(3, 5, 2), "activation"),
+        (PreActBlock(3, 5, 2, "preact"), "activation"),
+        (PreActBlock(3, 5, 2, "input"), "input"),
+    ):
+        branch = F.relu(block.bn1(x))
+        expected = residual(block, branch if projected == "activation" else x, branch)
+        torch.testing.assert_close(block(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [("preactresnet18", {"final_bn": True}), ("wrn-34-10", {"depth": 10, "widen": 1})],
+)
+def test_pre_activation_networks_end_with_batchnorm_and_relu(
+    name: str, args: dict[str, Any]
+) -> None:
+    model, seen = build(name, in_channels=1, classes=3, args=args), dict[str, Tensor]()
+    dict(model.named_children())["bn"].register_forward_hook(
+        lambda _, __, output: seen.update(normed=output)
+    )
+    dict(model.named_children())["linear"].register_forward_pre_hook(
+        lambda _, inputs: seen.update(pooled=inputs[0])
+    )
+    model(torch.rand(4, 1, 16, 16, generator=generator(0)))
+    torch.testing.assert_close(seen["pooled"], F.relu(seen["normed"]).mean((2, 3)))
 
 
 def test_normalisation_lives_inside() -> None:

@@ -46,7 +46,7 @@ def test_every_batch_is_trained_with_the_rate_at_its_middle() -> None:
         lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])
     )
     try:
-        recipe = toy_recipe("train.epochs=2", "optim.rate=one-cycle", "optim.peak=0.5")
+        recipe = toy_recipe("train.epochs=2", "optim.lr_schedule=one-cycle", "optim.peak=0.5")
         fitted = fit(small_net(), toy_data(), None, recipe)
     finally:
         hook.remove()

@@ -187,7 +187,7 @@ def test_what_cannot_be_divided_is_refused(more: list[str], message: str, tmp_pa
 def test_torchrun_needs_a_folder_and_atta_one_process(tmp_path: Path) -> None:
     done = torchrun("-m", "amata", "train", "mnist5k-atta", "--out", tmp_path / "run")
     assert done.returncode != 0
-    assert "error: atta keeps a store" in done.stderr
+    assert "error: ATTA stores a perturbation per image" in done.stderr
     assert not (tmp_path / "run").exists()
 
 

@@ -19,6 +19,7 @@ def test_its_links_lead_somewhere() -> None:
         assert (ROOT / target).exists(), target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", TEXT + CONTROL, re.S))
 def test_its_python_runs(code: str) -> None:
     ran = subprocess.run(

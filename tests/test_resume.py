@@ -48,11 +48,13 @@ def test_a_resume_on_other_data_is_refused(tmp_path: Path) -> None:
     resume(tmp_path / "run")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("batch", [2, 6])
+@pytest.mark.parametrize(
+    ("batch", "number", "code"),
+    [(2, signal.SIGINT, 130), (6, signal.SIGTERM, 143)],  # in an epoch, and at its end
+)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
 def test_an_interrupt_saves_and_a_resume_ends_with_the_same_bytes(
-    tmp_path: Path, number: int, code: int, batch: int, optimizer: str
+    tmp_path: Path, batch: int, number: int, code: int, optimizer: str
 ) -> None:
     recipe = toy_recipe("train.tensorboard=false", "optim.ema=0.9", f"optim.name={optimizer}")
     whole = fit(small_net(), toy_data(), toy_data(40), recipe, run=tmp_path / "whole")

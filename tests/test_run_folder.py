@@ -11,6 +11,7 @@ from amata import recipes
 from amata.errors import InputError
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
+from amata.runs.checkpoint import save_checkpoint
 from amata.runs.files import load_tensors
 from amata.training.experiment import load_trained, resume, train
 from tests.conftest import small_net
@@ -67,11 +68,11 @@ def test_images_that_came_later_are_no_test_images(tmp_path: Path) -> None:
     first = next((tmp_path / "data").glob("*/*.png"))
     shutil.copy(first, first.with_name("00-new.png"))
     with pytest.raises(
-        InputError, match=r"images came or went since; put them back, or say --set data\.root"
+        InputError, match=r"images were added or removed; restore them, or pass --set data\.root"
     ):
         load_trained(tmp_path / "run", ("data.workers=1",), to_test=True)
     # nor do its images in memory forget where they were
-    with pytest.raises(InputError, match="images came or went"):
+    with pytest.raises(InputError, match="images were added or removed"):
         load_trained(tmp_path / "run", ("data.in_memory=true",), to_test=True)
     load_trained(tmp_path / "run", (f"data.root={tmp_path / 'data'}",), to_test=True)
     load_trained(tmp_path / "run")  # to export it, say
@@ -153,3 +154,17 @@ def test_a_run_folder_is_held_while_it_is_trained_in(tmp_path: Path) -> None:
 
     recipe = toy_recipe("train.tensorboard=false", "train.epochs=1")
     fit(small_net(), toy_data(), None, recipe, run=tmp_path / "run", reporter=Second())
+
+
+def test_the_best_weights_of_every_kept_checkpoint_stay(tmp_path: Path) -> None:
+    """A damaged newest checkpoint may send a run back to the one before, which has another best."""
+    run = RunFolder(tmp_path)
+    run.checkpoints.mkdir()
+    for epoch, best in ((1, 0), (2, 1)):
+        record = {"fingerprint": "f", "best_epoch": best}
+        save_checkpoint(run.checkpoints, epoch, 0, {"t": torch.ones(1)}, record)
+    for epoch in (0, 1, 7):
+        run.best_file(epoch).write_bytes(b"%d" % epoch)
+    run.promote(1)
+    assert (tmp_path / "model.safetensors").read_bytes() == b"1"
+    assert [run.best_file(epoch).is_file() for epoch in (0, 1, 7)] == [True, True, False]

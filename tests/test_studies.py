@@ -365,6 +365,7 @@ def test_two_processes_share_a_study_and_repeat_nothing(tmp_path: Path) -> None:
     assert len(list(out.glob("trials/*/result.json"))) == 6
 
 
+@pytest.mark.slow
 def test_a_result_that_the_study_missed_is_adopted(amata: Amata, tmp_path: Path) -> None:
     """A process killed between result.json and `tell`: the schedule is proposed again, and not
     trained again."""
@@ -427,6 +428,7 @@ def test_the_recipes_own_schedule_is_in_the_space_if_a_trial_could_propose_it() 
     assert Space(recipe, MethodCost(1, 1), 2.9, k_cap=9).recipe_params() is None
 
 
+@pytest.mark.slow
 def test_a_trial_of_another_process_is_not_trained_twice(amata: Amata, tmp_path: Path) -> None:
     recipe = recipes.load("mnist5k-amata", [o.removeprefix("--set=") for o in FAST])
     settings = SearchSettings(budget=0.9 * 4, k_cap=3, shapes=("linear", "piecewise"), trials=1)

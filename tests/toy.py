@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from amata import recipes
+from amata.distributed import current
 from amata.metrics import EpochRow
 from amata.recipes import Recipe
 from amata.reporter import BatchInfo, Reporter
@@ -68,9 +69,11 @@ def fit(
     reporter: Reporter | None = None,
 ) -> Fitted:
     """The training loop under a recipe, recorded in a new folder or in an open one."""
-    if isinstance(run, Path):
+    if isinstance(run, Path) and current().is_main:
         run = RunFolder.create(run, recipe)
         run.write_environment(torch.device("cpu"))
+    elif isinstance(run, Path):
+        run = None
     return train_model(model, train, valid, recipe, run=run, reporter=reporter)
 
 
