@@ -22,7 +22,7 @@ test: setup
 
 # The tests to run while working: all but the slow ones.
 quick: setup
-	$(VENV)/bin/python -m pytest -n 2 -m "not slow"
+	$(VENV)/bin/python -m pytest tests -n 2 -m "not slow"
 
 lint: setup
 	$(VENV)/bin/ruff check src tests evidence

@@ -391,6 +391,7 @@ def test_resume_guards_the_experiment(amata: Amata, run: Path, tmp_path: Path) -
     assert (copy / "summary.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(
     amata: Amata, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from tests.toy import fit, toy_data, toy_recipe, without_times
 ADAPTIVE = ["schedule.name=adaptive", "schedule.tau=0.1", "schedule.k_max=6"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "budget"), [("pgd", 5.5), ("free", 4.5), ("yopo", 4.5), ("trades", 6.5)]
 )

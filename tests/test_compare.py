@@ -489,6 +489,7 @@ def python_run(folder: Path, steps: int, evaluation: dict[str, Any], *, valid: b
     return folder
 
 
+@pytest.mark.slow
 def test_runs_without_a_test_evaluation_show_held_out_accuracies(
     tmp_path: Path, amata: Callable[..., Called]
 ) -> None:

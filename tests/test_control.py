@@ -373,6 +373,7 @@ def objective_of(problem: ControlProblem, u: Tensor) -> Tensor:
     return (total + problem.terminal(theta))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gamma", [0.001, 0.04, 1.0, 30.0])
 @pytest.mark.parametrize("theta0", [0.5, 3.0])
 def test_the_toys_closed_form_is_optimal_at_any_price(theta0: float, gamma: float) -> None:

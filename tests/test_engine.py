@@ -163,6 +163,7 @@ def test_the_attack_copy_computes_the_same_for_unusual_layers(layer: Any) -> Non
     assert torch.allclose(found[1], found[3], atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", ["preactresnet18", "resnet18", "wrn-34-10", "lenet"])
 def test_a_folded_copy_gives_the_same_logits_and_input_gradients(name: str, padded: bool) -> None:

@@ -89,6 +89,7 @@ def test_the_best_model_is_chosen_by_held_out_robust_accuracy(tmp_path: Path) ->
     assert not any(last[k].any() for k, _ in fitted.model.named_parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -138,6 +138,7 @@ def test_a_collapse_is_rolled_back_and_training_goes_on_with_one_more_step(tmp_p
     assert (run.epochs(), run.events()) == (fitted.epochs, fitted.events)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", [Collapsing, Falling])
 def test_a_rolled_back_run_resumes_with_its_remedy(
     tmp_path: Path, trouble: type[Collapsing]
@@ -166,6 +167,7 @@ def test_a_rolled_back_run_resumes_with_its_remedy(
     assert run.events() == whole.events() != []
 
 
+@pytest.mark.slow
 def test_what_a_collapsed_epoch_saved_is_never_resumed(tmp_path: Path) -> None:
     """Interrupted in the epoch that will collapse, rolled back after the resume, and interrupted
     again before anything newer was saved."""

@@ -210,6 +210,7 @@ def test_commands_name_the_python_call_and_reports_work(
     assert len(compared["rows"]) == 2
 
 
+@pytest.mark.slow
 def test_a_trained_network_is_exported_from_python(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     data = toy_data()

@@ -48,6 +48,7 @@ def test_a_resume_on_other_data_is_refused(tmp_path: Path) -> None:
     resume(tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batch", "number", "code"),
     [(2, signal.SIGINT, 130), (6, signal.SIGTERM, 143)],  # in an epoch, and at its end
@@ -79,6 +80,7 @@ def test_an_interrupt_saves_and_a_resume_ends_with_the_same_bytes(
     assert run.epochs() == resumed.epochs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STATEFUL)
 def test_what_a_method_remembers_survives_an_interrupt(tmp_path: Path, name: str) -> None:
     recipe = stateful_recipe(name)

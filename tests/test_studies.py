@@ -449,6 +449,7 @@ def test_a_trial_of_another_process_is_not_trained_twice(amata: Amata, tmp_path:
     assert key in {t.user_attrs["key"] for t in finished(tmp_path)}
 
 
+@pytest.mark.slow
 def test_the_search_can_minimise_c(amata: Amata, tmp_path: Path) -> None:
     called = amata(
         *SEARCH, "--trials", "2", "--objective", "criterion", "--out", tmp_path, "--json"
