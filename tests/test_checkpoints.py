@@ -14,7 +14,7 @@ from tests.conftest import small_net
 from tests.toy import StopAt, fit, toy_data, toy_recipe
 
 
-def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path: Path) -> None:
+def test_a_damaged_newest_checkpoint_is_reported_and_skipped(tmp_path: Path) -> None:
     recipe = toy_recipe("train.tensorboard=false")
     fit(small_net(), toy_data(), toy_data(40), recipe, run=tmp_path / "whole")
     with pytest.raises(Interrupted):

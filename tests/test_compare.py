@@ -260,7 +260,7 @@ def test_smoothing_is_bias_corrected() -> None:
     assert smooth(noisy, 0.6)[0] == noisy[0]
 
 
-def test_the_headline_says_above_below_and_equal() -> None:
+def test_the_headline_knows_above_below_and_equal() -> None:
     def row(recipe: str, accuracy: float) -> dict[str, Any]:
         found = {
             "accuracy": accuracy,

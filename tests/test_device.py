@@ -8,7 +8,7 @@ from amata.training import resolve_device
 
 
 @pytest.mark.parametrize("name", ["nonsense", "cuda:99"])
-def test_devices_that_are_not_there_are_named(name: str) -> None:
+def test_missing_devices_are_named(name: str) -> None:
     with pytest.raises(InputError, match=r"train\.device"):
         resolve_device(name)
 

@@ -339,7 +339,7 @@ def test_bf16_keeps_weights_and_losses_in_fp32() -> None:
         assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
-def test_the_engine_is_chosen_by_device_and_says_what_runs() -> None:
+def test_the_engine_is_chosen_by_device_and_describes_itself() -> None:
     model = small_net()
     assert make_net(model, sgd(model)).describe() == "plain engine, fp32"
     assert (

@@ -116,7 +116,7 @@ def test_a_resumed_run_can_be_rolled_back_also_where_the_disk_was_slow(
     assert [row["epoch"] for row in fitted.epochs] == [0, 1, 2, 3]
 
 
-def test_a_collapse_is_rolled_back_and_training_goes_on_with_one_more_step(tmp_path: Path) -> None:
+def test_catastrophic_overfitting_is_rolled_back_with_one_more_step(tmp_path: Path) -> None:
     recipe, net = stateful_recipe("fast"), small_net()
     reporter = Collapsing(net, epoch=2)
     fitted = fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=reporter)
@@ -216,7 +216,7 @@ def test_a_second_collapse_goes_back_to_an_unspoilt_state() -> None:
 
 # of a single step the probe fails too, but that is not what went wrong
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a_network_that_falls_back_to_guessing_goes_on_from_before_with_half_the_rate(
+def test_a_collapse_to_chance_is_rolled_back_with_half_the_learning_rate(
     tmp_path: Path, steps: int
 ) -> None:
     recipe = toy_recipe(
@@ -244,7 +244,7 @@ def test_a_network_that_falls_back_to_guessing_goes_on_from_before_with_half_the
     assert rows[-1]["valid"]["clean"] > 0.9
 
 
-def test_one_trouble_does_not_undo_the_remedy_of_another() -> None:
+def test_one_failure_does_not_undo_the_remedy_of_another() -> None:
     """A fall, and when the epoch is trained again, a collapse."""
     recipe = stateful_recipe("fast")
 
@@ -277,7 +277,7 @@ def test_one_trouble_does_not_undo_the_remedy_of_another() -> None:
     assert last["lr"] == pytest.approx(untroubled.epochs[-1]["lr"] / 2)
 
 
-def test_the_guard_looks_at_held_out_images_of_all_classes() -> None:
+def test_the_guard_uses_held_out_images_of_all_classes() -> None:
     """They come class by class, as those of a folder do: the first ones would show one class
     alone."""
     x, y = toy_data(600)
@@ -312,7 +312,7 @@ def at_chance(best: float = 0.97, **changes: Any) -> bool:
     return AT_CHANCE._replace(**changes).collapsed(best)
 
 
-def test_a_network_at_chance_accuracy_is_told_from_one_that_is_only_bad() -> None:
+def test_chance_accuracy_differs_from_a_bad_network() -> None:
     assert at_chance()
     assert at_chance(same=0.6, accuracy=0.19)  # two predictions
     assert at_chance(informed=1.9, loss=1.9)  # rare classes known to be rare

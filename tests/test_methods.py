@@ -306,7 +306,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def batch_of(index: int) -> Batch:
-    """Two batches an epoch over twelve samples, cropped and flipped anew each time."""
+    """Two batches an epoch over twelve samples, with new crops and flips each time."""
     ids = torch.arange(N) + N * (index % 2)
     whole = images(TOTAL, seed=1)[ids]
     x, frame = crop_flip(whole, generator(index, "augment"), pad=1)
@@ -694,7 +694,7 @@ def test_pgd_without_steps_or_noise_is_erm() -> None:
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_the_attack_mode_is_what_it_says(mode: Any) -> None:
+def test_the_attack_mode_sets_batchnorm_and_dropout(mode: Any) -> None:
     model = small_net()
     seen: list[bool] = []
     model[3].register_forward_pre_hook(lambda module, _: seen.append(module.training))

@@ -63,7 +63,7 @@ def test_an_update_by_hand() -> None:
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_what_is_no_hidden_matrix_goes_as_with_sgd(nesterov: bool) -> None:
+def test_all_but_hidden_matrices_follow_sgd(nesterov: bool) -> None:
     net = small_net()
     other = copy.deepcopy(net)
     config = Optim(name="muon", lr=0.1, momentum=0.8, nesterov=nesterov, weight_decay=0)

@@ -82,7 +82,7 @@ def test_an_interrupt_saves_and_a_resume_ends_with_the_same_bytes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STATEFUL)
-def test_what_a_method_remembers_survives_an_interrupt(tmp_path: Path, name: str) -> None:
+def test_a_methods_memory_survives_an_interrupt(tmp_path: Path, name: str) -> None:
     recipe = stateful_recipe(name)
     fit(small_net(), toy_data(90), toy_data(40), recipe, run=tmp_path / "whole")
     with pytest.raises(Interrupted):
@@ -101,7 +101,7 @@ def test_what_a_method_remembers_survives_an_interrupt(tmp_path: Path, name: str
     ).read_bytes()
 
 
-def test_states_of_epochs_that_a_kill_undid_are_not_kept(tmp_path: Path) -> None:
+def test_states_after_the_last_checkpoint_are_dropped_on_resume(tmp_path: Path) -> None:
     recipe = toy_recipe("train.tensorboard=false", "train.keep_epochs=true")
     fit(small_net(), toy_data(), None, recipe, run=tmp_path / "whole")
     with pytest.raises(Interrupted):
@@ -118,7 +118,7 @@ def test_states_of_epochs_that_a_kill_undid_are_not_kept(tmp_path: Path) -> None
         ).read_bytes()
 
 
-def test_an_interrupt_without_a_run_folder_says_that_nothing_was_saved() -> None:
+def test_an_interrupt_without_a_run_folder_reports_that_nothing_was_saved() -> None:
     with pytest.raises(Interrupted, match="nothing was saved"):
         fit(small_net(), toy_data(), None, toy_recipe(), reporter=StopAt(0, 2))
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -18,7 +18,7 @@ from tests.conftest import small_net
 from tests.toy import QUICK, fit, toy_data, toy_recipe
 
 
-def test_images_that_came_later_are_no_test_images(tmp_path: Path) -> None:
+def test_images_added_later_are_not_test_images(tmp_path: Path) -> None:
     """The test share of a folder is another one when a file has come: images that were trained on
     would be in it."""
     from tests.test_data import write_folder
@@ -125,7 +125,7 @@ def test_a_whole_run_leaves_what_it_promises(tmp_path: Path) -> None:
         train(recipe, run.path)
 
 
-def test_kept_epochs_are_the_states_that_epochs_begin_with(tmp_path: Path) -> None:
+def test_kept_epochs_are_the_states_at_the_start_of_epochs(tmp_path: Path) -> None:
     recipe = toy_recipe(
         "method.name=free",
         "train.keep_epochs=true",

@@ -162,7 +162,7 @@ def test_a_failed_write_ends_the_run_after_the_next_batch(
     assert seen[-1] == (1, 1)
 
 
-def test_an_interrupt_that_cannot_save_says_so(
+def test_an_interrupt_that_cannot_save_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saver, "save_checkpoint", full)

@@ -102,7 +102,7 @@ def test_criterion_and_landscape_stay_in_the_ball_that_was_trained_in(
 
 
 @pytest.mark.slow
-def test_criterion_trains_measures_and_goes_on(amata: Amata, tmp_path: Path) -> None:
+def test_criterion_trains_measures_and_resumes(amata: Amata, tmp_path: Path) -> None:
     options = [
         *CONSTANT,
         "--out",

@@ -51,7 +51,7 @@ def test_l2_projection_shrinks_the_difference_only_when_too_long() -> None:
     torch.testing.assert_close(L2(0.1).around(x).project(moved), expected)
 
 
-def test_an_ascent_step_has_the_length_it_says() -> None:
+def test_an_ascent_step_has_its_step_size() -> None:
     x, g = images(), torch.randn(6, 1, 6, 6, generator=generator(1))
     for ball in (Linf(1), L2(1)):
         torch.testing.assert_close(

@@ -39,7 +39,7 @@ QUICK = [
 
 
 def toy_data(n: int = 96) -> tuple[Tensor, Tensor]:
-    """Two classes told apart by brightness."""
+    """Two classes that differ in brightness."""
     y = torch.arange(n) % 2
     noise = 0.2 * torch.rand(n, 1, 6, 6, generator=generator(n))
     return (0.2 + 0.4 * y.view(-1, 1, 1, 1) + noise), y

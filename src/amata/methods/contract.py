@@ -55,7 +55,7 @@ class Net(Protocol):
         """Projected steps up the loss: x <- P(x + step_size direction(g)), g = `input_grad(x, y)`,
         in the feasible set `region`.
 
-        What comes back may be overwritten by the next call: go on with it, or copy it.
+        The next call may overwrite the result: use it at once, or copy it.
         """
         ...
 

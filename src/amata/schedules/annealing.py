@@ -142,7 +142,7 @@ class Piecewise:
         starts = [epoch for epoch, _ in stages]
         if not stages or starts[0] != 0 or starts != sorted(set(starts)):
             raise InputError(
-                f"stages = {list(stages)} must begin at epoch 0 and go on with rising epochs, "
+                f"stages = {list(stages)} must start at epoch 0, with rising epochs, "
                 "as in [[0, 2], [5, 10]]"
             )
 

@@ -69,7 +69,7 @@ class ClosedLoop(Protocol):
 AnySchedule = Schedule | ClosedLoop
 
 
-# The two kinds are told apart in these two functions and nowhere else.
+# Only these two functions know both kinds.
 
 
 def closed_loop(schedule: AnySchedule) -> ClosedLoop | None:
