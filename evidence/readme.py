@@ -18,7 +18,7 @@ from page import GRADIENTS, markdown, picture, plot_robust_error, refuse_others,
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "evidence" / "results" / "mnist5k"
 CIFAR10 = {"pgd10": "PGD-10", "amata": "Amata 2→10"}
-CONSTANTS = {"k3": "PGD-3 with the reach of Amata, α = 6.7/255", "k2": "PGD-2 likewise, α = 10/255"}
+CONSTANTS = {"k3": "PGD-3, α = 6.7/255", "k2": "PGD-2, α = 10/255"}
 RECORDS = ROOT / "evidence" / "records"
 RECORD_HOLDERS = {
     "pgd20": "Amata 2→3 with Muon (`cifar10-amata-quick`)",

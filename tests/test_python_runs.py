@@ -38,6 +38,39 @@ def test_fit_without_a_method_shows_the_shortest_right_call() -> None:
             amata.fit(small_net(), toy_data(), **given)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "pgd"}, "method = 'pgd' must be a method such as amata.PGD"),
+        ({"method": amata.PGD}, "must be a method such as amata.PGD"),
+        ({"method": amata.PGD(ball=0.03)}, r"ball = 0.03 is not a threat model"),  # type: ignore[arg-type]
+        ({"schedule": "linear"}, "schedule = 'linear' must be a schedule"),
+        ({"schedule": lambda epoch, epochs: None}, r"must return \(steps, step_size\).* not None"),
+        ({"schedule": lambda epoch, epochs: (2.5, 0.1)}, "steps of the schedule = 2.5 must be"),
+        ({"optim": "sgd"}, r"optim = 'sgd' must be amata.SGD"),
+        ({"epochs": 0}, r"fit\(\): epochs = 0: "),
+        ({"model": None}, "model = None must be an nn.Module"),
+        ({"model": small_net().requires_grad_(False)}, "no parameter .* requires a gradient"),
+        ({"train": (toy_data()[0], toy_data()[1] + 0.5)}, "labels must be whole numbers"),
+        ({"train": [toy_data(16)]}, "batch_size= and augment= are for images in memory"),
+    ],
+)
+def test_wrong_arguments_are_one_line(change: dict[str, Any], message: str) -> None:
+    given = {"model": small_net(), "train": toy_data(), **QUICK, **change}
+    with pytest.raises(InputError, match=message) as error:
+        amata.fit(**given)
+    assert "\n" not in str(error.value)
+
+
+def test_clean_training_needs_no_schedule_and_a_function_may_be_one() -> None:
+    settings = {**QUICK, "epochs": 1, "device": torch.device("cpu")}
+    clean = {k: v for k, v in settings.items() if k != "schedule"}
+    clean["method"] = amata.ERM(ball=amata.Linf(0.05))
+    assert amata.fit(small_net(), toy_data(), **clean).grad_evals == 96
+    settings["schedule"] = lambda epoch, epochs: (2, 0.01)
+    assert amata.fit(small_net(), toy_data(), **settings).grad_evals == 3 * 96
+
+
 def test_a_run_records_what_was_used(tmp_path: Path) -> None:
     x, y = toy_data()
     fitted = amata.fit(small_net(), (x, y), toy_data(40), run=tmp_path / "run", **QUICK)
@@ -67,7 +100,8 @@ def test_numpy_arrays_and_loaders_train_alike(tmp_path: Path) -> None:
     arrays = amata.fit(small_net(), (x.numpy(), y.numpy()), **QUICK)
     for a, b in zip(tensors.model.parameters(), arrays.model.parameters(), strict=True):
         assert torch.equal(a, b)
-    amata.fit(small_net(), pairs, run=tmp_path / "run", **QUICK)
+    own = {k: v for k, v in QUICK.items() if k != "batch_size"}
+    amata.fit(small_net(), pairs, run=tmp_path / "run", **own)
     data = RunFolder.open(tmp_path / "run")[1].tables["data"]
     assert (data["name"], data["count"], data["sha256"]) == ("python", None, None)
 

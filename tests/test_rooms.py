@@ -63,6 +63,7 @@ ARROWS: dict[str, set[str]] = {
         "runs",
         "schedules",
         "seeds",
+        "threat",
     },
     "studies": {
         "attacks",

@@ -59,6 +59,17 @@ def test_exponential_matches_the_appendix_and_ends_where_it_should() -> None:
     assert schedule(10, 10).steps == 40
 
 
+@pytest.mark.parametrize("epoch", [-1, 11])
+def test_epochs_outside_the_run_are_refused(epoch: int) -> None:
+    for schedule in (
+        Linear(k_min=2, k_max=10, tau=0.1),
+        Exponential(k_min=2, k_max=10, tau=0.1),
+        Piecewise(stages=((0, 2), (5, 3)), tau=0.1),
+    ):
+        with pytest.raises(InputError, match="is not between 0 and epochs = 10"):
+            schedule(epoch, 10)
+
+
 def test_piecewise_holds_each_stage() -> None:
     schedule = Piecewise(stages=((0, 2), (3, 5)), tau=1.0)
     assert [schedule(t, 6).steps for t in range(6)] == [2, 2, 2, 5, 5, 5]
@@ -88,7 +99,7 @@ def test_equal_bounds_are_a_constant() -> None:
         (lambda: Linear(k_min=1, k_max=2, tau=0), "tau = 0 must be above 0"),
         (lambda: Exponential(k_min=1, k_max=2, tau=1, eta=-1), "eta"),
         (lambda: Constant(steps=1, step_size=-0.1), "step_size"),
-        (lambda: Piecewise(stages=((1, 2),), tau=1), "begin at epoch 0"),
+        (lambda: Piecewise(stages=((1, 2),), tau=1), "start at epoch 0"),
         (lambda: Piecewise(stages=((0, 2), (5, 3), (4, 3)), tau=1), "rising"),
     ],
 )

@@ -67,7 +67,10 @@ class Arrays:
         ids: Tensor | None = None,
         where: str = "arrays",
     ) -> None:
-        x, y = torch.as_tensor(x), torch.as_tensor(y).long()
+        x, y = torch.as_tensor(x), torch.as_tensor(y)
+        if y.is_floating_point() and not torch.equal(y, y.round()):
+            raise InputError(f"{where}: labels must be whole numbers, not {y.dtype} fractions")
+        y = y.long()
         if x.dim() != 4 or y.shape != (len(x),) or len(x) == 0:
             raise InputError(
                 f"{where}: images of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}; "

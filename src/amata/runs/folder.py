@@ -36,7 +36,7 @@ class RunFolder:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
-                f"output folder {path} cannot be created ({error.strerror}); choose another --out"
+                f"output folder {path} cannot be created ({error.strerror}); choose another folder"
             ) from None
         text = f"# {recipe.name}, with every default filled in\n{recipe.to_toml()}"
         write_atomic(path / "recipe.toml", text.encode())
@@ -45,13 +45,12 @@ class RunFolder:
     @staticmethod
     def check_free(path: Path) -> None:
         """Refuse a folder that holds anything."""
-        if path.exists() and not (path.is_dir() and _is_stillborn(path)):
-            hint = (
-                f"`amata train --resume {path}` resumes it, or"
-                if (path / "recipe.toml").is_file()
-                else "it holds other files;"
-            )
-            raise InputError(f"output folder {path} exists already; {hint} choose another --out")
+        if not path.exists() or (path.is_dir() and _is_stillborn(path)):
+            return
+        hint = "it holds other files:"
+        with contextlib.suppress(InputError):  # not a run folder
+            hint = f"{resume_call(path, RunFolder.open(path)[1])} resumes it, or"
+        raise InputError(f"output folder {path} exists already; {hint} choose another folder")
 
     @classmethod
     def open(cls, path: Path, overrides: tuple[str, ...] = ()) -> tuple["RunFolder", Recipe]:

@@ -22,6 +22,11 @@ def _half_up(value: float) -> int:
     return math.floor(value + 0.5)
 
 
+def _check_epoch(epoch: int, epochs: int) -> None:
+    if not 0 <= epoch <= epochs:
+        raise InputError(f"epoch = {epoch} is not between 0 and epochs = {epochs}")
+
+
 def check_range(schedule: Any) -> None:
     """Read k_min, k_max and tau as numbers; refuse bounds the wrong way round."""
     set_field = object.__setattr__
@@ -78,6 +83,7 @@ class Linear:
         check_range(self)
 
     def __call__(self, epoch: int, epochs: int) -> Control:
+        _check_epoch(epoch, epochs)
         # Integers are multiplied before the one division, so that a half is an exact half and
         # rounds up on every machine.
         steps = _half_up(self.k_min + (self.k_max - self.k_min) * epoch / epochs)
@@ -109,6 +115,7 @@ class Exponential:
         object.__setattr__(self, "eta", positive(self.eta, "eta"))
 
     def __call__(self, epoch: int, epochs: int) -> Control:
+        _check_epoch(epoch, epochs)
         share = math.expm1(-self.eta * epoch) / math.expm1(-self.eta * epochs)
         steps = _half_up(self.k_min + (self.k_max - self.k_min) * share)
         return Control(steps, self.tau / steps)
@@ -147,5 +154,6 @@ class Piecewise:
             )
 
     def __call__(self, epoch: int, epochs: int) -> Control:
+        _check_epoch(epoch, epochs)
         steps = [k for first, k in self.stages if first <= epoch][-1]
         return Control(steps, self.tau / max(steps, 1))

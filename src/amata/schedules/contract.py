@@ -1,7 +1,10 @@
 """What a schedule is. Open-loop: a function of the epoch. Closed-loop: it sees the training too."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from amata.errors import InputError
+from amata.quantity import number, whole
 
 
 class Control(NamedTuple):
@@ -81,4 +84,15 @@ def planned_controls(schedule: AnySchedule, epochs: int) -> list[Control] | None
     """The control of every epoch; None for a closed-loop schedule."""
     if isinstance(schedule, ClosedLoop):
         return None
-    return [schedule(epoch, epochs) for epoch in range(epochs)]
+    return [_as_control(schedule(epoch, epochs)) for epoch in range(epochs)]
+
+
+def _as_control(value: Any) -> Control:
+    """The control that somebody's own schedule returned, which may be a plain pair."""
+    try:
+        steps, step_size = value
+    except (TypeError, ValueError):
+        raise InputError(
+            f"a schedule must return (steps, step_size) for an epoch, not {value!r}"
+        ) from None
+    return Control(whole(steps, "steps of the schedule", 0), number(step_size, "step_size"))

@@ -7,19 +7,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from amata.data import Arrays, ImageSet
 from amata.distributed import current
 from amata.errors import InputError
-from amata.methods import Method
+from amata.methods import ERM, Method
 from amata.models import load_weights
 from amata.recipes import Recipe, load
 from amata.recipes.schema import Data, Eval, Optim, PythonData, PythonModel, Train
 from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.runs.files import write_json
-from amata.schedules import AnySchedule
+from amata.schedules import AnySchedule, Constant, closed_loop
+from amata.threat import check_ball
 from amata.training.batches import as_images
 from amata.training.device import resolve_device
 from amata.training.loop import Fitted, train_model
@@ -42,7 +44,7 @@ def fit(
     batch_size: int | None = None,
     augment: Literal["none", "flip", "crop-flip"] | None = None,
     seed: int | None = None,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     engine: Literal["auto", "plain", "fast"] | None = None,
     precision: Literal["auto", "fp32", "bf16"] | None = None,
     valid_attack: str | None = None,
@@ -66,6 +68,7 @@ def fit(
     """
     if resume is not None and (run is not None or recipe is not None):
         raise InputError("resume= takes settings and folder from the run; drop run= and recipe=")
+    _check_types(model, method, schedule, optim)
     folder, base = None, load(recipe) if isinstance(recipe, str | Path) else recipe
     if resume is not None:
         folder, base = RunFolder.open(Path(resume))
@@ -74,11 +77,16 @@ def fit(
                 f"{resume} was trained by a recipe; `amata train --resume {resume}` resumes it"
             )
     chosen = _recipe(base, method, schedule)
+    if not isinstance(as_images(train), ImageSet) and (batch_size or augment):
+        raise InputError(
+            "batch_size= and augment= are for images in memory; this iterable makes its own "
+            "batches: drop them"
+        )
     data = {"batch_size": batch_size, "augment": augment}
     options = {
         "epochs": epochs,
         "seed": seed,
-        "device": device,
+        "device": None if device is None else str(device),
         "engine": engine,
         "precision": precision,
         "valid_attack": valid_attack,
@@ -105,8 +113,29 @@ def fit(
     return fitted
 
 
+def _check_types(model: Any, method: Any, schedule: Any, optim: Any) -> None:
+    """Refuse what is not the kind of object that an argument needs."""
+    function = "or a function (epoch, epochs) -> (steps, step_size)"
+    is_schedule = callable(schedule) or closed_loop(schedule) is not None
+    needs = {
+        "model": (model, isinstance(model, nn.Module), "an nn.Module"),
+        "method": (method, isinstance(method, Method), "a method such as amata.PGD(ball=ball)"),
+        "schedule": (schedule, is_schedule, f"a schedule such as amata.Linear(...), {function}"),
+        "optim": (optim, isinstance(optim, Optim), "amata.SGD(...), AdamW(...) or Muon(...)"),
+    }
+    for name, (value, right, wanted) in needs.items():
+        if not right and (value is not None or name == "model"):
+            raise InputError(f"fit(): {name} = {value!r} must be {wanted}")
+    if isinstance(method, Method):
+        check_ball(method.ball)
+    if isinstance(model, nn.Module) and not any(p.requires_grad for p in model.parameters()):
+        raise InputError("fit(): no parameter of the model requires a gradient; unfreeze some")
+
+
 def _recipe(base: Recipe | None, method: Method | None, schedule: AnySchedule | None) -> Recipe:
     if base is None:
+        if isinstance(method, ERM) and schedule is None:
+            schedule = Constant(steps=0, step_size=0.0)  # clean training has no attack to schedule
         if method is None or schedule is None:
             raise InputError(f"fit() needs method= and schedule=, or recipe=, as in {SHORTEST}")
         model = PythonModel(class_name="", parameters=0)  # filled in from the model itself
@@ -130,8 +159,9 @@ def _updated(table: Any, given: dict[str, Any]) -> Any:
     changed = {k: v for k, v in given.items() if v is not None}
     try:
         return type(table).model_validate({**table.model_dump(), **changed})
-    except ValueError as error:
-        raise InputError(f"fit(): {str(error).splitlines()[2].strip()}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InputError(f"fit(): {first['loc'][0]} = {first['input']!r}: {first['msg']}") from None
 
 
 def _described_data(images: Any, valid: Any, table: Data) -> PythonData:
