@@ -318,8 +318,7 @@ BAD: dict[str, tuple[Setup, str]] = {
     "other classes": (model_with_other_classes, r"has 7 outputs and the data 10 classes"),
     "existing output folder": (
         existing_folder,
-        r"output folder .*old exists already; .*choose another "
-        r"--out",
+        r"output folder .*old exists already; .*choose another folder",
     ),
     "resume of no run": (
         lambda tmp: ["train", "--resume", str(tmp)],

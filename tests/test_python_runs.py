@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 import amata
 from amata.errors import InputError
@@ -19,7 +20,8 @@ from amata.runs import RunFolder
 from tests.conftest import ROOT, Called, small_net
 from tests.toy import StopAt, toy_data, without_times
 
-METHOD = amata.PGD(ball=amata.Linf(0.05), reach=1.5)
+BALL = amata.Linf(0.05)
+METHOD = amata.PGD(ball=BALL, reach=1.5)
 SCHEDULE = amata.Linear(k_min=1, k_max=3, tau="1/10")
 QUICK: dict[str, Any] = {
     "method": METHOD,
@@ -52,6 +54,8 @@ def test_fit_without_a_method_shows_the_shortest_right_call() -> None:
         ({"model": None}, "model = None must be an nn.Module"),
         ({"model": small_net().requires_grad_(False)}, "no parameter .* requires a gradient"),
         ({"train": (toy_data()[0], toy_data()[1] + 0.5)}, "labels must be whole numbers"),
+        ({"method": amata.ATTA(ball=BALL, loss_scale="sum")}, r"\[method\] loss_scale"),  # type: ignore[arg-type]
+        ({"train": TensorDataset(*toy_data())}, "wrap this Dataset"),
         ({"train": [toy_data(16)]}, "batch_size= and augment= are for images in memory"),
     ],
 )
@@ -60,6 +64,19 @@ def test_wrong_arguments_are_one_line(change: dict[str, Any], message: str) -> N
     with pytest.raises(InputError, match=message) as error:
         amata.fit(**given)
     assert "\n" not in str(error.value)
+
+
+def test_a_run_that_never_trained_leaves_no_folder(tmp_path: Path) -> None:
+    for change in (
+        {"valid_attack": "pgdd-10"},
+        {"device": "gpu"},
+        {"train": [(torch.ones(4, 1, 6, 6) * 2, torch.zeros(4).long())]},
+    ):
+        own = {k: v for k, v in QUICK.items() if k != "batch_size"}
+        given = {"model": small_net(), "train": toy_data(), **own, **change}
+        with pytest.raises(InputError):
+            amata.fit(run=tmp_path / "run", **given)
+        assert not (tmp_path / "run").exists()
 
 
 def test_clean_training_needs_no_schedule_and_a_function_may_be_one() -> None:
@@ -137,16 +154,22 @@ def test_an_optimiser_has_its_own_defaults_and_is_recorded_with_them() -> None:
 
 def test_an_interrupted_run_is_resumed_to_the_same_bytes(tmp_path: Path) -> None:
     data, held_out = toy_data(), toy_data(40)
-    whole = amata.fit(small_net(), data, held_out, run=tmp_path / "whole", **QUICK)
+    whole = amata.fit(small_net(), data, held_out, run=tmp_path / "whole" / "run", **QUICK)
     cut = {**QUICK, "progress": StopAt(1, 3)}
-    with pytest.raises(amata.Interrupted, match=r"amata.fit\(model, train, valid, resume='.*/cut'"):
-        amata.fit(small_net(), data, held_out, run=tmp_path / "cut", **cut)
-    resumed = amata.fit(small_net(seed=5), data, held_out, resume=tmp_path / "cut", progress=False)
+    with pytest.raises(
+        amata.Interrupted, match=r"amata.fit\(model, train, valid, resume='.*/cut/run'"
+    ):
+        amata.fit(small_net(), data, held_out, run=tmp_path / "cut" / "run", **cut)
+    resumed = amata.fit(
+        small_net(seed=5), data, held_out, resume=tmp_path / "cut" / "run", progress=False
+    )
     for name in ("last.safetensors", "model.safetensors"):
-        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert (tmp_path / "cut" / "run" / name).read_bytes() == (
+            tmp_path / "whole" / "run" / name
+        ).read_bytes()
     rows = [[without_times(r) for r in fitted.epochs] for fitted in (whole, resumed)]
     assert rows[0] == rows[1]
-    again = amata.fit(small_net(seed=6), data, resume=tmp_path / "cut", progress=False)
+    again = amata.fit(small_net(seed=6), data, resume=tmp_path / "cut" / "run", progress=False)
     assert again.best_epoch == whole.best_epoch
     for a, b in zip(again.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -175,9 +198,10 @@ def test_a_resume_with_something_else_is_refused(
 
 @dataclass(frozen=True, kw_only=True)
 class Noise(amata.Method):
-    """Somebody's own method, which no recipe can name."""
+    """A user-defined method, which no recipe can name."""
 
     strength: float = 1.0
+    notes: tuple[None, ...] = (None,)
 
     def step(
         self,
@@ -195,8 +219,8 @@ def halved(epoch: int, epochs: int) -> amata.Control:
     return amata.Control(1, 0.1 / (1 + epoch))
 
 
-def test_somebodys_own_method_and_schedule_are_recorded_and_needed_again(tmp_path: Path) -> None:
-    own = {"method": Noise(ball=amata.Linf(0.05), strength=0.5), "schedule": halved}
+def test_user_defined_methods_and_schedules_are_recorded_and_needed_again(tmp_path: Path) -> None:
+    own = {"method": Noise(ball=amata.Linf(0.05), strength=8 / 255), "schedule": halved}
     settings = {**QUICK, **own, "progress": StopAt(1, 2)}
     with pytest.raises(amata.Interrupted):
         amata.fit(small_net(), toy_data(), run=tmp_path / "run", **settings)
@@ -204,9 +228,16 @@ def test_somebodys_own_method_and_schedule_are_recorded_and_needed_again(tmp_pat
     assert tables["method"] == {
         "name": "python",
         "class": "tests.test_python_runs.Noise",
-        "strength": 0.5,
+        "fields": {"strength": 8 / 255, "notes": "(None,)"},
     }
-    assert tables["schedule"] == {"name": "python", "class": "tests.test_python_runs.halved"}
+    assert tables["schedule"] == {
+        "name": "python",
+        "class": "tests.test_python_runs.halved",
+        "controls": [[1, 0.1], [1, 0.05], [1, 0.1 / 3]],
+    }
+    changed = {**own, "schedule": lambda epoch, epochs: (5, 0.1)}
+    with pytest.raises(InputError, match=r"schedule\.\w+ = .*; resume with the same"):
+        amata.fit(small_net(), toy_data(), resume=tmp_path / "run", **changed)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"the Python class tests\.test_python_runs\.\w+, which"):
         amata.fit(small_net(), toy_data(), resume=tmp_path / "run", progress=False)
     fitted = amata.fit(

@@ -8,6 +8,7 @@ from . import methods as methods
 from . import models as models
 from . import recipes as recipes
 from . import schedules as schedules
+from . import seeds as seeds
 from .batch import Batch as Batch
 from .control import criterion as criterion
 from .errors import AmataError as AmataError
@@ -38,7 +39,9 @@ from .schedules import Exponential as Exponential
 from .schedules import Linear as Linear
 from .schedules import Piecewise as Piecewise
 from .threat import L2 as L2
+from .threat import Ball as Ball
 from .threat import Linf as Linf
+from .threat import Region as Region
 from .training import Fitted as Fitted
 from .training import Interrupted as Interrupted
 from .training import fit as fit

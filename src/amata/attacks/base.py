@@ -63,8 +63,8 @@ class Attack(ABC):
         """Adversarial images for x. `seed` determines all random draws."""
 
     def stronger_than(self, other: "Attack", ball: Ball) -> bool:
-        """Whether this attack should leave at most as many images standing as `other`. If it
-        leaves more, gradients look masked."""
+        """Whether accuracy under this attack should be at most that under `other`. If it is
+        higher, gradients look masked."""
         if self.limit != other.limit or not self.perturbs:
             return False
         return not other.perturbs or self.searches_harder(other, ball)

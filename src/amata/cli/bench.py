@@ -43,7 +43,7 @@ def bench(
 ) -> None:
     """Time training steps on random images: the usual implementation, the plain engine and the fast
     engine."""
-    from amata import recipes as recipe_room
+    from amata import recipes as recipe_files
     from amata.console import bench_table, err
     from amata.console import out as console
     from amata.report.figures import bench_figure
@@ -55,7 +55,7 @@ def bench(
     where = resolve_device(device, "--device", "--device cpu")
     sizes, controls = whole_numbers(batch, "--batch"), whole_numbers(steps, "--steps")
     timed = [
-        case for name in recipes for case in cases(recipe_room.load(name, set_), sizes, controls)
+        case for name in recipes for case in cases(recipe_files.load(name, set_), sizes, controls)
     ]
     note = lambda text: err.print(f"note: {text}", soft_wrap=True)  # noqa: E731
 

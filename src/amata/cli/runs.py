@@ -43,7 +43,7 @@ def train(
         *([f"train.precision={precision}"] if precision else []),
         *(["train.deterministic=true"] if deterministic else []),
     ]
-    from amata import recipes as recipe_room
+    from amata import recipes as recipe_files
     from amata.console import ConsoleReporter, results_table
     from amata.console import out as console
     from amata.distributed import is_main, launched
@@ -59,7 +59,7 @@ def train(
             run = resume_run(resume, tuple(set_), reporter)
         else:
             assert recipe is not None
-            loaded = recipe_room.load(recipe, set_)
+            loaded = recipe_files.load(recipe, set_)
             run = train_recipe(loaded, out or _free_folder(Path("runs") / loaded.name), reporter)
     if not is_main():
         return

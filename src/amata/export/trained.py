@@ -46,8 +46,7 @@ class Trained:
             raise InputError(
                 f"--name {name!r} is used as a file name; use only letters, digits and . + - _"
             )
-        if not run.finished:
-            raise InputError(f"{path} is not finished; `amata train --resume {path}` first")
+        run.check_finished()
         summary = json.loads((path / "summary.json").read_text())
         test: ImageSet
         if isinstance(begun.data, PythonData):

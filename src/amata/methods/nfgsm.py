@@ -23,7 +23,7 @@ class NFGSM(Method):
     """k: the noise is uniform in k eps."""
 
     def __post_init__(self) -> None:
-        positive(self.noise, "noise")
+        object.__setattr__(self, "noise", positive(self.noise, "noise"))
 
     def step(
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory

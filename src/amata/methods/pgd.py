@@ -32,7 +32,7 @@ class PGD(Method):
     against."""
 
     def __post_init__(self) -> None:
-        positive(self.reach, "reach")
+        object.__setattr__(self, "reach", positive(self.reach, "reach"))
 
     @property
     def training_ball(self) -> Ball:

@@ -70,10 +70,12 @@ class Recipe:
 
     def to_toml(self) -> str:
         written = {
-            section: {k: to_fractions(v) for k, v in table.items() if v is not None}
+            section: {k: v for k, v in table.items() if v is not None}
             for section, table in self.tables.items()
         }
-        return tomli_w.dumps(written)
+        # User-defined objects are read back as they are, so their numbers stay numbers.
+        own = {section: table for section, table in written.items() if "class" in table}
+        return tomli_w.dumps({**to_fractions(written), **own})
 
     def deciding(self) -> Tables:
         """The keys that decide what the run computes, without the operational ones."""

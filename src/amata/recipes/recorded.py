@@ -1,7 +1,7 @@
-"""Objects of a run made in Python, as its recipe records them.
+"""User-defined methods and schedules, as the recipe of a Python run records them.
 
-A recipe can rebuild the methods, schedules and balls that it knows by name. Of anybody's own class
-it records the name and the fields. What is read back is a placeholder: enough for reports, and an
+A recipe can rebuild the methods and schedules that it knows by name. Of a user-defined class it
+records the name and the fields. Reading it back gives a placeholder: enough for reports, and an
 error where the object itself would be needed.
 """
 
@@ -14,25 +14,26 @@ from amata.errors import InputError
 from amata.methods import Method
 
 NAME = "python"
-"""What stands for a name in a table that describes an object made in Python."""
+"""The name in the table of a user-defined object."""
 
 
 def describe_object(value: object) -> dict[str, Any]:
-    """The class of an object and those of its fields that JSON can hold."""
+    """The class of an object, and its fields as JSON."""
     kind = value if callable(value) and hasattr(value, "__qualname__") else type(value)
     found: dict[str, Any] = {"class": f"{kind.__module__}.{kind.__qualname__}"}
     if dataclasses.is_dataclass(value):
-        for f in dataclasses.fields(value):
-            if f.name != "ball":
-                found[f.name] = _plain(getattr(value, f.name))
+        own = [f.name for f in dataclasses.fields(value) if f.name != "ball"]
+        found["fields"] = {name: _plain(getattr(value, name)) for name in own}
     return found
 
 
 def _plain(value: Any) -> Any:
+    """The value if TOML can hold it, else its representation."""
     try:
-        return json.loads(json.dumps(value))
+        written = json.dumps(value)
     except (TypeError, ValueError):
         return repr(value)
+    return repr(value) if "null" in written else json.loads(written)
 
 
 def _missing(about: dict[str, Any]) -> InputError:
@@ -44,7 +45,7 @@ def _missing(about: dict[str, Any]) -> InputError:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedMethod(Method):
-    """Stands for somebody's own method in a recipe that was read back."""
+    """Placeholder for a user-defined method in a recipe that was read back."""
 
     about: dict[str, Any] = field(default_factory=dict)
 
@@ -54,7 +55,7 @@ class RecordedMethod(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedSchedule:
-    """Stands for somebody's own schedule in a recipe that was read back."""
+    """Placeholder for a user-defined schedule in a recipe that was read back."""
 
     about: dict[str, Any] = field(default_factory=dict)
 

@@ -196,6 +196,8 @@ class PythonData(Data):
     classes: int | None = None
     sha256: str | None = None
     """Of pixels and labels; a DataLoader has none, because reading it changes its state."""
+    valid_sha256: str | None = None
+    """The same of the validation set."""
 
 
 class PythonModel(Model):
@@ -208,7 +210,7 @@ class PythonModel(Model):
 
 
 class RecordedTable(BaseModel):
-    """A method or schedule of somebody's own class: any keys."""
+    """A user-defined method or schedule: any keys."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: Literal["python"]

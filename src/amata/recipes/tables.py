@@ -12,7 +12,7 @@ from amata.methods import METHODS
 from amata.recipes import recorded, schema
 from amata.recipes.files import KEYED
 from amata.recipes.recipe import Recipe, Tables
-from amata.schedules import SCHEDULES
+from amata.schedules import SCHEDULES, planned_controls
 from amata.threat import BALLS
 
 if TYPE_CHECKING:
@@ -36,12 +36,21 @@ def tables_of(recipe: Recipe, *, exclude_defaults: bool = False) -> Tables:
     for section in schema.ORDER:
         if section in objects:
             found[section] = _table_of(section, objects[section], exclude_defaults)
+            own = section == "schedule" and "class" in found[section]
+            if own and "controls" not in found[section]:
+                found[section]["controls"] = _controls(recipe)
         else:
             static: Table = getattr(recipe, section)
             if section == "optim":  # AdamW has other defaults than the table
                 static = schema.Optim(**static.model_dump())
             found[section] = static.model_dump(mode="json", exclude_defaults=exclude_defaults)
     return {section: table for section, table in found.items() if table or not exclude_defaults}
+
+
+def _controls(recipe: Recipe) -> list[list[float]]:
+    """The control of every epoch of a user-defined schedule: its name says little."""
+    planned = planned_controls(recipe.schedule, recipe.train.epochs)
+    return [list(u) for u in planned or []]
 
 
 def _table_of(section: str, value: Any, exclude_defaults: bool) -> dict[str, Any]:
@@ -54,7 +63,11 @@ def _table_of(section: str, value: Any, exclude_defaults: bool) -> dict[str, Any
     fields = [f.name for f in dataclasses.fields(value) if f.name != "ball"]
     given = {key: name, **{field: getattr(value, field) for field in fields}}
     # Through the table's own types, so that 1 and 1.0 are written alike.
-    checked = schema.table_of(REGISTRIES[section][name], key, name).model_validate(given)
+    table = schema.table_of(REGISTRIES[section][name], key, name)
+    try:
+        checked = table.model_validate(given)
+    except ValidationError as error:
+        raise InputError(f"[{section}] {_first_line(error, table)}") from None
     return checked.model_dump(mode="json", exclude_defaults=exclude_defaults)
 
 

@@ -45,7 +45,7 @@ class RunFolder:
     @staticmethod
     def check_free(path: Path) -> None:
         """Refuse a folder that holds anything."""
-        if not path.exists() or (path.is_dir() and _is_stillborn(path)):
+        if not path.exists() or (path.is_dir() and _is_empty_run(path)):
             return
         hint = "it holds other files:"
         with contextlib.suppress(InputError):  # not a run folder
@@ -81,6 +81,11 @@ class RunFolder:
     def finished(self) -> bool:
         return (self.path / "summary.json").is_file()
 
+    def check_finished(self) -> None:
+        if not self.finished:
+            call = resume_call(self.path, RunFolder.open(self.path)[1])
+            raise InputError(f"{self.path} is not finished; first resume it: {call}")
+
     def write_environment(self, device: torch.device) -> None:
         write_json(self.path / "env.json", environment(device))
 
@@ -99,14 +104,14 @@ class RunFolder:
             "restore them, or pass --set data.root=FOLDER to use the data as they are",
         )
 
-    def _check(self, split: dict[str, Any], way_out: str) -> None:
+    def _check(self, split: dict[str, Any], hint: str) -> None:
         file = self.path / "split.json"
         # Published results do not have it.
         known = json.loads(file.read_text()) if file.is_file() else {}
         if any(known.get(key, value) != value for key, value in split.items()):
             raise InputError(
                 f"the data are not those that {self.path} was trained on: images were added or "
-                f"removed; {way_out}"
+                f"removed; {hint}"
             )
 
     def epochs(self) -> list[EpochRow]:
@@ -138,7 +143,7 @@ class RunFolder:
         """The model and the method's memory after `epoch` epochs."""
         return self.path / "epochs" / f"{epoch:05d}.safetensors"
 
-    def forget_epochs(self, epoch: int) -> None:
+    def drop_epochs_after(self, epoch: int) -> None:
         """Drop the states after `epoch` epochs; a resumed run writes its own."""
         for path in self.path.glob("epochs/*.safetensors"):
             if int(path.stem) > epoch:
@@ -178,7 +183,7 @@ def resume_call(path: Path, recipe: Recipe) -> str:
     return f"`amata train --resume {path}`"
 
 
-def _is_stillborn(path: Path) -> bool:
+def _is_empty_run(path: Path) -> bool:
     """Whether a folder is empty, or was left by a run that was killed before it had a recipe."""
     entries = {p.name for p in path.iterdir()}
     return entries <= {"checkpoints", ".recipe.toml.part"} and not any(

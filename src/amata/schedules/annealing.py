@@ -1,5 +1,5 @@
 """Open-loop schedules t -> u_t = (K_t, alpha_t): how hard the inner maximisation works in each
-epoch, laid down in advance.
+epoch, fixed in advance.
 
 A schedule is a pure function of (epoch, epochs) and needs nothing else of this package:
 

@@ -104,8 +104,7 @@ def measure_strategies(
 ) -> list[dict[str, Any]]:
     """One row per strategy, also written to `out`/criterion.json. `epochs` has a row per epoch."""
     for run in runs:
-        if not run.finished:
-            raise InputError(f"{run.path} is not finished; `amata train --resume {run.path}` first")
+        run.check_finished()
         if not run.epoch_file(0).is_file():
             raise InputError(
                 f"{run.path} has no saved epochs; train it again with --set train.keep_epochs=true"

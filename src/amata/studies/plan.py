@@ -12,6 +12,7 @@ from typing import Any
 from amata import recipes
 from amata.errors import AmataError, InputError
 from amata.recipes import Recipe
+from amata.recipes.schema import PythonData
 from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.runs.files import write_json
@@ -45,6 +46,12 @@ def plan(
             "file"
         )
     first = loaded[0]
+    for recipe in loaded:
+        if isinstance(recipe.data, PythonData):
+            raise InputError(
+                f"{recipe.name} was trained in Python, on its own data; `amata report` compares "
+                "finished runs"
+            )
     for recipe in loaded:
         same_data = (recipe.data.name, recipe.data.root) == (first.data.name, first.data.root)
         if recipe.tables["threat"] != first.tables["threat"] or not same_data:
@@ -133,8 +140,7 @@ def find_runs(targets: Sequence[Path]) -> tuple[list[RunFolder], float | None]:
             f"{', '.join(map(str, targets))} holds no runs yet; repeat `amata compare`"
         )
     for run in runs:
-        if not run.finished:
-            raise InputError(f"{run.path} is not finished; `amata train --resume {run.path}` first")
+        run.check_finished()
     return runs, goal
 
 

@@ -6,10 +6,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from amata.batch import Batch
 from amata.data import Arrays, ImageSet, Loader, Stream
 from amata.distributed import current
+from amata.errors import InputError
 from amata.recipes import Recipe
 
 
@@ -66,5 +68,10 @@ def held_out_batches(
 
 def as_images(data: Any) -> Any:
     """A pair (x, y) of tensors or arrays as an image set; anything else as it is."""
+    if isinstance(data, Dataset):
+        raise InputError(
+            "data must be a pair (x, y) or an iterable of batches; wrap this Dataset: "
+            "torch.utils.data.DataLoader(dataset, batch_size=128, shuffle=True)"
+        )
     pair = isinstance(data, tuple | list) and len(data) == 2
     return Arrays(*data) if pair and isinstance(data[0], Tensor | np.ndarray) else data

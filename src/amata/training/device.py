@@ -7,7 +7,7 @@ from amata.errors import InputError
 
 
 def resolve_device(
-    name: str, key: str = "train.device", way_out: str = "--set train.device=cpu"
+    name: str, key: str = "train.device", hint: str = "--set train.device=cpu"
 ) -> torch.device:
     """The device `name`, which the option `key` gave; "auto" is the GPU if there is one."""
     # With several processes, each has its own GPU.
@@ -25,6 +25,6 @@ def resolve_device(
         not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()
     ):
         raise InputError(
-            f"{key} = {name!r}, but {torch.cuda.device_count()} GPUs are visible; use {way_out}"
+            f"{key} = {name!r}, but {torch.cuda.device_count()} GPUs are visible; use {hint}"
         )
     return device

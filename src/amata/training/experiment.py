@@ -28,7 +28,10 @@ from amata.training.loop import part_of, train_model
 def load_data(recipe: Recipe) -> data.Splits:
     c = recipe.data
     if isinstance(c, PythonData):
-        raise InputError("this run was trained in Python, on its own data: use it from Python")
+        raise InputError(
+            "this run was trained in Python, on its own data: amata.fit(model, train, "
+            "resume=FOLDER).model is its network"
+        )
     framing = data.Framing(c.resize, c.crop, c.random_scale) if c.name == "folder" else None
     return data.load(
         c.name,
@@ -87,10 +90,10 @@ def train(recipe: Recipe, out: Path, reporter: Reporter | None = None) -> RunFol
     if launched() and (out / "recipe.toml").is_file():
         run, begun = RunFolder.open(out)
         if not run.finished and begun.fingerprint() == recipe.fingerprint():
-            return _carry_out(recipe, lambda: run, reporter or Reporter())
+            return _run(recipe, lambda: run, reporter or Reporter())
     if is_main():
         RunFolder.check_free(out)
-    return _carry_out(recipe, lambda: RunFolder.create(out, recipe), reporter or Reporter())
+    return _run(recipe, lambda: RunFolder.create(out, recipe), reporter or Reporter())
 
 
 def resume(
@@ -103,10 +106,10 @@ def resume(
     if run.finished:
         reporter.note(f"{path} is finished already")
         return run
-    return _carry_out(recipe, lambda: run, reporter)
+    return _run(recipe, lambda: run, reporter)
 
 
-def _carry_out(recipe: Recipe, folder: Callable[[], RunFolder], reporter: Reporter) -> RunFolder:
+def _run(recipe: Recipe, folder: Callable[[], RunFolder], reporter: Reporter) -> RunFolder:
     device = resolve_device(recipe.train.device)
     for attack in [recipe.train.valid_attack, *recipe.eval.attacks]:
         parse_attack(attack)

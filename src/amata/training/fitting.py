@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from torch import nn
 from amata.data import Arrays, ImageSet
 from amata.distributed import current
 from amata.errors import InputError
+from amata.evaluation import parse_attack
 from amata.methods import ERM, Method
 from amata.models import load_weights
 from amata.recipes import Recipe, load
@@ -21,7 +23,7 @@ from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.runs.files import write_json
 from amata.schedules import AnySchedule, Constant, closed_loop
-from amata.threat import check_ball
+from amata.threat import BALLS, check_ball
 from amata.training.batches import as_images
 from amata.training.device import resolve_device
 from amata.training.loop import Fitted, train_model
@@ -71,7 +73,7 @@ def fit(
     _check_types(model, method, schedule, optim)
     folder, base = None, load(recipe) if isinstance(recipe, str | Path) else recipe
     if resume is not None:
-        folder, base = RunFolder.open(Path(resume))
+        folder, base = RunFolder.open(Path(resume).expanduser())
         if not isinstance(base.data, PythonData):
             raise InputError(
                 f"{resume} was trained by a recipe; `amata train --resume {resume}` resumes it"
@@ -99,18 +101,38 @@ def fit(
         data=_described_data(as_images(train), as_images(valid), _updated(chosen.data, data)),
         model=_described_model(model, chosen),
     )
+    _ = chosen.tables  # validates the fields of method and schedule
     if folder is not None and base is not None:
         _check_same(chosen, base, folder)
         if folder.finished:
             return _finished(folder, model)
-    elif run is not None and current().is_main:
-        folder = RunFolder.create(Path(run), chosen)
-        folder.write_environment(resolve_device(chosen.train.device))
-    with _reporter(progress) as reporter:
-        fitted = train_model(model, train, valid, chosen, run=folder, reporter=reporter)
+    elif run is not None:
+        path = Path(run).expanduser()
+        chosen = dataclasses.replace(chosen, name=path.name)
+        folder = _new_folder(path, chosen)
+    try:
+        with _reporter(progress) as reporter:
+            fitted = train_model(model, train, valid, chosen, run=folder, reporter=reporter)
+    except InputError:
+        if run is not None and folder is not None and not any(folder.checkpoints.iterdir()):
+            shutil.rmtree(folder.path)  # nothing was trained: leave nothing behind
+        raise
     if folder is not None and current().is_main:
         write_json(folder.path / "summary.json", fitted.summary(chosen, {}))
     return fitted
+
+
+def _new_folder(path: Path, recipe: Recipe) -> RunFolder | None:
+    """A new run folder, created after everything that can be checked without training."""
+    parse_attack(recipe.train.valid_attack)
+    device = resolve_device(recipe.train.device, "device", "device='cpu'")
+    if type(recipe.ball) not in BALLS.values():
+        raise InputError(f"run= cannot record the ball {recipe.ball!r}; use amata.Linf or amata.L2")
+    if not current().is_main:
+        return None
+    folder = RunFolder.create(path, recipe)
+    folder.write_environment(device)
+    return folder
 
 
 def _check_types(model: Any, method: Any, schedule: Any, optim: Any) -> None:
@@ -167,8 +189,9 @@ def _updated(table: Any, given: dict[str, Any]) -> Any:
 def _described_data(images: Any, valid: Any, table: Data) -> PythonData:
     """What the run records of its data."""
     kept = {key: getattr(table, key) for key in ("batch_size", "augment", "pad", "drop_last")}
-    found: dict[str, Any] = {}
+    found = _stream_facts(images)
     if isinstance(images, ImageSet):
+        found.clear()
         x, _ = next(iter(images.read([torch.arange(1)], torch.device("cpu"), None)))
         found = {
             "count": len(images),
@@ -176,8 +199,23 @@ def _described_data(images: Any, valid: Any, table: Data) -> PythonData:
             "classes": images.classes,
             "sha256": images.sha256() if isinstance(images, Arrays) else None,
         }
-    held_out = len(valid) if isinstance(valid, ImageSet) else 0
-    return PythonData(**{**kept, **found, "valid": held_out})
+    if isinstance(valid, ImageSet):
+        found["valid"] = len(valid)
+    elif valid is not None:
+        found["valid"] = _stream_facts(valid).get("count", 0)
+    if isinstance(valid, Arrays):
+        found["valid_sha256"] = valid.sha256()
+    return PythonData(**{**kept, **found})
+
+
+def _stream_facts(batches: Any) -> dict[str, Any]:
+    """What is known of an iterable of batches without reading it."""
+    facts: dict[str, Any] = {"augment": "none"}
+    if isinstance(size := getattr(batches, "batch_size", None), int):
+        facts["batch_size"] = size
+    if hasattr(dataset := getattr(batches, "dataset", None), "__len__"):
+        facts["count"] = len(dataset)  # type: ignore[arg-type]
+    return facts
 
 
 def _described_model(model: nn.Module, recipe: Recipe) -> PythonModel:

@@ -1,4 +1,4 @@
-"""The collapse guard: failed epochs, seen on held-out images, and the way back from them.
+"""The collapse guard: failed epochs, detected on held-out images, and recovery from them.
 
 A single-step method can lose its robustness within an epoch while its training loss still falls:
 catastrophic overfitting. And any training can collapse to chance accuracy, when one update is too
@@ -110,7 +110,7 @@ class GuardStats(NamedTuple):
         """Whether a network that had learnt something is now at chance accuracy.
 
         A network with bad BatchNorm statistics may also give most images one class, but with
-        confidence: its loss is higher. Few images say nothing.
+        confidence: its loss is higher. Too few images are no evidence.
         """
         at_chance = self.same > 0.5 and 0.95 * self.informed < self.loss < 1.05 * self.equal
         return self.images >= FEW and at_chance and self.accuracy < max(best - DROP, best / 2)

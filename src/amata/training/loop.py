@@ -49,7 +49,7 @@ class Fitted:
     """Images trained on: epochs times training images."""
 
     def summary(self, recipe: Recipe, evaluation: dict[str, Any]) -> dict[str, Any]:
-        """What summary.json says."""
+        """The content of summary.json."""
         return {
             "recipe": recipe.name,
             "epochs": recipe.train.epochs,
@@ -173,7 +173,7 @@ class _Loop:
             self.run.truncate_rows(state.rows)
             self.epochs, self.events = self.run.epochs(), self.run.events()
             self.run.promote(state.best_epoch)
-            self.run.forget_epochs(state.epoch)
+            self.run.drop_epochs_after(state.epoch)
         if loaded is not None and self.guard is not None:
             # Without this checkpoint a failure in this epoch can only stop the run.
             with contextlib.suppress(AmataError):
