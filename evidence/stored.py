@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from amata.runs import RunFolder
 from measure import RESULTS
 from study import STUDIES
 
@@ -16,8 +17,8 @@ CHANCE_COLLAPSE = ("chance-collapse", "fall")
 
 def read_rows(run: Path) -> tuple[Rows, Rows]:
     """The epochs and the events of a run's metrics.jsonl."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [r for r in rows if "event" not in r], [r for r in rows if "event" in r]
+    folder = RunFolder(run)
+    return [dict(row) for row in folder.epochs()], [dict(event) for event in folder.events()]
 
 
 def runs_of(study: str, title: str) -> list[Path]:

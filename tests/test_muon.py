@@ -98,8 +98,8 @@ def test_cuda_in_bf16_is_near_enough() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_step_that_an_engine_records_is_the_step(device: str) -> None:
-    """The rate changes from step to step, and half-way the optimiser's state is loaded anew, as
-    when a run is rolled back."""
+    """The learning rate changes in every step. Half-way the optimiser's state is reloaded, as in a
+    rollback."""
     moved = []
     for kind in (PlainNet, FastNet):
         model = small_net().to(device)

@@ -168,3 +168,17 @@ def test_the_best_weights_of_every_kept_checkpoint_stay(tmp_path: Path) -> None:
     run.promote(1)
     assert (tmp_path / "model.safetensors").read_bytes() == b"1"
     assert [run.best_file(epoch).is_file() for epoch in (0, 1, 7)] == [True, True, False]
+
+
+@pytest.mark.parametrize("trained", ["row", "checkpoint", None])
+def test_a_folder_is_removed_only_if_nothing_was_trained(
+    tmp_path: Path, trained: str | None
+) -> None:
+    run = RunFolder.create(tmp_path / "run", toy_recipe())
+    run.truncate_rows(0)  # as a run does before its first epoch
+    if trained == "row":
+        run.append_row({"epoch": 0})  # type: ignore[arg-type]
+    elif trained == "checkpoint":
+        (run.checkpoints / "00000-0000003.json").write_text("{}")
+    run.remove_if_untrained()
+    assert run.path.exists() == (trained is not None)

@@ -4,6 +4,7 @@ import contextlib
 import filecmp
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,11 @@ class RunFolder:
         if not self.finished:
             call = resume_call(self.path, RunFolder.open(self.path)[1])
             raise InputError(f"{self.path} is not finished; first resume it: {call}")
+
+    def remove_if_untrained(self) -> None:
+        """Remove the folder of a run that failed before its first epoch or checkpoint."""
+        if not any(self.checkpoints.iterdir()) and not self._rows():
+            shutil.rmtree(self.path)
 
     def write_environment(self, device: torch.device) -> None:
         write_json(self.path / "env.json", environment(device))

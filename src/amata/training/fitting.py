@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -78,8 +77,9 @@ def fit(
             raise InputError(
                 f"{resume} was trained by a recipe; `amata train --resume {resume}` resumes it"
             )
-    chosen = _recipe(base, method, schedule)
-    if not isinstance(as_images(train), ImageSet) and (batch_size or augment):
+    chosen = _recipe(base, method, schedule, model)
+    images, held_out = as_images(train), as_images(valid)
+    if not isinstance(images, ImageSet) and (batch_size or augment):
         raise InputError(
             "batch_size= and augment= are for images in memory; this iterable makes its own "
             "batches: drop them"
@@ -98,8 +98,8 @@ def fit(
         chosen,
         optim=optim or chosen.optim,
         train=_updated(chosen.train, options),
-        data=_described_data(as_images(train), as_images(valid), _updated(chosen.data, data)),
-        model=_described_model(model, chosen),
+        data=_described_data(images, held_out, _updated(chosen.data, data)),
+        model=_described_model(model, chosen.model.first_layer),
     )
     _ = chosen.tables  # validates the fields of method and schedule
     if folder is not None and base is not None:
@@ -112,10 +112,10 @@ def fit(
         folder = _new_folder(path, chosen)
     try:
         with _reporter(progress) as reporter:
-            fitted = train_model(model, train, valid, chosen, run=folder, reporter=reporter)
+            fitted = train_model(model, images, held_out, chosen, run=folder, reporter=reporter)
     except InputError:
-        if run is not None and folder is not None and not any(folder.checkpoints.iterdir()):
-            shutil.rmtree(folder.path)  # nothing was trained: leave nothing behind
+        if run is not None and folder is not None:
+            folder.remove_if_untrained()
         raise
     if folder is not None and current().is_main:
         write_json(folder.path / "summary.json", fitted.summary(chosen, {}))
@@ -154,23 +154,18 @@ def _check_types(model: Any, method: Any, schedule: Any, optim: Any) -> None:
         raise InputError("fit(): no parameter of the model requires a gradient; unfreeze some")
 
 
-def _recipe(base: Recipe | None, method: Method | None, schedule: AnySchedule | None) -> Recipe:
+def _recipe(
+    base: Recipe | None, method: Method | None, schedule: AnySchedule | None, model: nn.Module
+) -> Recipe:
+    """The base recipe, or the default one, with the given method and schedule."""
     if base is None:
         if isinstance(method, ERM) and schedule is None:
             schedule = Constant(steps=0, step_size=0.0)  # clean training has no attack to schedule
         if method is None or schedule is None:
             raise InputError(f"fit() needs method= and schedule=, or recipe=, as in {SHORTEST}")
-        model = PythonModel(class_name="", parameters=0)  # filled in from the model itself
-        base = Recipe(
-            type(method).__name__.lower(),
-            PythonData(),
-            model,
-            method,
-            schedule,
-            Optim(),
-            Train(),
-            Eval(),
-        )
+        name, network = type(method).__name__.lower(), _described_model(model, None)
+        settings = Optim(), Train(), Eval()
+        return Recipe(name, PythonData(), network, method, schedule, *settings)
     return dataclasses.replace(
         base, method=method or base.method, schedule=schedule or base.schedule
     )
@@ -189,9 +184,9 @@ def _updated(table: Any, given: dict[str, Any]) -> Any:
 def _described_data(images: Any, valid: Any, table: Data) -> PythonData:
     """What the run records of its data."""
     kept = {key: getattr(table, key) for key in ("batch_size", "augment", "pad", "drop_last")}
-    found = _stream_facts(images)
-    if isinstance(images, ImageSet):
-        found.clear()
+    if not isinstance(images, ImageSet):
+        found = _stream_facts(images)
+    else:
         x, _ = next(iter(images.read([torch.arange(1)], torch.device("cpu"), None)))
         found = {
             "count": len(images),
@@ -218,12 +213,12 @@ def _stream_facts(batches: Any) -> dict[str, Any]:
     return facts
 
 
-def _described_model(model: nn.Module, recipe: Recipe) -> PythonModel:
+def _described_model(model: nn.Module, first_layer: str | None) -> PythonModel:
     cls = type(model)
     return PythonModel(
         class_name=f"{cls.__module__}.{cls.__qualname__}",
         parameters=sum(p.numel() for p in model.parameters()),
-        first_layer=recipe.model.first_layer,
+        first_layer=first_layer,
     )
 
 
