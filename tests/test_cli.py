@@ -499,3 +499,11 @@ def test_a_failed_command_leaves_no_empty_folder(amata: Amata, run: Path, tmp_pa
     kept.mkdir()
     amata("landscape", str(run), "--steps", "a", "--out", str(kept))
     assert kept.is_dir()  # it was there before
+
+
+def test_control_characters_in_an_error_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["eval", "runs/\x1b[31mred\nsecond line"])
+    text = capsys.readouterr().err
+    assert r"runs/\x1b[31mred\nsecond line" in text
+    assert len(text.splitlines()) == 1

@@ -1,6 +1,8 @@
 """Errors that are shown to users as one line: what, where, the way out."""
 
 import difflib
+import os
+import shlex
 from collections.abc import Iterable
 
 
@@ -34,3 +36,14 @@ def missing(package: str, purpose: str, extra: str) -> InputError:
         f"{purpose} needs the package {package}, which is not installed; pip install "
         f"'amata[{extra}]'"
     )
+
+
+def printable(text: object) -> str:
+    """The text with control characters escaped, for the terminal: a name in a file may hold
+    terminal codes or newlines."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
+
+
+def quoted(path: str | os.PathLike[str]) -> str:
+    """A path as the shell takes it, for commands in hints."""
+    return shlex.quote(str(path))

@@ -7,7 +7,7 @@ import typer
 
 from amata.cli import bench, catalogue, compare, control, export, landscape, runs
 from amata.cli.root import app, remove_empty_folders
-from amata.errors import AmataError
+from amata.errors import AmataError, printable
 
 __all__ = ["app", "bench", "catalogue", "compare", "control", "export", "landscape", "main", "runs"]
 
@@ -24,13 +24,11 @@ def main(arguments: list[str] | None = None) -> None:
         if code == 130:  # typer turns Ctrl-C into this status
             raise KeyboardInterrupt
     except AmataError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(error)}", file=sys.stderr)
         code = error.exit_code
     except _UsageError as error:
-        print(
-            f"error: {' '.join(error.format_message().split())} See `amata --help`.",
-            file=sys.stderr,
-        )
+        line = printable(" ".join(error.format_message().split()))
+        print(f"error: {line} See `amata --help`.", file=sys.stderr)
         code = 2
     except (KeyboardInterrupt, typer.Abort):
         print("error: interrupted", file=sys.stderr)
