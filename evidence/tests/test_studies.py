@@ -134,9 +134,28 @@ def test_differences_are_paired_by_seed_with_students_t(
         for seed, accuracy in seeds.items():
             folder = tmp_path / annealing.STUDY / "runs" / f"{title}-seed{seed}"
             write_run(folder, [], evaluation={"pgd-20": {"accuracy": accuracy}})
-    values = annealing.paired("k3", "k2", "pgd-20")
+    values = annealing.paired(annealing.STUDY, "k3", "k2", "pgd-20")
     assert values == pytest.approx([2, 3, 1])
     assert annealing.interval(values) == pytest.approx((2, 2.484), abs=1e-3)
+
+
+def test_the_line_between_two_constants_is_taken_at_equal_gradient_evaluations(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(stored, "RESULTS", tmp_path)
+    found = {
+        "k1": (2.0, [0.40, 0.44]),
+        "k2": (3.0, [0.48, 0.48]),
+        "linear-1-2": (2.25, [0.43, 0.45]),
+    }
+    for title, (cost, accuracies) in found.items():
+        for seed, accuracy in enumerate(accuracies):
+            folder = tmp_path / annealing.QUICK / "runs" / f"{title}-seed{seed}"
+            evaluation = {"pgd-20": {"accuracy": accuracy}}
+            write_run(folder, [], evaluation=evaluation, grad_evals_per_image=cost)
+    # a quarter of the way: 42 and 45%
+    values = annealing.above_line("linear-1-2", "k1", "k2", "pgd-20")
+    assert values == pytest.approx([1.0, 0.0])
 
 
 def test_the_logistic_example_is_what_the_page_shows() -> None:
