@@ -28,7 +28,7 @@ ARROWS: dict[str, set[str]] = {
     "metrics": set(),
     "reporter": {"metrics"},
     "engine": {"distributed", "errors", "losses", "threat"},
-    "models": {"errors", "seeds"},
+    "models": {"errors", "runs", "seeds"},
     "data": {"batch", "errors", "seeds"},
     "evaluation": {"attacks", "engine", "errors", "losses", "seeds", "threat"},
     "recipes": {"errors", "methods", "quantity", "schedules", "threat"},

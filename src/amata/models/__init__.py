@@ -132,11 +132,13 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
         raise InputError(f"no weights at {path}; give a .safetensors, .pt or .pth file")
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
+            from amata.runs.files import load_tensors
 
-            state = load_file(path)
+            state = load_tensors(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(
             f"weights {path} cannot be read ({str(error).splitlines()[0]}); it must be "

@@ -11,9 +11,9 @@ from amata.metrics import EpochRow
 from amata.recipes import Recipe
 from amata.runs import RunFolder
 from amata.studies.comparison_rows import common_target, recipe_rows
+from amata.studies.criterion import read_strategies
 from amata.studies.differences import (
     comparability_warnings,
-    read_environment,
     recipe_differences,
     timing_facts,
 )
@@ -46,13 +46,13 @@ def compare_runs(
         target, problem = common_target(curves)
         source = "the highest whole percentage that every run reached"
         warnings += [problem] if problem else []
-    summaries = [json.loads((run.path / "summary.json").read_text()) for run in runs]
+    summaries = [run.summary() for run in runs]
     rows, untested = recipe_rows(titles, curves, summaries, target)
     warnings += untested
     for row in rows:
         warnings += _attack_warnings(row)
     accuracies = {name: a for row in rows for name, a in row["accuracies"].items()}
-    environments = [read_environment(run) for run in runs]
+    environments = [env for run in runs for env in run.environments()]
     first = opened[0][1]
     return {
         "target": target,
@@ -89,7 +89,7 @@ def _read_criterion(file: Path | None) -> list[dict[str, Any]]:
         return []
     return [
         {"run": m["strategy"], "c": m["c"], "c_stderr": m["c_stderr"], "epochs": m["epochs"]}
-        for m in json.loads(file.read_text())["strategies"]
+        for m in read_strategies(file)
     ]
 
 
