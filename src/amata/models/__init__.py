@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from amata.checksums import check_tensors
 from amata.errors import InputError, missing, unknown
 from amata.models.normalize import Normalize, Normalized
 from amata.models.preact_resnet import PreActResNet18
@@ -132,9 +133,11 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
         raise InputError(f"no weights at {path}; give a .safetensors, .pt or .pth file")
     try:
         if path.suffix == ".safetensors":
-            from amata.runs.files import load_tensors
+            from safetensors import safe_open
 
-            state = load_tensors(path)
+            with safe_open(path, framework="pt") as file:
+                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                check_tensors(path, state, file.metadata() or {})
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except InputError:

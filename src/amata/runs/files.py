@@ -7,7 +7,6 @@ copied elsewhere can still be checked. Files without one, of other programs, are
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import secrets
@@ -19,11 +18,12 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from amata import checksums
+from amata.checksums import ABOUT, CHECKSUM, RESTORE, damaged
 from amata.errors import InputError
 
 LIMIT = 100_000_000
 """The largest text file that is read, in bytes."""
-RESTORE = "restore it from a copy"
 NAMES = {
     torch.complex64: "C64",
     torch.float64: "F64",
@@ -43,8 +43,6 @@ NAMES = {
     torch.bool: "BOOL",
 }
 """The names of types in safetensors files."""
-ABOUT, CHECKSUM = "amata", "amata_sha256"
-"""The keys of our description and of our checksum in the header of a safetensors file."""
 
 
 def write_atomic(path: Path, *content: bytes | memoryview) -> None:
@@ -122,10 +120,6 @@ def unwritable(path: Path, error: OSError) -> InputError:
     )
 
 
-def damaged(path: Path, reason: object, hint: str = RESTORE) -> InputError:
-    return InputError(f"{path} is damaged ({reason}); {hint}")
-
-
 def read_text(path: Path, hint: str = RESTORE) -> str:
     """The text of a regular file of at most LIMIT bytes."""
     try:
@@ -143,6 +137,16 @@ def read_text(path: Path, hint: str = RESTORE) -> str:
         raise damaged(path, "it is not UTF-8 text", hint) from None
 
 
+def read_json(path: Path, hint: str = RESTORE) -> Any:
+    """The content of a JSON file."""
+    try:
+        return parse_json(read_text(path, hint))
+    except InputError:
+        raise
+    except ValueError as error:
+        raise damaged(path, error, hint) from None
+
+
 def parse_json(text: str) -> Any:
     """The value of a JSON text; a ValueError whatever is wrong with it."""
     try:
@@ -157,7 +161,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
     """Write a JSON object with the checksum of its content."""
-    write_json(path, {**record, "sha256": _checksum(json.loads(json.dumps(record)))})
+    write_json(path, {**record, "sha256": checksums.of_record(json.loads(json.dumps(record)))})
 
 
 def read_record(
@@ -165,12 +169,7 @@ def read_record(
 ) -> dict[str, Any]:
     """A JSON object, of the given type, checked against its checksum. One without a checksum, of an
     earlier version or of another program, is accepted unless it must be `sealed`."""
-    try:
-        record = parse_json(read_text(path, hint))
-    except InputError:
-        raise
-    except ValueError as error:
-        raise damaged(path, error, hint) from None
+    record = read_json(path, hint)
     if not isinstance(record, dict):
         raise damaged(path, "it is not a JSON object", hint)
     found = record.pop("sha256", None)
@@ -179,7 +178,7 @@ def read_record(
         digests = [v for v in record.values() if isinstance(v, str) and len(v) == 64]
         if sealed or digests:
             raise damaged(path, "it has no checksum", hint)
-    elif found != _checksum(record):
+    elif found != checksums.of_record(record):
         raise damaged(path, "its checksum is wrong", hint)
     if kind is not None:
         check_type(kind, record, path, hint)
@@ -196,11 +195,6 @@ def check_type(kind: TypeAdapter[Any], value: Any, path: Path, hint: str = RESTO
         raise damaged(path, f"{place}: {first['msg']}".lstrip(": "), hint) from None
 
 
-def _checksum(record: dict[str, Any]) -> str:
-    text = json.dumps(record, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def save_tensors(
     path: Path, tensors: dict[str, Tensor], about: dict[str, Any] | None = None
 ) -> str:
@@ -212,7 +206,7 @@ def save_tensors(
     """
     flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text_about = json.dumps(about or {})
-    checksum = _tensor_checksum(flat, text_about)
+    checksum = checksums.of_tensors(flat, text_about)
     header: dict[str, Any] = {
         "__metadata__": {ABOUT: text_about, CHECKSUM: checksum, "format": "pt"}
     }
@@ -227,26 +221,12 @@ def save_tensors(
             "shape": list(tensor.shape),
             "data_offsets": [begin, end],
         }
-        pieces.append(_bytes(tensor))
+        pieces.append(checksums.raw(tensor))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # tensors start at a multiple of eight
     # In pieces, so that large tensors are not copied while training runs.
     write_atomic(path, len(text).to_bytes(8, "little"), text, *pieces)
     return checksum
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
-
-
-def _tensor_checksum(tensors: dict[str, Tensor], about: str) -> str:
-    """Of names, types, shapes, values and the description, whatever their order in the file."""
-    digest = hashlib.sha256(about.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(_bytes(tensor))
-    return digest.hexdigest()
 
 
 def describe_weights(path: Path) -> dict[str, Any]:
@@ -266,15 +246,7 @@ def load_tensors(path: Path, checksum: str | None = None) -> dict[str, Tensor]:
     """The tensors of a safetensors file, checked if it is ours; with `checksum`, it must be the
     file that has this one."""
     tensors, metadata = _read_safetensors(path)
-    known = metadata.get(CHECKSUM)
-    if known is None:
-        # Its key may be what is damaged. Files of earlier versions had these keys alone.
-        if checksum or (ABOUT in metadata and metadata.keys() - {ABOUT, "format"}):
-            raise damaged(path, "it has no checksum")
-    elif known != _tensor_checksum(tensors, metadata.get(ABOUT, "")):
-        raise damaged(path, "its checksum is wrong")
-    if checksum not in (None, known):
-        raise damaged(path, "it is another file than was saved")
+    checksums.check_tensors(path, tensors, metadata, checksum)
     return tensors
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import filecmp
-import hashlib
 import json
 import os
 import shutil
@@ -13,6 +12,7 @@ from typing import Any, cast
 import torch
 
 from amata import recipes
+from amata.checksums import damaged, of_text
 from amata.data import Splits
 from amata.errors import InputError, printable, quoted
 from amata.metrics import EpochRow, Event, Row, is_event
@@ -23,7 +23,6 @@ from amata.runs.environment import differences, environment
 from amata.runs.files import (
     append_line,
     check_type,
-    damaged,
     link_atomic,
     parse_json,
     read_record,
@@ -75,7 +74,7 @@ class RunFolder:
                 f"output folder {path} cannot be created ({error.strerror}); choose another folder"
             ) from None
         text = f"# {printable(recipe.name)}{SEALED}\n{recipe.to_toml()}"
-        write_atomic(path / "recipe.toml", f"{text}# sha256 {_sha256(text)}\n".encode())
+        write_atomic(path / "recipe.toml", f"{text}# sha256 {of_text(text)}\n".encode())
         return cls(path)
 
     @staticmethod
@@ -110,7 +109,7 @@ class RunFolder:
         first, _, _ = text.partition("\n")
         if first.endswith(SEALED) or "\n# sha256 " in text:
             content, _, checksum = text.rpartition("# sha256 ")
-            if checksum != f"{_sha256(content)}\n":
+            if checksum != f"{of_text(content)}\n":
                 raise InputError(
                     f"{file} was changed after the run began (its checksum is wrong); restore it, "
                     "and pass what may change with --set"
@@ -136,7 +135,7 @@ class RunFolder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Record the result, which finishes the run."""
-        checksum = _sha256(read_text(self.metrics))
+        checksum = of_text(read_text(self.metrics))
         write_record(self.path / "summary.json", {**summary, "metrics_sha256": checksum})
 
     def remove_if_untrained(self) -> None:
@@ -222,7 +221,7 @@ class RunFolder:
             return []
         text = read_text(self.metrics)
         summary = self.summary() if self.finished else None
-        if summary is not None and summary.get("metrics_sha256", _sha256(text)) != _sha256(text):
+        if summary is not None and summary.get("metrics_sha256", of_text(text)) != of_text(text):
             raise damaged(self.metrics, "its checksum is wrong")
         lines = text.split("\n", ROWS)
         if len(lines) > ROWS:
@@ -301,7 +300,3 @@ def _is_empty_run(path: Path) -> bool:
     parts = {p.name for p in path.glob(".recipe.toml.*.part")}
     entries = {p.name for p in path.iterdir()} - parts
     return entries <= {"checkpoints"} and not any((path / "checkpoints").glob("*"))
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

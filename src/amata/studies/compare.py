@@ -11,7 +11,6 @@ from amata.metrics import EpochRow
 from amata.recipes import Recipe
 from amata.runs import RunFolder
 from amata.studies.comparison_rows import common_target, recipe_rows
-from amata.studies.criterion import read_strategies
 from amata.studies.differences import (
     comparability_warnings,
     recipe_differences,
@@ -89,7 +88,7 @@ def _read_criterion(file: Path | None) -> list[dict[str, Any]]:
         return []
     return [
         {"run": m["strategy"], "c": m["c"], "c_stderr": m["c_stderr"], "epochs": m["epochs"]}
-        for m in read_strategies(file)
+        for m in json.loads(file.read_text())["strategies"]
     ]
 
 

@@ -11,10 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field, TypeAdapter
-from typing_extensions import TypedDict
+from typing import Any
 
 from amata import recipes
 from amata.control import (
@@ -30,59 +27,16 @@ from amata.control import (
 from amata.engine import ProbeNet
 from amata.errors import InputError, unknown
 from amata.losses import smooth_ce
-from amata.metrics import Finite, Index
 from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
 from amata.reporter import Reporter
 from amata.runs import RunFolder
-from amata.runs.files import load_tensors, read_record, under, write_record
+from amata.runs.files import load_tensors, under, write_json
 from amata.schedules import Control
 from amata.studies.runs import train_or_resume
 from amata.training.batches import training_batches
 from amata.training.device import resolve_device
 from amata.training.experiment import build_model, load_data
-
-
-class EpochCriterion(TypedDict):
-    """C of one epoch, as `Criterion.to_dict` writes it."""
-
-    epoch: Index
-    steps: Index
-    step_size: Finite
-    c: Finite
-    c_stderr: Finite | None
-    c_of_means: Finite
-    hamiltonian: Finite
-    best_hamiltonian: Finite
-    best_steps: Index
-    best_step_size: Finite
-    fosc: Finite
-    per_batch: Annotated[list[Finite], Field(min_length=1)]
-
-
-class Measured(TypedDict):
-    """NAME.criterion.json: the epochs of one strategy so far."""
-
-    about: dict[str, Any]
-    epochs: list[EpochCriterion]
-
-
-class Strategy(TypedDict):
-    """A row of criterion.json, as far as a report needs it."""
-
-    strategy: str
-    c: Finite
-    c_stderr: Finite | None
-    epochs: list[EpochCriterion]
-
-
-class Strategies(TypedDict):
-    """criterion.json."""
-
-    strategies: list[Strategy]
-
-
-MEASURED, STRATEGIES = TypeAdapter(Measured), TypeAdapter(Strategies)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,14 +114,7 @@ def measure_strategies(
         u.steps for run_controls in controls.values() for u in run_controls
     )
     rows = [_measure(run, controls[run.path], settings, k_max, out, reporter) for run in runs]
-    write_record(out / "criterion.json", {"settings": settings.to_dict(k_max), "strategies": rows})
-    return rows
-
-
-def read_strategies(file: Path) -> list[dict[str, Any]]:
-    """The rows of criterion.json."""
-    hint = "repeat `amata criterion`, or delete it"
-    rows: list[dict[str, Any]] = read_record(file, STRATEGIES, hint=hint)["strategies"]
+    write_json(out / "criterion.json", {"settings": settings.to_dict(k_max), "strategies": rows})
     return rows
 
 
@@ -188,8 +135,7 @@ def _measure(
     file = out / f"{run.path.name}.criterion.json"
     recipe = RunFolder.open(run.path)[1]
     about = {"recipe": recipe.name, "fingerprint": recipe.fingerprint(), **settings.to_dict(k_max)}
-    hint = "delete it to measure again"
-    known = read_record(file, MEASURED, hint=hint) if file.exists() else {}
+    known = json.loads(file.read_text()) if file.is_file() else {}
     epochs: list[dict[str, Any]] = known["epochs"] if known.get("about") == about else []
     if len(epochs) < len(controls):
         device = resolve_device(recipe.train.device)
@@ -232,7 +178,7 @@ def _measure(
                 net=net,
             )
             epochs.append({"epoch": epoch, **found.to_dict()})
-            write_record(file, {"about": about, "epochs": epochs})
+            write_json(file, {"about": about, "epochs": epochs})
             best, own = found.argmax.steps, controls[epoch].steps
             reporter.note(
                 f"{run.path.name} epoch {epoch + 1}/{len(controls)}: C {found.c:.4f}, best K "

@@ -21,7 +21,7 @@ from amata.evaluation import parse_attack
 from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
 from amata.reporter import Reporter
-from amata.runs.files import write_atomic, write_json
+from amata.runs.files import write_json
 from amata.runs.lock import Busy, hold
 from amata.seeds import derive
 from amata.studies.cost import MethodCost
@@ -254,7 +254,7 @@ class Search:
     def _adopt(self, trial: optuna.Trial, folder: Path) -> bool:
         """Take over the result of a schedule that is trained already. True only if its process was
         killed before the study got the result."""
-        result = TrialResult.read(folder)
+        result = TrialResult(**json.loads((folder / "result.json").read_text()))
         owner = self.study.get_trials(deepcopy=False)[result.trial]
         if result.state == "FAIL" or owner.state in (_State.COMPLETE, _State.PRUNED):
             self.study.tell(trial, state=_State.FAIL)
@@ -317,8 +317,10 @@ class Search:
             "trials": trials,
         }
         write_json(self.out / "search.json", result)
-        found = f"# {describe(best['schedule'])}: found for {self.recipe.name} by amata search"
-        write_atomic(self.out / "best.toml", f"{found}\n{recipe.to_toml()}".encode())
+        (self.out / "best.toml").write_text(
+            f"# {describe(best['schedule'])}: found for {self.recipe.name} by amata "
+            f"search\n{recipe.to_toml()}"
+        )
         return result
 
 

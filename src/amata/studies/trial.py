@@ -4,14 +4,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from pydantic import TypeAdapter
-
 from amata.data import Splits
 from amata.errors import missing
 from amata.recipes import Recipe
 from amata.reporter import Reporter
 from amata.runs import RunFolder
-from amata.runs.files import read_record, write_record
+from amata.runs.files import write_json
 from amata.studies.criterion import CriterionSettings, measure_strategies
 from amata.studies.pruning import PruningReporter
 from amata.training import train_model
@@ -36,14 +34,7 @@ class TrialResult:
     grad_evals: int | None
 
     def write(self, folder: Path) -> None:
-        write_record(folder / "result.json", asdict(self))
-
-    @classmethod
-    def read(cls, folder: Path) -> "TrialResult":
-        return cls(**read_record(folder / "result.json", RESULT))
-
-
-RESULT = TypeAdapter(TrialResult)
+        write_json(folder / "result.json", asdict(self))
 
 
 def train_trial(
