@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from amata.runs import RunFolder
 from measure import carry_out
 from page import markdown, rewrite
 from stored import mean, read_rows, summary
@@ -169,7 +170,7 @@ def explore(seconds: float) -> None:
             curve = [(row["epoch"] + 1, row["valid"]) for row in rows if row.get("valid")]
             where = {
                 key: value
-                for key, value in json.loads((run.path / "env.json").read_text()).items()
+                for key, value in run.environments()[-1].items()
                 if key in ("commit", "device")
             }
             row = {
@@ -243,7 +244,7 @@ def records_table() -> str:
         claim = " and ".join(f"{attack} ≥ {100 * least:g}%" for attack, least in claims.items())
         files = sorted((RECORDS / name).glob("runs/*/summary.json"))
         summaries = [summary(file.parent) for file in files]
-        devices = {json.loads(file.with_name("env.json").read_text())["device"] for file in files}
+        devices = {env["device"] for file in files for env in RunFolder(file.parent).environments()}
         evaluations = [s["evaluation"] for s in summaries] + [
             json.loads(f.read_text()) for f in (RECORDS / name).glob("autoattack-*.json")
         ]

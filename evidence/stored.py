@@ -29,7 +29,7 @@ def runs_of(study: str, title: str) -> list[Path]:
 
 
 def summary(run: Path) -> dict[str, Any]:
-    return json.loads((run / "summary.json").read_text())
+    return RunFolder(run).summary()
 
 
 def summaries(study: str) -> dict[str, Rows]:

@@ -1,7 +1,10 @@
-"""A disk whose speed a test decides: it takes the place of the thread that writes checkpoints."""
+"""A disk whose speed a test decides: it takes the place of the thread that writes checkpoints. And
+a disk that is full."""
 
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -48,3 +51,14 @@ class Disk:
 
     def shutdown(self) -> None:
         self.flush()
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """Within, no file can grow beyond this size."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,10 @@ import pytest
 import torch
 
 from amata.cli import main
-from amata.recipes import Recipe
+from amata.metrics import Row
 from amata.runs import RunFolder
 from tests.conftest import ENV, Called
-from tests.disk import Disk
+from tests.disk import Disk, full_disk
 from tests.test_data import idx, write_folder, write_mnist
 from tests.toy import QUICK
 
@@ -384,7 +385,7 @@ def test_resume_guards_the_experiment(amata: Amata, run: Path, tmp_path: Path) -
     (copy / "recipe.toml").write_text(toml.replace("\nlr = 0.05\n", "\nlr = 0.2\n"))
     called = amata("train", "--resume", copy)
     assert (called.code, called.err.count("\n")) == (2, 1)
-    assert "belongs to another recipe" in called.err
+    assert "recipe.toml was changed after the run began" in called.err
     (copy / "recipe.toml").write_text(toml)
     assert amata("train", "--resume", copy, "--set", "train.save_minutes=1").code == 0
     assert (copy / "summary.json").is_file()
@@ -394,20 +395,22 @@ def test_resume_guards_the_experiment(amata: Amata, run: Path, tmp_path: Path) -
 def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(
     amata: Amata, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create = RunFolder.create
+    append, full = RunFolder.append_row, ExitStack()
 
-    def create_full(path: Path, recipe: Recipe) -> RunFolder:
-        """The second epoch's checkpoint goes to a device that is always full."""
-        made = create(path, recipe)
-        (made.checkpoints / ".00002-0000000.safetensors.part").symlink_to("/dev/full")
-        return made
+    def append_row(self: RunFolder, row: Row) -> None:
+        """The second epoch's checkpoint finds a full disk; its best weights are smaller."""
+        append(self, row)
+        if row["epoch"] == 1:
+            full.enter_context(full_disk(16_000))
 
     Disk(monkeypatch)
-    monkeypatch.setattr(RunFolder, "create", create_full)
-    called = amata("train", "mnist5k-amata", *FAST, "--out", tmp_path / "full")
+    monkeypatch.setattr(RunFolder, "append_row", append_row)
+    with full:
+        called = amata("train", "mnist5k-amata", *FAST, "--out", tmp_path / "full")
+    monkeypatch.undo()
     assert called.code == 2
     assert re.search(
-        r"^error: cannot write .*00002-0000000\.safetensors \(No space left on device\); "
+        r"^error: cannot write .*00002-0000000\.safetensors \(File too large\); "
         r".*free some space and resume$",
         called.err,
         re.M,

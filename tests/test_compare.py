@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 
 from amata.cli import main
 from amata.errors import InputError
-from amata.evaluation import wilson
+from amata.evaluation import Result, wilson
 from amata.recipes import load
 from amata.report.captions import headline
 from amata.report.comparison import comparison_figures, smooth
@@ -428,7 +429,8 @@ def test_a_report_needs_no_weights(
     target = json.loads((compared / "compare.json").read_text())["target"]
     (kept / "plan.json").write_text(json.dumps({**planned, "target": target}))
     env = next((kept / "runs").glob("*/env.json"))
-    env.write_text(json.dumps({**json.loads(env.read_text()), "commit": "another"}))
+    found = {k: v for k, v in json.loads(env.read_text()).items() if k != "sha256"}
+    env.write_text(json.dumps({**found, "commit": "another"}))
     assert amata("report", str(kept), "--out", str(tmp_path / "again")).code == 0
     first, again = (
         json.loads((folder / "compare.json").read_text())
@@ -494,7 +496,7 @@ def test_runs_without_a_test_evaluation_show_held_out_accuracies(
     tmp_path: Path, amata: Callable[..., Called]
 ) -> None:
     tested = {
-        name: {"accuracy": 0.5, "n": 10, "params": params, "warnings": []}
+        name: asdict(Result(0.5, 10, 0.2, 0.8, 0, 1.0, params))
         for name, params in (("clean", {}), ("pgd-2", {"eps": 0.2}))
     }
     one = python_run(tmp_path / "one", 1, {})

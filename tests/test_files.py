@@ -18,10 +18,11 @@ def test_files_of_tensors_are_what_the_safetensors_library_reads_and_writes(tmp_
         "turned": wide.permute(2, 0, 1),
         "ünï": wide[1:, ::2],
     }
-    content = save_tensors(tmp_path / "ours.safetensors", tensors, {"epoch": 3})
-    assert (tmp_path / "ours.safetensors").read_bytes() == b"".join(content)
+    save_tensors(tmp_path / "ours.safetensors", tensors, {"epoch": 3})
+    content = (tmp_path / "ours.safetensors").read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     assert describe_weights(tmp_path / "ours.safetensors") == {"epoch": 3}
-    for name, entry in json.loads(bytes(content[1])).items():
+    for name, entry in header.items():
         if name in tensors:
             assert entry["data_offsets"][0] % tensors[name].element_size() == 0
     read = load_file(tmp_path / "ours.safetensors")

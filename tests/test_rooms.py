@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "amata"
 LEAVES = {"errors", "quantity"}
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
+    "checksums": {"errors"},
     "quantity": {"errors"},
     "batch": {"seeds"},
     "seeds": set(),
@@ -28,7 +29,7 @@ ARROWS: dict[str, set[str]] = {
     "metrics": set(),
     "reporter": {"metrics"},
     "engine": {"distributed", "errors", "losses", "threat"},
-    "models": {"errors", "seeds"},
+    "models": {"checksums", "errors", "seeds"},
     "data": {"batch", "errors", "seeds"},
     "evaluation": {"attacks", "engine", "errors", "losses", "seeds", "threat"},
     "recipes": {"errors", "methods", "quantity", "schedules", "threat"},
@@ -88,7 +89,7 @@ ARROWS: dict[str, set[str]] = {
         "threat",
     },
     "export": {"data", "errors", "models", "recipes", "runs", "training"},
-    "runs": {"data", "errors", "metrics", "recipes"},
+    "runs": {"checksums", "data", "errors", "metrics", "recipes"},
     "console": {"metrics", "reporter"},
     "cli": {
         "console",

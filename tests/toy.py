@@ -71,7 +71,6 @@ def fit(
     """The training loop under a recipe, recorded in a new folder or in an open one."""
     if isinstance(run, Path) and current().is_main:
         run = RunFolder.create(run, recipe)
-        run.write_environment(torch.device("cpu"))
     elif isinstance(run, Path):
         run = None
     return train_model(model, train, valid, recipe, run=run, reporter=reporter)

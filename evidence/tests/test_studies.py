@@ -65,10 +65,25 @@ def test_runs_whose_weights_are_still_needed_are_trained_again(
     assert (tmp_path / "second" / "small" / run).is_file()
 
 
+EPOCH = dict.fromkeys(("step_size", "loss", "train_seconds", "grad_evals_per_image", "lr"), 0.1)
+EVENT = {"action": "stop", "before": 0.5, "after": 0.1}
+RESULT = {"n": 10, "low": 0, "high": 1, "grad_evals": 0, "seconds": 1, "params": {}, "warnings": []}
+
+
 def write_run(folder: Path, rows: list[dict[str, object]], **summary: object) -> None:
+    """The small files of a run, with what the test does not need filled in."""
     folder.mkdir(parents=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "summary.json").write_text(json.dumps(summary))
+    epochs = iter(range(len(rows)))
+    whole = [
+        {**EVENT, **row}
+        if "event" in row
+        else {**EPOCH, "epoch": next(epochs), "steps": 1, "grad_evals": 1, **row}
+        for row in rows
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in whole))
+    basic = {"recipe": "r", "epochs": next(epochs, len(rows)), "train_seconds": 1, "grad_evals": 1}
+    more = {"grad_evals_per_image": 1, "best_epoch": None, "evaluation": {}}
+    (folder / "summary.json").write_text(json.dumps({**basic, **more, **summary}))
 
 
 def test_a_threshold_that_one_of_two_never_reaches_is_named(
@@ -100,9 +115,9 @@ def test_collapses_are_counted_under_their_old_and_new_name(
     others: list[dict[str, object]] = [
         {"event": name, "epoch": 1} for name in ("collapse", "catastrophic-overfitting")
     ]
-    write_run(tmp_path / "s/runs/a-seed0", [{"epoch": 0}, {"event": event, "epoch": 1}, *others])
+    write_run(tmp_path / "s/runs/a-seed0", [{}, {"event": event, "epoch": 1}, *others])
     assert len(stored.chance_collapses("s", "a")) == 1
-    assert stored.epochs("s", "a") == [[{"epoch": 0}]]
+    assert [[row["epoch"] for row in rows] for rows in stored.epochs("s", "a")] == [[0]]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +148,7 @@ def test_differences_are_paired_by_seed_with_students_t(
     for title, seeds in accuracies.items():
         for seed, accuracy in seeds.items():
             folder = tmp_path / annealing.STUDY / "runs" / f"{title}-seed{seed}"
-            write_run(folder, [], evaluation={"pgd-20": {"accuracy": accuracy}})
+            write_run(folder, [{}], evaluation={"pgd-20": {**RESULT, "accuracy": accuracy}})
     values = annealing.paired(annealing.STUDY, "k3", "k2", "pgd-20")
     assert values == pytest.approx([2, 3, 1])
     assert annealing.interval(values) == pytest.approx((2, 2.484), abs=1e-3)
@@ -151,8 +166,8 @@ def test_the_line_between_two_constants_is_taken_at_equal_gradient_evaluations(
     for title, (cost, accuracies) in found.items():
         for seed, accuracy in enumerate(accuracies):
             folder = tmp_path / annealing.QUICK / "runs" / f"{title}-seed{seed}"
-            evaluation = {"pgd-20": {"accuracy": accuracy}}
-            write_run(folder, [], evaluation=evaluation, grad_evals_per_image=cost)
+            evaluation = {"pgd-20": {**RESULT, "accuracy": accuracy}}
+            write_run(folder, [{}], evaluation=evaluation, grad_evals_per_image=cost)
     # a quarter of the way: 42 and 45%
     values = annealing.above_line("linear-1-2", "k1", "k2", "pgd-20")
     assert values == pytest.approx([1.0, 0.0])

@@ -81,7 +81,9 @@ class ConsoleReporter(Reporter):
         valid = "  ".join(
             f"{name} {accuracy:6.1%}" for name, accuracy in row.get("valid", {}).items()
         )
-        waiting = row["data_seconds"] / row["train_seconds"] if row["train_seconds"] else 0.0
+        waiting = (
+            row.get("data_seconds", 0.0) / row["train_seconds"] if row["train_seconds"] else 0.0
+        )
         waited = f"  {waiting:.0%} waiting for data" if waiting > DATA_WAIT else ""
         err.print(
             f"epoch {row['epoch'] + 1:3d}  K {row['steps']:2d}  alpha {row['step_size']:<8.4g} "

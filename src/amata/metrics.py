@@ -1,30 +1,39 @@
 """The metrics of a run as two typed streams: a row per epoch, and the events between them."""
 
-from typing import Any, NotRequired, TypedDict, TypeGuard
+from typing import Annotated, Any, NotRequired, TypeGuard
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Index = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
 
 
 class EpochRow(TypedDict):
     """One epoch, as metrics.jsonl holds it. Costs are totals since the start of the run."""
 
-    epoch: int
-    steps: int
-    step_size: float
-    loss: float
-    train_seconds: float
-    compile_seconds: NotRequired[float]
-    data_seconds: float
-    grad_evals: int
-    grad_evals_per_image: float
-    first_layer_evals: NotRequired[int]
-    lr: float
-    gamma: NotRequired[float]
+    epoch: Index
+    steps: Index
+    step_size: Finite
+    loss: Finite
+    train_seconds: Amount
+    compile_seconds: NotRequired[Amount]
+    data_seconds: NotRequired[Amount]
+    grad_evals: Index
+    grad_evals_per_image: Amount
+    first_layer_evals: NotRequired[Index]
+    lr: Finite
+    gamma: NotRequired[Finite]
     """The price of a step that a closed-loop schedule used."""
-    probe_evals: NotRequired[int]
+    probe_evals: NotRequired[Index]
     probed: NotRequired[list[list[float]]]
     """K, alpha, value and cost of each candidate that was probed."""
-    valid: NotRequired[dict[str, float]]
+    valid: NotRequired[dict[str, Share]]
     """Held-out accuracies by attack."""
-    valid_n: NotRequired[int]
+    valid_n: NotRequired[Count]
 
 
 class Event(TypedDict):
@@ -34,12 +43,12 @@ class Event(TypedDict):
     """`catastrophic-overfitting` or `chance-collapse`."""
     action: str
     """`rollback` or `stop`."""
-    epoch: int
-    before: float
+    epoch: Index
+    before: Share
     """Held-out accuracy before the epoch."""
-    after: float
+    after: Share
     extra_steps: NotRequired[int]
-    lr_scale: NotRequired[float]
+    lr_scale: NotRequired[Finite]
 
 
 Row = EpochRow | Event

@@ -63,7 +63,7 @@ def train(
             run = train_recipe(loaded, out or _free_folder(Path("runs") / loaded.name), reporter)
     if not is_main():
         return
-    summary = json.loads((run.path / "summary.json").read_text())
+    summary = run.summary()
     console.print(results_table(summary["evaluation"]))
     best = (
         "last epoch used"

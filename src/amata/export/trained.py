@@ -1,7 +1,6 @@
 """A finished run to export: its model, recipe and evaluation."""
 
 import inspect
-import json
 import re
 import sys
 from dataclasses import dataclass
@@ -47,7 +46,7 @@ class Trained:
                 f"--name {name!r} is used as a file name; use only letters, digits and . + - _"
             )
         run.check_finished()
-        summary = json.loads((path / "summary.json").read_text())
+        summary = run.summary()
         test: ImageSet
         if isinstance(begun.data, PythonData):
             if model is None or images is None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from amata.checksums import check_tensors
 from amata.errors import InputError, missing, unknown
 from amata.models.normalize import Normalize, Normalized
 from amata.models.preact_resnet import PreActResNet18
@@ -132,11 +133,15 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
         raise InputError(f"no weights at {path}; give a .safetensors, .pt or .pth file")
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
+            from safetensors import safe_open
 
-            state = load_file(path)
+            with safe_open(path, framework="pt") as file:
+                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                check_tensors(path, state, file.metadata() or {})
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(
             f"weights {path} cannot be read ({str(error).splitlines()[0]}); it must be "

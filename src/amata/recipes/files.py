@@ -76,6 +76,8 @@ def read_toml(source: str, name: str) -> Tables:
         return tomllib.loads(source)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"recipe {name}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise InputError(f"recipe {name}: not valid TOML: it is nested too deeply") from None
 
 
 def _find(text: str, folder: Path) -> Source:

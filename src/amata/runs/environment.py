@@ -6,14 +6,15 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import torch
+
+from amata.runs.records import Environment
 
 PACKAGES = ("amata", "torch", "numpy", "safetensors", "pydantic", "pyautoattack")
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def environment(device: torch.device) -> Environment:
     packages = {}
     for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
@@ -29,6 +30,21 @@ def environment(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "commit": _commit(),
     }
+
+
+def differences(before: Environment, now: Environment) -> str:
+    """How two starts of a run differ in what may change the last bits of its result."""
+    facts = [
+        {
+            "device": env["device"],
+            "torch": env["packages"].get("torch", "unknown"),
+            **({"CPU threads": env["threads"]} if env["device"] == "cpu" else {}),
+        }
+        for env in (before, now)
+    ]
+    known = facts[0]
+    changed = [f"{k} {v}, before {known[k]}" for k, v in facts[1].items() if known.get(k, v) != v]
+    return "; ".join(changed)
 
 
 def _commit() -> str | None:

@@ -1,20 +1,29 @@
-"""Atomic files: a reader sees the old content or the new one, never a part."""
+"""Atomic files with checksums: a reader sees the old content or the new one, never a part, and a
+flipped bit is noticed.
+
+JSON records and safetensors files carry the checksum of their own content, so that a file that is
+copied elsewhere can still be checked. Files without one, of other programs, are read as they are.
+"""
 
 import contextlib
+import errno
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import torch
-from safetensors.torch import load_file
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from amata import checksums
+from amata.checksums import ABOUT, CHECKSUM, RESTORE, damaged
 from amata.errors import InputError
 
-Parts = tuple[bytes | memoryview, ...]
-"""A file's content in pieces, so that large tensors are not copied while training runs."""
+LIMIT = 100_000_000
+"""The largest text file that is read, in bytes."""
 NAMES = {
     torch.complex64: "C64",
     torch.float64: "F64",
@@ -38,11 +47,11 @@ NAMES = {
 
 def write_atomic(path: Path, *content: bytes | memoryview) -> None:
     """Write a temporary file, sync it, then rename it over the target. If anything fails, the old
-    file stays."""
-    partial = path.with_name(f".{path.name}.part")
+    file stays. A symbolic link is replaced, not followed."""
+    partial = _partial(path)
     try:
         path.parent.mkdir(exist_ok=True)
-        with partial.open("wb") as file:
+        with partial.open("xb") as file:  # never an existing file or link
             for part in content:
                 file.write(part)
             file.flush()
@@ -63,38 +72,144 @@ def write_atomic(path: Path, *content: bytes | memoryview) -> None:
 
 def link_atomic(path: Path, source: Path) -> None:
     """Make `path` a hard link to `source`, or a copy where links are not supported."""
-    partial = path.with_name(f".{path.name}.part")
+    partial = _partial(path)
     try:
-        partial.unlink(missing_ok=True)
         os.link(source, partial)
         os.replace(partial, path)
     except OSError:
         with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)  # it may be a link to the source
+            partial.unlink(missing_ok=True)
         write_atomic(path, source.read_bytes())
 
 
+def append_line(path: Path, text: str) -> None:
+    """Append a line and sync it. A symbolic link is refused."""
+    try:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        with open(os.open(path, flags, 0o666), "ab") as file:
+            file.write(text.encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def _partial(path: Path) -> Path:
+    """A new name for a temporary file beside `path`: one that can be foreseen could be a link."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+
+
+def remove_partial(folder: Path, name: str = "*") -> None:
+    """Remove what killed processes have left of files with such names."""
+    for path in folder.glob(f".{name}.{'[0-9a-f]' * 8}.part"):
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
 def unwritable(path: Path, error: OSError) -> InputError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return InputError(
-        f"cannot write {path} ({error.strerror}); what was saved before is still there: free "
-        "some space and resume"
+        f"cannot write {path} ({error.strerror}); what was saved before is still there: "
+        f"{'free some space' if full else 'make the folder writable'} and resume"
     )
+
+
+def read_text(path: Path, hint: str = RESTORE) -> str:
+    """The text of a regular file of at most LIMIT bytes."""
+    try:
+        if path.exists() and not path.is_file():
+            raise damaged(path, "it is not a regular file", hint)
+        with path.open("rb") as file:
+            content = file.read(LIMIT + 1)
+    except OSError as error:
+        raise InputError(f"cannot read {path} ({error.strerror}); {hint}") from None
+    if len(content) > LIMIT:
+        raise InputError(f"{path} has more than {LIMIT // 10**6} MB; {hint}")
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise damaged(path, "it is not UTF-8 text", hint) from None
+
+
+def read_json(path: Path, hint: str = RESTORE) -> Any:
+    """The content of a JSON file."""
+    try:
+        return parse_json(read_text(path, hint))
+    except InputError:
+        raise
+    except ValueError as error:
+        raise damaged(path, error, hint) from None
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text; a ValueError whatever is wrong with it."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def write_json(path: Path, value: Any) -> None:
     write_atomic(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Write a JSON object with the checksum of its content."""
+    write_json(path, {**record, "sha256": checksums.of_record(json.loads(json.dumps(record)))})
+
+
+def read_record(
+    path: Path, kind: TypeAdapter[Any] | None = None, *, sealed: bool = False, hint: str = RESTORE
+) -> dict[str, Any]:
+    """A JSON object, of the given type, checked against its checksum. One without a checksum, of an
+    earlier version or of another program, is accepted unless it must be `sealed`."""
+    record = read_json(path, hint)
+    if not isinstance(record, dict):
+        raise damaged(path, "it is not a JSON object", hint)
+    found = record.pop("sha256", None)
+    if found is None:
+        # Its key may be what is damaged.
+        digests = [v for v in record.values() if isinstance(v, str) and len(v) == 64]
+        if sealed or digests:
+            raise damaged(path, "it has no checksum", hint)
+    elif found != checksums.of_record(record):
+        raise damaged(path, "its checksum is wrong", hint)
+    if kind is not None:
+        check_type(kind, record, path, hint)
+    return record
+
+
+def check_type(kind: TypeAdapter[Any], value: Any, path: Path, hint: str = RESTORE) -> None:
+    """Refuse a value of a file that is not of the given type."""
+    try:
+        kind.validate_python(value, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise damaged(path, f"{place}: {first['msg']}".lstrip(": "), hint) from None
+
+
 def save_tensors(
     path: Path, tensors: dict[str, Tensor], about: dict[str, Any] | None = None
-) -> Parts:
-    """Write a safetensors file with a JSON description in its header; returns its content.
+) -> str:
+    """Write a safetensors file with a JSON description and a checksum in its header; returns the
+    checksum.
 
     The library's own writer copies everything twice and holds the interpreter lock, which would
     stop training.
     """
     flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    header: dict[str, Any] = {"__metadata__": {"amata": json.dumps(about or {}), "format": "pt"}}
+    text_about = json.dumps(about or {})
+    checksum = checksums.of_tensors(flat, text_about)
+    header: dict[str, Any] = {
+        "__metadata__": {ABOUT: text_about, CHECKSUM: checksum, "format": "pt"}
+    }
     pieces: list[memoryview] = []
     end = 0
     # Sorted by element size, so that every tensor is aligned.
@@ -106,26 +221,47 @@ def save_tensors(
             "shape": list(tensor.shape),
             "data_offsets": [begin, end],
         }
-        pieces.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        pieces.append(checksums.raw(tensor))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # tensors start at a multiple of eight
-    content: Parts = (len(text).to_bytes(8, "little"), text, *pieces)
-    write_atomic(path, *content)
-    return content
+    # In pieces, so that large tensors are not copied while training runs.
+    write_atomic(path, len(text).to_bytes(8, "little"), text, *pieces)
+    return checksum
 
 
 def describe_weights(path: Path) -> dict[str, Any]:
     """The JSON description in a safetensors file's header; empty for a file that is not ours."""
     try:
+        about = parse_json(_read_safetensors(path, values=False)[1].get(ABOUT, "{}"))
+    except InputError:
+        raise
+    except ValueError as error:
+        raise damaged(path, error) from None
+    if not isinstance(about, dict):
+        raise damaged(path, "its description is not a JSON object")
+    return about
+
+
+def load_tensors(path: Path, checksum: str | None = None) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, checked if it is ours; with `checksum`, it must be the
+    file that has this one."""
+    tensors, metadata = _read_safetensors(path)
+    checksums.check_tensors(path, tensors, metadata, checksum)
+    return tensors
+
+
+def _read_safetensors(
+    path: Path, *, values: bool = True
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors, if wanted, and the metadata."""
+    if not path.is_file():
+        raise InputError(f"{path} is not a safetensors file (it is missing, or not a regular file)")
+    try:
         with safetensors.safe_open(path, framework="pt") as file:
-            about: dict[str, Any] = json.loads((file.metadata() or {}).get("amata", "{}"))
-            return about
-    except (OSError, safetensors.SafetensorError, ValueError) as error:
-        raise InputError(f"{path} is not a safetensors file ({error})") from None
-
-
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    return load_file(path)
+            names = file.keys() if values else []
+            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
+        raise InputError(f"{path} is not a safetensors file ({error}); {RESTORE}") from None
 
 
 def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -5,24 +5,58 @@ import filecmp
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from amata import recipes
+from amata.checksums import damaged, of_text
 from amata.data import Splits
-from amata.errors import InputError
+from amata.errors import InputError, printable, quoted
 from amata.metrics import EpochRow, Event, Row, is_event
 from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
-from amata.runs.environment import environment
-from amata.runs.files import link_atomic, unwritable, write_atomic, write_json
+from amata.runs.checkpoint import best_file
+from amata.runs.environment import differences, environment
+from amata.runs.files import (
+    append_line,
+    check_type,
+    link_atomic,
+    parse_json,
+    read_record,
+    read_text,
+    remove,
+    remove_partial,
+    write_atomic,
+    write_record,
+)
+from amata.runs.lock import hold
+from amata.runs.records import (
+    CHECKPOINT,
+    ENVIRONMENTS,
+    EPOCH,
+    EVENT,
+    SPLIT,
+    SUMMARY,
+    Environment,
+)
+
+ROWS = 100_000
+"""The most rows of metrics.jsonl that are read."""
+FILLED = ", with every default filled in"
+SEALED = f"{FILLED}; the last line is a checksum"
+"""The end of the first line of recipe.toml, which begins with the name of the recipe."""
 
 
 class RunFolder:
     """recipe.toml, env.json, split.json, metrics.jsonl, checkpoints/, epochs/, model.safetensors,
-    last.safetensors, summary.json."""
+    last.safetensors, summary.json.
+
+    Everything is read through the methods below, which check it: a damaged file is an error of one
+    line.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,8 +73,8 @@ class RunFolder:
             raise InputError(
                 f"output folder {path} cannot be created ({error.strerror}); choose another folder"
             ) from None
-        text = f"# {recipe.name}, with every default filled in\n{recipe.to_toml()}"
-        write_atomic(path / "recipe.toml", text.encode())
+        text = f"# {printable(recipe.name)}{SEALED}\n{recipe.to_toml()}"
+        write_atomic(path / "recipe.toml", f"{text}# sha256 {of_text(text)}\n".encode())
         return cls(path)
 
     @staticmethod
@@ -71,37 +105,92 @@ class RunFolder:
                     f"--set {key} would change the experiment that is resumed; only {allowed} "
                     "may change"
                 )
-        text = file.read_text()
+        text = read_text(file)
+        first, _, _ = text.partition("\n")
+        if first.endswith(SEALED) or "\n# sha256 " in text:
+            content, _, checksum = text.rpartition("# sha256 ")
+            if checksum != f"{of_text(content)}\n":
+                raise InputError(
+                    f"{file} was changed after the run began (its checksum is wrong); restore it, "
+                    "and pass what may change with --set"
+                )
         name = path.name
-        if text.startswith("#"):
-            first = text.split("\n", 1)[0].removeprefix("# ")
-            name = first.removesuffix(", with every default filled in") or name
+        if first.startswith("# "):
+            name = first.removeprefix("# ").removesuffix(SEALED).removesuffix(FILLED) or name
         return cls(path), recipes.parse(recipes.read_toml(text, str(file)), name, overrides)
 
     @property
     def finished(self) -> bool:
-        return (self.path / "summary.json").is_file()
+        return (self.path / "summary.json").exists()
 
     def check_finished(self) -> None:
         if not self.finished:
             call = resume_call(self.path, RunFolder.open(self.path)[1])
             raise InputError(f"{self.path} is not finished; first resume it: {call}")
 
+    def summary(self) -> dict[str, Any]:
+        """The result of a finished run."""
+        hint = "restore it, or delete it and resume the run, which evaluates again"
+        return read_record(self.path / "summary.json", SUMMARY, hint=hint)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Record the result, which finishes the run."""
+        checksum = of_text(read_text(self.metrics))
+        write_record(self.path / "summary.json", {**summary, "metrics_sha256": checksum})
+
     def remove_if_untrained(self) -> None:
         """Remove the folder of a run that failed before its first epoch or checkpoint."""
-        if not any(self.checkpoints.iterdir()) and not self._rows():
+        rows = self.metrics.is_file() and self.metrics.stat().st_size > 0
+        if not any(self.checkpoints.iterdir()) and not rows:
             shutil.rmtree(self.path)
 
-    def write_environment(self, device: torch.device) -> None:
-        write_json(self.path / "env.json", environment(device))
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from training here. What a run appends to, and its folders, must not
+        lead elsewhere."""
+        for name in ("checkpoints", "epochs", "tensorboard", "metrics.jsonl"):
+            if (self.path / name).is_symlink():
+                raise InputError(
+                    f"{self.path / name} is a symbolic link, and a run writes only inside its own "
+                    "folder; replace it by what it points to"
+                )
+        with hold(self.checkpoints, "training"):
+            for folder in (self.path, self.checkpoints, self.path / "epochs"):
+                remove_partial(folder)
+            yield
+
+    def environments(self) -> list[Environment]:
+        """The environment of each start of the run, the last one last."""
+        file = self.path / "env.json"
+        if not file.exists():
+            raise InputError(
+                f"{self.path} has no env.json, so its device is unknown; copy it from the original "
+                "run"
+            )
+        found = read_record(file, ENVIRONMENTS, hint="restore it, or delete it to lose the history")
+        earlier = found.pop("earlier", [])
+        return [*earlier, cast(Environment, found)]
+
+    def record_start(self, device: torch.device) -> str:
+        """Add the environment of this start. Returns how it differs from that of the last one, if
+        that may change the result."""
+        now = environment(device)
+        earlier = self.environments() if (self.path / "env.json").exists() else []
+        write_record(self.path / "env.json", {**now, "earlier": earlier})
+        return differences(earlier[-1], now) if earlier else ""
 
     def record_split(self, seed: int, splits: Splits) -> None:
         """Record which samples are held out; a resumed run must find the same ones."""
         file, split = self.path / "split.json", {"seed": seed, **splits.record()}
         self._check(split, "restore them to resume")
         # Written by an earlier version, it may lack keys.
-        if not file.is_file() or json.loads(file.read_text()).keys() != split.keys():
-            write_json(file, split)
+        if self.split().keys() != split.keys():
+            write_record(file, split)
+
+    def split(self) -> dict[str, Any]:
+        """What is known of the images of the run; empty for published results."""
+        file = self.path / "split.json"
+        return read_record(file, SPLIT) if file.exists() else {}
 
     def check_test(self, splits: Splits) -> None:
         """Refuse other test images than the run set aside: it may have trained on some of them."""
@@ -111,9 +200,7 @@ class RunFolder:
         )
 
     def _check(self, split: dict[str, Any], hint: str) -> None:
-        file = self.path / "split.json"
-        # Published results do not have it.
-        known = json.loads(file.read_text()) if file.is_file() else {}
+        known = self.split()
         if any(known.get(key, value) != value for key, value in split.items()):
             raise InputError(
                 f"the data are not those that {self.path} was trained on: images were added or "
@@ -129,21 +216,40 @@ class RunFolder:
         return [row for row in self._rows() if is_event(row)]
 
     def _rows(self) -> list[Row]:
-        if not self.metrics.is_file():
+        """The rows of metrics.jsonl, in order."""
+        if not self.metrics.exists() and not self.finished:
             return []
-        return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        text = read_text(self.metrics)
+        summary = self.summary() if self.finished else None
+        if summary is not None and summary.get("metrics_sha256", of_text(text)) != of_text(text):
+            raise damaged(self.metrics, "its checksum is wrong")
+        lines = text.split("\n", ROWS)
+        if len(lines) > ROWS:
+            raise InputError(f"{self.metrics} has {ROWS:,} rows or more, too many to read")
+        rest = lines.pop()
+        if rest and summary is not None:
+            lines.append(rest)  # only its newline is lost; in an unfinished run it may be torn
+        rows = [self._row(line, number) for number, line in enumerate(lines, 1)]
+        epochs = [row["epoch"] for row in rows if not is_event(row)]
+        if summary is not None and epochs != list(range(summary["epochs"])):
+            raise damaged(self.metrics, f"it does not have {summary['epochs']} epochs in order")
+        return rows
 
-    def truncate_rows(self, count: int) -> None:
-        """Drop the rows of epochs that a resumed run will repeat."""
-        lines = self.metrics.read_text().splitlines(keepends=True) if self.metrics.is_file() else []
-        write_atomic(self.metrics, "".join(lines[:count]).encode())
+    def _row(self, line: str, number: int) -> Row:
+        try:
+            row: Any = parse_json(line)
+        except ValueError as error:
+            raise damaged(self.metrics, f"line {number}: {error}") from None
+        kind = EVENT if isinstance(row, dict) and is_event(row) else EPOCH
+        check_type(kind, row, self.metrics)
+        return cast(Row, row)
+
+    def write_rows(self, rows: list[Row]) -> None:
+        """Write the rows that a checkpoint knows; those of epochs that are repeated are dropped."""
+        write_atomic(self.metrics, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
 
     def append_row(self, row: Row) -> None:
-        try:
-            with self.metrics.open("a") as stream:
-                stream.write(json.dumps(row) + "\n")
-        except OSError as error:
-            raise unwritable(self.metrics, error) from None
+        append_line(self.metrics, json.dumps(row))
 
     def epoch_file(self, epoch: int) -> Path:
         """The model and the method's memory after `epoch` epochs."""
@@ -151,12 +257,12 @@ class RunFolder:
 
     def drop_epochs_after(self, epoch: int) -> None:
         """Drop the states after `epoch` epochs; a resumed run writes its own."""
-        for path in self.path.glob("epochs/*.safetensors"):
-            if int(path.stem) > epoch:
-                path.unlink()
+        for path in self.path.glob("epochs/[0-9]*.safetensors"):
+            if path.name > self.epoch_file(epoch).name:
+                remove(path)
 
     def best_file(self, epoch: int) -> Path:
-        return self.checkpoints / f"best-{epoch:05d}.safetensors"
+        return best_file(self.checkpoints, epoch)
 
     def promote(self, epoch: int | None) -> None:
         """Make model.safetensors the weights of `epoch`, the best by the newest checkpoint, and
@@ -171,14 +277,14 @@ class RunFolder:
         wanted = {self.best_file(e) for e in [epoch, *self._kept_bests()] if e is not None}
         for path in self.checkpoints.glob("best-*.safetensors"):
             if path not in wanted:
-                path.unlink()
+                remove(path)
 
     def _kept_bests(self) -> list[int | None]:
         """The best epoch by each checkpoint: a rollback may need an older one."""
         bests = []
         for path in self.checkpoints.glob("[0-9]*.json"):
-            with contextlib.suppress(ValueError, KeyError):
-                bests.append(json.loads(path.read_text())["best_epoch"])
+            with contextlib.suppress(InputError):
+                bests.append(read_record(path, CHECKPOINT, sealed=True).get("best_epoch"))
         return bests
 
 
@@ -186,12 +292,11 @@ def resume_call(path: Path, recipe: Recipe) -> str:
     """How to resume a run: a Python call where data and model came from Python."""
     if isinstance(recipe.data, PythonData):
         return f"amata.fit(model, train, valid, resume={str(path)!r})"
-    return f"`amata train --resume {path}`"
+    return f"`amata train --resume {quoted(path)}`"
 
 
 def _is_empty_run(path: Path) -> bool:
     """Whether a folder is empty, or was left by a run that was killed before it had a recipe."""
-    entries = {p.name for p in path.iterdir()}
-    return entries <= {"checkpoints", ".recipe.toml.part"} and not any(
-        (path / "checkpoints").glob("*")
-    )
+    parts = {p.name for p in path.glob(".recipe.toml.*.part")}
+    entries = {p.name for p in path.iterdir()} - parts
+    return entries <= {"checkpoints"} and not any((path / "checkpoints").glob("*"))

@@ -13,7 +13,6 @@ from amata.runs import RunFolder
 from amata.studies.comparison_rows import common_target, recipe_rows
 from amata.studies.differences import (
     comparability_warnings,
-    read_environment,
     recipe_differences,
     timing_facts,
 )
@@ -46,13 +45,13 @@ def compare_runs(
         target, problem = common_target(curves)
         source = "the highest whole percentage that every run reached"
         warnings += [problem] if problem else []
-    summaries = [json.loads((run.path / "summary.json").read_text()) for run in runs]
+    summaries = [run.summary() for run in runs]
     rows, untested = recipe_rows(titles, curves, summaries, target)
     warnings += untested
     for row in rows:
         warnings += _attack_warnings(row)
     accuracies = {name: a for row in rows for name, a in row["accuracies"].items()}
-    environments = [read_environment(run) for run in runs]
+    environments = [env for run in runs for env in run.environments()]
     first = opened[0][1]
     return {
         "target": target,

@@ -188,7 +188,7 @@ def _measure(
 
 
 def _row(run: RunFolder, epochs: list[dict[str, Any]]) -> dict[str, Any]:
-    summary = json.loads((run.path / "summary.json").read_text())
+    summary = run.summary()
     total = strategy_of(epochs)
     attack = robust_attack(summary["evaluation"])
     result = summary["evaluation"][attack] if attack else None

@@ -1,10 +1,8 @@
 """What differs between the runs of a comparison: recipe keys, devices, package versions, data."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from amata.errors import InputError
 from amata.recipes import Recipe
 from amata.runs import RunFolder
 
@@ -22,7 +20,7 @@ LOADING = frozenset(
 def comparability_warnings(opened: Sequence[tuple[RunFolder, Recipe]]) -> list[str]:
     """Reasons why the runs are not directly comparable."""
     found = []
-    environments = [read_environment(run) for run, _ in opened]
+    environments = [env for run, _ in opened for env in run.environments()]
     kinds = {
         "device": "devices",
         "commit": "commits of amata",
@@ -81,16 +79,6 @@ def recipe_differences(by_name: dict[str, Recipe]) -> list[dict[str, Any]]:
     return found
 
 
-def read_environment(run: RunFolder) -> dict[str, Any]:
-    file = run.path / "env.json"
-    if not file.is_file():
-        raise InputError(
-            f"{run.path} has no env.json, so its device is unknown; copy it from the original run"
-        )
-    found: dict[str, Any] = json.loads(file.read_text())
-    return found
-
-
-def timing_facts(environment: dict[str, Any]) -> tuple[Any, ...]:
+def timing_facts(environment: Mapping[str, Any]) -> tuple[Any, ...]:
     """The facts that decide how fast a recipe trains."""
     return tuple(environment.get(key) for key in ("device", "machine", "threads", "packages"))

@@ -7,7 +7,6 @@ The grid ignores the ball and the box [0, 1]. The attacks respect both; the figu
 points projected onto the plane.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,7 +176,7 @@ def run_landscapes(
     chosen = list(range(min(CANDIDATES, len(splits.test)))) if sample is None else [sample]
     x, y = next(iter(splits.test.read([torch.tensor(chosen)], device, None)))
     trained = {row["epoch"] + 1: Control(row["steps"], row["step_size"]) for row in run.epochs()}
-    best = json.loads((path / "summary.json").read_text())["best_epoch"] if run.finished else None
+    best = run.summary()["best_epoch"] if run.finished else None
     best = max(trained) if best is None else best + 1
     tau = getattr(recipe.schedule, "tau", 2.5 * recipe.ball.eps)
     attacks = {f"PGD-{k}": Control(k, alpha or tau / k) for k in steps}

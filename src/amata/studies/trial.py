@@ -13,7 +13,6 @@ from amata.runs.files import write_json
 from amata.studies.criterion import CriterionSettings, measure_strategies
 from amata.studies.pruning import PruningReporter
 from amata.training import train_model
-from amata.training.device import resolve_device
 from amata.training.experiment import build_model
 
 try:
@@ -67,7 +66,7 @@ def train_trial(
     accuracy = max(row["valid"][attack] for row in fitted.epochs if "valid" in row)
     value = accuracy
     if criterion is not None:
-        write_json(run.path / "summary.json", fitted.summary(recipe, {}))
+        run.write_summary(fitted.summary(recipe, {}))
         (measured,) = measure_strategies([run], criterion, folder, reporter)
         value = measured["c"]
     return TrialResult(trial.number, "COMPLETE", accuracy, value, fitted.grad_evals)
@@ -80,9 +79,7 @@ def _open_run(path: Path, recipe: Recipe, pruning: PruningReporter) -> RunFolder
         for row in run.epochs():
             pruning.report(row)
         return run
-    run = RunFolder.create(path, recipe)
-    run.write_environment(resolve_device(recipe.train.device))
-    return run
+    return RunFolder.create(path, recipe)
 
 
 def _keeping_epochs(recipe: Recipe) -> Recipe:

@@ -12,13 +12,13 @@ from torch import nn
 from amata import data, models, recipes
 from amata.attacks.checks import forward
 from amata.distributed import current, init_distributed, is_main, launched
-from amata.errors import InputError
+from amata.errors import InputError, quoted
 from amata.evaluation import Result, evaluate, parse_attack
 from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
 from amata.reporter import Reporter
 from amata.runs import RunFolder, resume_call
-from amata.runs.files import describe_weights, write_json
+from amata.runs.files import describe_weights
 from amata.training.checks import check_divisible
 from amata.training.device import resolve_device
 from amata.training.interrupt import Interrupted
@@ -117,18 +117,15 @@ def _run(recipe: Recipe, folder: Callable[[], RunFolder], reporter: Reporter) ->
     model = build_model(recipe, splits.train)
     with init_distributed(device) as ranks:
         check_divisible(recipe, ranks)
-        run = ranks.broadcast(_prepared(folder, recipe, splits, device) if ranks.is_main else None)
+        run = ranks.broadcast(_prepared(folder, recipe, splits) if ranks.is_main else None)
         assert run is not None
         _train_and_evaluate(run, recipe, model, splits, reporter if ranks.is_main else Reporter())
     return run
 
 
-def _prepared(
-    folder: Callable[[], RunFolder], recipe: Recipe, splits: data.Splits, device: torch.device
-) -> RunFolder:
+def _prepared(folder: Callable[[], RunFolder], recipe: Recipe, splits: data.Splits) -> RunFolder:
     run = folder()
     run.record_split(recipe.train.seed, splits)
-    run.write_environment(device)
     return run
 
 
@@ -136,7 +133,7 @@ def _train_and_evaluate(
     run: RunFolder, recipe: Recipe, model: nn.Module, splits: data.Splits, reporter: Reporter
 ) -> None:
     fitted = train_model(model, splits.train, splits.valid, recipe, run=run, reporter=reporter)
-    again = f"training is done and saved, `amata train --resume {run.path}` evaluates again"
+    again = f"training is done and saved, `amata train --resume {quoted(run.path)}` evaluates again"
     try:
         results = evaluate_recipe(fitted.model, recipe, splits.test, reporter)
     except KeyboardInterrupt:
@@ -148,7 +145,7 @@ def _train_and_evaluate(
             reporter.note(f"{name}: {warning}")
     if current().is_main:
         evaluation = {name: result.to_dict() for name, result in results.items()}
-        write_json(run.path / "summary.json", fitted.summary(recipe, evaluation))
+        run.write_summary(fitted.summary(recipe, evaluation))
 
 
 def evaluate_recipe(
@@ -202,7 +199,7 @@ def load_trained(
             again = (
                 "its weights were not kept"
                 if run.finished
-                else f"`amata train --resume {path}` trains until there is one"
+                else f"`amata train --resume {quoted(path)}` trains until there is one"
             )
             raise InputError(f"{path} has no model.safetensors; {again}")
     elif path.is_file():

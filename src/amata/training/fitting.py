@@ -1,7 +1,6 @@
 """amata.fit: train a model with a method and a schedule, in one call."""
 
 import dataclasses
-import json
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +11,7 @@ from torch import nn
 
 from amata.data import Arrays, ImageSet
 from amata.distributed import current
-from amata.errors import InputError
+from amata.errors import InputError, quoted
 from amata.evaluation import parse_attack
 from amata.methods import ERM, Method
 from amata.models import load_weights
@@ -20,7 +19,6 @@ from amata.recipes import Recipe, load
 from amata.recipes.schema import Data, Eval, Optim, PythonData, PythonModel, Train
 from amata.reporter import Reporter
 from amata.runs import RunFolder
-from amata.runs.files import write_json
 from amata.schedules import AnySchedule, Constant, closed_loop
 from amata.threat import BALLS, check_ball
 from amata.training.batches import as_images
@@ -75,7 +73,8 @@ def fit(
         folder, base = RunFolder.open(Path(resume).expanduser())
         if not isinstance(base.data, PythonData):
             raise InputError(
-                f"{resume} was trained by a recipe; `amata train --resume {resume}` resumes it"
+                f"{resume} was trained by a recipe; `amata train --resume {quoted(resume)}` "
+                "resumes it"
             )
     chosen = _recipe(base, method, schedule, model)
     images, held_out = as_images(train), as_images(valid)
@@ -118,21 +117,19 @@ def fit(
             folder.remove_if_untrained()
         raise
     if folder is not None and current().is_main:
-        write_json(folder.path / "summary.json", fitted.summary(chosen, {}))
+        folder.write_summary(fitted.summary(chosen, {}))
     return fitted
 
 
 def _new_folder(path: Path, recipe: Recipe) -> RunFolder | None:
     """A new run folder, created after everything that can be checked without training."""
     parse_attack(recipe.train.valid_attack)
-    device = resolve_device(recipe.train.device, "device", "device='cpu'")
+    resolve_device(recipe.train.device, "device", "device='cpu'")
     if type(recipe.ball) not in BALLS.values():
         raise InputError(f"run= cannot record the ball {recipe.ball!r}; use amata.Linf or amata.L2")
     if not current().is_main:
         return None
-    folder = RunFolder.create(path, recipe)
-    folder.write_environment(device)
-    return folder
+    return RunFolder.create(path, recipe)
 
 
 def _check_types(model: Any, method: Any, schedule: Any, optim: Any) -> None:
@@ -238,7 +235,7 @@ def _check_same(now: Recipe, recorded: Recipe, folder: RunFolder) -> None:
 def _finished(folder: RunFolder, model: nn.Module) -> Fitted:
     """A run that has ended, read back, with its best weights in the model."""
     load_weights(model, folder.path / "model.safetensors")
-    summary = json.loads((folder.path / "summary.json").read_text())
+    summary = folder.summary()
     return Fitted(
         model.eval(),
         folder.epochs(),

@@ -14,13 +14,12 @@ from amata.distributed import Ranks, current
 from amata.engine import backend_settings
 from amata.errors import AmataError, InputError
 from amata.evaluation import Result, Shard, evaluate, parse_attack
-from amata.metrics import EpochRow, Event
+from amata.metrics import EpochRow, Event, is_event
 from amata.recipes import Recipe
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder, resume_call
 from amata.runs.checkpoint import load_checkpoint
 from amata.runs.files import save_tensors
-from amata.runs.lock import hold
 from amata.schedules import Control
 from amata.training.batches import Batches, held_out_batches, training_batches
 from amata.training.device import resolve_device
@@ -78,7 +77,7 @@ def train_model(
     device = resolve_device(recipe.train.device)
     if not current().is_main:
         run, reporter = None, None  # rank 0 writes and reports
-    lock = hold(run.checkpoints, "training") if run else contextlib.nullcontext()
+    lock = run.lock() if run else contextlib.nullcontext()
     batches = training_batches(train, recipe, device)
     if len(batches) == 0:
         raise InputError(
@@ -169,11 +168,17 @@ class _Loop:
             self.trainer.restore(*loaded)
             self.saver.place = (self.trainer.state.epoch, self.trainer.state.batch)
         state = self.trainer.state
+        self.epochs = [row for row in state.rows if not is_event(row)]  # type: ignore[misc]
+        self.events = [row for row in state.rows if is_event(row)]
         if self.run:
-            self.run.truncate_rows(state.rows)
-            self.epochs, self.events = self.run.epochs(), self.run.events()
+            self.run.write_rows(state.rows)
             self.run.promote(state.best_epoch)
             self.run.drop_epochs_after(state.epoch)
+            changed = self.run.record_start(self.trainer.device)
+            if changed and loaded is not None:
+                self.reporter.note(
+                    f"resumed with {changed}: the last bits of the result may differ"
+                )
         if loaded is not None and self.guard is not None:
             # Without this checkpoint a failure in this epoch can only stop the run.
             with contextlib.suppress(AmataError):
@@ -236,7 +241,6 @@ class _Loop:
         self.epochs.append(row)
         self._record(row)
         trainer.next_epoch()
-        state.rows = len(self.epochs) + len(self.events)
         if self.guard is not None and not last:
             self.guard.remember()
         # A rollback after a resume needs the checkpoint at the start of the coming epoch.
@@ -307,12 +311,12 @@ class _Loop:
         self._record(event)
         change = guard.go_back(failure, event)
         state = self.trainer.state
-        state.rows = len(self.epochs) + len(self.events)
         self.reporter.note(f"{failure}; back to the end of epoch {state.epoch}, now with {change}")
         self.saver.discard_after(state.epoch)
         self.saver.checkpoint(now=True)
 
     def _record(self, row: EpochRow | Event) -> None:
+        self.trainer.state.rows.append(row)
         if self.run:
             self.run.append_row(row)
 

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from amata.metrics import Row
 from amata.schedules import Choice, Control, Response
 
 
@@ -33,8 +34,8 @@ class TrainState:
     spent: Spent = field(default_factory=Spent)
     best_epoch: int | None = None
     best_accuracy: float | None = None
-    rows: int = 0
-    """Rows of metrics.jsonl that belong to this state."""
+    rows: list[Row] = field(default_factory=list)
+    """The rows of metrics.jsonl that belong to this state."""
     ema_steps: int = 0
     guard_robust: float | None = None
     """Accuracy under the guard's attack after the last good epoch."""
@@ -50,8 +51,9 @@ class TrainState:
     """What was probed in each epoch, one response per candidate."""
 
     def rolled_back(self, now: "TrainState") -> "TrainState":
-        """This earlier state, with the cost and the guard's remedies of `now`."""
+        """This earlier state, with the rows, the cost and the guard's remedies of `now`."""
         self.spent, self.lr_scale, self.extra_steps = now.spent, now.lr_scale, now.extra_steps
+        self.rows = now.rows
         return self
 
     def to_json(self) -> dict[str, Any]:

@@ -1,0 +1,72 @@
+"""The types of the files in a run folder, against which they are checked when they are read."""
+
+from typing import Annotated, Any, NotRequired
+
+from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict
+
+from amata.metrics import Amount, Count, EpochRow, Event, Index, Share
+
+
+class Evaluation(TypedDict):
+    """The accuracy under one attack, as `Result.to_dict` writes it."""
+
+    accuracy: Share
+    n: Count
+    low: Share
+    high: Share
+    grad_evals: Index
+    seconds: Amount
+    params: dict[str, Any]
+    warnings: list[str]
+
+
+class Summary(TypedDict):
+    """summary.json."""
+
+    recipe: str
+    epochs: Count
+    train_seconds: Amount
+    grad_evals: Count
+    grad_evals_per_image: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    best_epoch: Index | None
+    evaluation: dict[str, Evaluation]
+    metrics_sha256: NotRequired[str]
+    """Of metrics.jsonl."""
+
+
+class Environment(TypedDict):
+    """What the numbers of a run depend on besides its recipe."""
+
+    python: str
+    platform: str
+    machine: str
+    packages: dict[str, str]
+    device: str
+    threads: int
+    """CPU threads."""
+    commit: str | None
+
+
+class Environments(Environment):
+    """env.json: the environment of the last start, and those of the starts before it."""
+
+    earlier: NotRequired[list[Environment]]
+
+
+class Checkpoint(TypedDict):
+    """What every checkpoint's record has besides the state of the training."""
+
+    fingerprint: str
+    """Of the recipe."""
+    tensors: str
+    """The checksum of its safetensors file."""
+    best_epoch: NotRequired[Index | None]
+
+
+CHECKPOINT = TypeAdapter(Checkpoint)
+SUMMARY = TypeAdapter(Summary)
+ENVIRONMENTS = TypeAdapter(Environments)
+SPLIT: TypeAdapter[Any] = TypeAdapter(dict[str, int | str | list[int]])
+EPOCH = TypeAdapter(EpochRow)
+EVENT = TypeAdapter(Event)

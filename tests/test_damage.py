@@ -1,0 +1,137 @@
+"""Every file of a run folder, damaged in every way: the result is the same, or one line says why
+there is none."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amata import recipes
+from amata.errors import AmataError
+from amata.export import Trained
+from amata.reporter import Reporter
+from amata.runs import RunFolder
+from amata.runs.files import load_tensors
+from amata.studies.compare import compare_runs
+from amata.studies.plan import find_runs
+from amata.training import Interrupted
+from amata.training.experiment import evaluate_recipe, load_trained, resume, train
+from tests.test_data import write_mnist
+from tests.toy import QUICK, StopAt
+
+Use = Callable[[Path], Any]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A finished run, and one that was interrupted in its second epoch."""
+    tmp = tmp_path_factory.mktemp("damage")
+    write_mnist(tmp, count=30)
+    options = ["data.batch_size=10", "train.epochs=2", "schedule.k_max=2", "schedule.k_min=1"]
+    options += ["train.keep_epochs=true", "data.valid=8", "train.valid_attack=fgsm"]
+    recipe = recipes.load("mnist-amata", [*QUICK, *options, f"data.root={tmp}"])
+    train(recipe, tmp / "finished")
+    with pytest.raises(Interrupted):
+        train(recipe, tmp / "unfinished", StopAt(1, 2))
+    return {name: tmp / name for name in ("finished", "unfinished")}
+
+
+def flip(seed: int) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        rng = random.Random(f"{seed} {path.name}")
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(content)
+
+    return change
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def wrong(depth: int) -> Any:
+    return {"epoch": [wrong(depth - 1)], "evaluation": wrong(depth - 1)} if depth else None
+
+
+DAMAGE: dict[str, Callable[[Path], Any]] = {
+    "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "empty": lambda path: path.write_bytes(b""),
+    "folder": folder,
+    "list": lambda path: path.write_text("[]"),
+    "object": lambda path: path.write_text("{}"),
+    "types": lambda path: path.write_text(json.dumps(wrong(10))),
+    "deep": lambda path: path.write_text("[" * 100_000 + "]" * 100_000),
+    "binary": lambda path: path.write_bytes(bytes(range(256))),
+    "newline": lambda path: path.write_bytes(path.read_bytes().rstrip(b"\n")),
+    **{f"flip {seed}": flip(seed) for seed in range(5)},
+}
+
+
+def resumed(run: Path) -> Any:
+    resume(run)
+    rows, summary = RunFolder(run).epochs(), RunFolder(run).summary()
+    assert [row["epoch"] for row in rows] == [0, 1]
+    weights = {name: load_tensors(run / f"{name}.safetensors") for name in ("model", "last")}
+    return (
+        {n: {k: v.tolist() for k, v in w.items()} for n, w in weights.items()},
+        [{**row, "train_seconds": 0, "data_seconds": 0} for row in rows],
+        [summary["recipe"], summary["grad_evals"], summary["best_epoch"]],
+        [{**result, "seconds": 0} for result in summary["evaluation"].values()],
+    )
+
+
+def evaluated(run: Path) -> Any:
+    model, recipe, splits = load_trained(run, to_test=True)
+    results = evaluate_recipe(model, recipe, splits.test, Reporter(), ["clean"])
+    return [replace(result, seconds=0.0) for result in results.values()]
+
+
+def compared(run: Path) -> Any:
+    return compare_runs(find_runs([run])[0])
+
+
+def exported(run: Path) -> Any:
+    found = Trained.of(run)
+    weights = {name: value.tolist() for name, value in found.weights.items()}
+    return found.name, found.recipe.tables, found.summary, weights
+
+
+USES: dict[str, tuple[Use, ...]] = {
+    "finished": (resumed, evaluated, compared, exported),
+    "unfinished": (resumed, evaluated),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", USES)
+def test_a_damaged_file_is_noticed_or_changes_nothing(
+    tmp_path: Path, folders: dict[str, Path], kind: str
+) -> None:
+    run, count = tmp_path / "run", 0
+    whole: dict[Use, Any] = {}
+    for use in USES[kind]:
+        shutil.copytree(folders[kind], run)
+        whole[use] = use(run)
+        shutil.rmtree(run)
+    for path in sorted(p for p in folders[kind].rglob("*") if p.is_file()):
+        for name, damage in DAMAGE.items():
+            for use in whole:
+                place = f"{path.relative_to(folders[kind])}: {name}, {use.__name__}"
+                shutil.copytree(folders[kind], run)
+                damage(run / path.relative_to(folders[kind]))
+                try:
+                    assert use(run) == whole[use], place
+                except AmataError as error:
+                    assert "\n" not in str(error), place
+                except Exception as error:
+                    raise AssertionError(place) from error
+                shutil.rmtree(run)
+                count += 1
+    assert count > 300
