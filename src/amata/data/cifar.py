@@ -1,15 +1,15 @@
 """CIFAR-10 from its original python batches, or from parquet files as on public data hubs."""
 
 import io
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from amata.data.cifar_batch import parse_batch
 from amata.data.images import Arrays
+from amata.data.limits import read_file
 from amata.errors import InputError, missing
 
 BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -33,46 +33,20 @@ def load_cifar10(folder: Path) -> tuple[Arrays, Arrays]:
     )
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Unpickles dictionaries, strings and numpy arrays and refuses to import anything else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in {
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),
-        }:
-            return np.zeros(0).__reduce__()[0]
-        if (module, name) in {("numpy", "ndarray"), ("numpy", "dtype")}:
-            return getattr(np, name)
-        if (module, name) == ("_codecs", "encode"):
-            import _codecs
-
-            return _codecs.encode
-        raise pickle.UnpicklingError(f"it imports {module}.{name}")
-
-
 def _read_batches(paths: list[Path]) -> Arrays:
     images, labels = [], []
     for path in paths:
         if not path.is_file():
             raise InputError(f"data cifar10: {path} is missing; run `amata data fetch cifar10`")
+        content = read_file(path)
         try:
-            with path.open("rb") as file:
-                batch = _ArraysOnly(file, encoding="bytes").load()
-            images.append(np.asarray(batch[b"data"], np.uint8).reshape(-1, 3, 32, 32))
-            labels.append(np.asarray(batch[b"labels"], np.int64))
-        except (
-            pickle.UnpicklingError,
-            EOFError,
-            KeyError,
-            ValueError,
-            TypeError,
-            IndexError,
-            AttributeError,
-        ) as error:
+            x, y = parse_batch(content)
+        except (ValueError, OverflowError) as error:
             raise InputError(
                 f"{path} is truncated or not a CIFAR-10 batch ({error}); fetch it again"
             ) from None
+        images.append(x)
+        labels.append(y)
     return Arrays(
         np.concatenate(images), np.concatenate(labels), classes=10, where=str(paths[0].parent)
     )
