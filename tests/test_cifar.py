@@ -65,7 +65,10 @@ BAD = {
     "a stack global": (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "opcode PROTO"),
     "another dtype": (python2().replace(b"U\x02u1", b"U\x02O8"), "calls a function"),
     "a dtype with fields": (python2().replace(b"|q\x12NNN", b"|q\x12N}N"), "sets a state"),
-    "a dtype with a size": (python2().replace(b"J\xff\xff\xff\xffK", b"J\x00\x00\x00\x7fK"), "sets"),
+    "a dtype with a size": (
+        python2().replace(b"J\xff\xff\xff\xffK", b"J\x00\x00\x00\x7fK"),
+        "sets",
+    ),
     "a state of a name": (b"\x80\x02cnumpy\nndarray\n}b.", "sets a state"),
     "more images than bytes": (python2().replace(b"M\x03\x00", b"M\x04\x00"), "3072 bytes"),
     "one label short": (python2(labels=[1, 2]), "3 images and 2 labels"),

@@ -40,7 +40,8 @@ class Splits:
     held_out: list[int]
     """Ids of the validation images."""
     hashes: dict[str, str]
-    """Hashes that identify the training and the test images: of their labels, or their paths."""
+    """Hashes that identify the training and the test images: `train_hash` and `test_hash` of their
+    labels or paths, `train_pixels` and `test_pixels` of their content."""
 
     def record(self) -> dict[str, Any]:
         """Which images the run uses, in short: a folder may change before the run is resumed."""
@@ -76,10 +77,12 @@ def load(
     if entry.loader is not None:
         arrays = entry.loader(base / name if (base / name).is_dir() else base)
         identities = [part.y.numpy().tobytes() for part in arrays]
+        contents = [part.sha256() for part in arrays]
         train, test = arrays
     elif name == "folder":
         folders = load_folder(base, framing or Framing(), workers, test_share)
         identities = [part.identity() for part in folders]
+        contents = [part.sha256() for part in folders]
         train, test = (part.in_memory() if in_memory else part for part in folders)
     else:
         raise InputError(
@@ -87,8 +90,8 @@ def load(
             "its class folders as root"
         )
     train, held, ids = split_validation(train, valid, seed)
-    hashes = {
-        f"{part}_hash": hashlib.sha256(identity).hexdigest()[:16]
-        for part, identity in zip(("train", "test"), identities, strict=True)
-    }
+    hashes = {}
+    for part, identity, content in zip(("train", "test"), identities, contents, strict=True):
+        hashes[f"{part}_hash"] = hashlib.sha256(identity).hexdigest()[:16]
+        hashes[f"{part}_pixels"] = content[:16]
     return Splits(train, held, test, ids, hashes)

@@ -2,7 +2,7 @@
 
 The format is a dictionary with the keys `data`, one uint8 array of shape (N, 3072), and `labels`, a
 list of N integers. It was written by Python 2 with protocol 2; Python 3 writes the same form with
-other opcodes for bytes. Names of functions are compared with those of the format and never looked up.
+other opcodes for bytes. Names of functions are compared with those of the format, never looked up.
 """
 
 import pickletools
@@ -46,7 +46,7 @@ class _Array:
 
 
 def parse_batch(content: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """The images (N, 3, 32, 32) and the labels (N) of a batch file; ValueError for anything else."""
+    """The images (N, 3, 32, 32) and the N labels of a batch file; ValueError for anything else."""
     batch = _interpret(content)
     if not isinstance(batch, dict) or not {"data", "labels"} <= batch.keys():
         raise ValueError("it has no data and labels")
@@ -73,8 +73,8 @@ def _read_array(array: Any) -> np.ndarray:
 
 
 def _interpret(content: bytes) -> Any:
-    """Run the opcodes of the format on a stack of plain values. Strings of Python 2, unicode strings
-    and bytes all become text with one character per byte."""
+    """Run the opcodes of the format on a stack of plain values. Byte strings, of Python 2 or 3,
+    become text with one character per byte."""
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}

@@ -1,5 +1,6 @@
 """Image folders, one folder per class (Caltech-256, ImageNet), decoded in worker processes."""
 
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from amata.errors import InputError, missing
 from amata.seeds import derive, generator
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".ppm", ".tif", ".tiff"}
+SAMPLED, MOST_READ = 256, 1 << 24  # files of a folder, and bytes of a file, that its hash reads
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,18 @@ class Folder:
             for label, file in zip(self.labels.tolist(), self.files, strict=True)
         )
         return b"\n".join(places)
+
+    def sha256(self) -> str:
+        """A hash of the sizes of all files, and of the content of `SAMPLED` files drawn with a
+        fixed seed: reading every file of a large folder takes too long."""
+        digest = hashlib.sha256()
+        for file in self.files:
+            digest.update(b"%d " % file.stat().st_size)
+        drawn = torch.randperm(len(self), generator=generator("content"))[:SAMPLED]
+        for position in drawn.tolist():
+            with self.files[position].open("rb") as file:
+                digest.update(file.read(MOST_READ))
+        return digest.hexdigest()
 
     def subset(self, positions: Tensor) -> "Folder":
         files = tuple(self.files[i] for i in positions.tolist())
