@@ -110,4 +110,4 @@ def test_one_changed_byte_gives_a_batch_or_an_error(content: bytes) -> None:
             x, y = parse_batch(bytes(changed[: rng.integers(place, 20 * len(content))]))
         except (ValueError, OverflowError):
             continue
-        assert (x.shape, x.dtype, y.dtype) == ((3, 3, 32, 32), np.uint8, np.int64)
+        assert (x.shape, y.shape, x.dtype.name) == ((3, 3, 32, 32), (3,), "uint8")

@@ -55,7 +55,7 @@ class Splits:
 
 def data_root() -> Path:
     """The folder of data sets: $AMATA_DATA, or ~/.cache/amata."""
-    return Path(os.environ.get("AMATA_DATA") or Path.home() / ".cache" / "amata")
+    return Path(os.path.expanduser(os.environ.get("AMATA_DATA") or "~/.cache/amata"))
 
 
 def load(
@@ -71,7 +71,28 @@ def load(
 ) -> Splits:
     """The data set `name` with `valid` training images held out."""
     entry = find_dataset(name)
-    base = Path(root).expanduser() if root else data_root()
+    base = Path(os.path.expanduser(root)) if root else data_root()
+    try:
+        train, test, hashes = _read(name, entry, base, framing, workers, in_memory, test_share)
+    except OSError as error:
+        raise InputError(
+            f"data {name}: {error.filename or base} cannot be read ({error.strerror or error}); "
+            "set data.root to a folder that can be read"
+        ) from None
+    train, held, ids = split_validation(train, valid, seed)
+    return Splits(train, held, test, ids, hashes)
+
+
+def _read(
+    name: str,
+    entry: DataSet,
+    base: Path,
+    framing: Framing | None,
+    workers: int,
+    in_memory: bool,
+    test_share: float,
+) -> tuple[ImageSet, ImageSet, dict[str, str]]:
+    """The training images, the test images, and their hashes."""
     train: ImageSet
     test: ImageSet
     if entry.loader is not None:
@@ -89,9 +110,8 @@ def load(
             f"data {name} is read as an image folder: use the data set folder, with the folder of "
             "its class folders as root"
         )
-    train, held, ids = split_validation(train, valid, seed)
     hashes = {}
     for part, identity, content in zip(("train", "test"), identities, contents, strict=True):
         hashes[f"{part}_hash"] = hashlib.sha256(identity).hexdigest()[:16]
         hashes[f"{part}_pixels"] = content[:16]
-    return Splits(train, held, test, ids, hashes)
+    return train, test, hashes

@@ -99,6 +99,7 @@ def _interpret(content: bytes) -> Any:
             raise ValueError(f"an opcode needs a {kind.__name__}")
         return stack[-1]
 
+    argument: Any
     for opcode, argument, _ in pickletools.genops(content):
         name = opcode.name
         if name in NUMBERS or name in STRINGS:
