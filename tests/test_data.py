@@ -16,6 +16,7 @@ from PIL import Image
 from amata.data import DATASETS, Arrays, Feed, Folder, Framing, Loader, Stream, load
 from amata.data.augment import crop_flip
 from amata.data.cifar import load_cifar10
+from amata.data.folder import scan
 from amata.data.images import split_validation
 from amata.data.mnist import FILES
 from amata.errors import InputError
@@ -290,6 +291,38 @@ def test_hashes_tell_a_changed_folder(tmp_path: Path) -> None:
     moved = load("folder", root=tmp_path).hashes
     assert before["train_hash"] != renamed["train_hash"] == moved["train_hash"]
     assert len({hashes["test_hash"] for hashes in (before, renamed, moved)}) == 3
+
+
+@pytest.mark.parametrize("name", ["mnist", "folder"])
+def test_hashes_tell_changed_pixels(tmp_path: Path, name: str) -> None:
+    """The labels are the same, and so are the names and the sizes of the files."""
+    if name == "mnist":
+        write_mnist(tmp_path, zipped=False)
+    else:
+        write_folder(tmp_path)
+    file = tmp_path / FILES[2] if name == "mnist" else tmp_path / "val" / "cat" / "0.png"
+    before, content = load(name, root=tmp_path).hashes, bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    after = load(name, root=tmp_path).hashes
+    assert {key for key in before if before[key] != after[key]} == {"test_pixels"}
+
+
+def test_the_hash_of_a_large_folder_reads_a_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amata.data.folder.SAMPLED", 5)
+    write_folder(tmp_path, parts=("",), per_class=4)
+    whole = scan(tmp_path, Framing(), 0)
+    before, seen = whole.sha256(), 0
+    for file in whole.files:
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + b"x")
+        seen += whole.sha256() != before
+        file.write_bytes(content + b"x")
+        assert whole.sha256() != before, "the sizes of all files count"
+        file.write_bytes(content)
+    assert seen == 5
 
 
 def test_a_folder_in_memory_equals_the_folder_on_disk(tmp_path: Path) -> None:

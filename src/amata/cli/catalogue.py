@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from amata.cli.root import app
-from amata.errors import unknown
+from amata.errors import printable, unknown
 
 recipes_app = typer.Typer(help="The built-in recipes.", invoke_without_command=True)
 data_app = typer.Typer(help="Data sets: list, fetch, check.", invoke_without_command=True)
@@ -88,7 +88,7 @@ def list_data(ctx: typer.Context) -> None:
 
         for name, entry in DATASETS.items():
             print(f"{name:10}  {entry.about}{' (fetch)' if entry.source else ''}")
-        print(f"\ndata folder {data_root()}")
+        print(f"\ndata folder {printable(data_root())}")
 
 
 @data_app.command("fetch", epilog="Example: amata data fetch mnist --root ~/data")
@@ -128,7 +128,7 @@ def fetch_data(
                 progress.update(task, completed=done, total=total)
 
             path = fetch(remote, folder, update)
-            print(f"{path} verified")
+            print(f"{printable(path)} verified")
 
 
 @data_app.command("check", epilog="Example: amata data check mnist5k")
@@ -136,15 +136,19 @@ def check_data(name: Annotated[str, typer.Argument(help="A data set.")], root: R
     """Read a whole data set and count its images by class."""
     import torch
 
-    from amata.data import Loader, load
+    from amata.data import Arrays, Folder, load
 
     splits = load(name, root=root)
     for part, images in (("train", splits.train), ("test", splits.test)):
-        shape, counts = None, torch.zeros(images.classes, dtype=torch.long)
-        for batch in Loader(images, 512, torch.device("cpu")).epoch():
-            shape = tuple(batch.x.shape[1:])
-            counts += torch.bincount(batch.y, minlength=images.classes)
+        if isinstance(images, Folder):
+            images.check()
+            labels = images.labels
+        else:
+            assert isinstance(images, Arrays)
+            labels = images.y
+        x, _ = next(images.read([torch.arange(1)], torch.device("cpu"), None))
+        counts = torch.bincount(labels, minlength=images.classes)
         print(
-            f"{name} {part}: {len(images):,} images of {shape}, {images.classes} classes, "
-            f"{int(counts.min())} to {int(counts.max())} each"
+            f"{name} {part}: {len(images):,} images of {tuple(x.shape[1:])}, {images.classes} "
+            f"classes, {int(counts.min())} to {int(counts.max())} each"
         )

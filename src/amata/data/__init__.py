@@ -40,7 +40,8 @@ class Splits:
     held_out: list[int]
     """Ids of the validation images."""
     hashes: dict[str, str]
-    """Hashes that identify the training and the test images: of their labels, or their paths."""
+    """Hashes that identify the training and the test images: `train_hash` and `test_hash` of their
+    labels or paths, `train_pixels` and `test_pixels` of their content."""
 
     def record(self) -> dict[str, Any]:
         """Which images the run uses, in short: a folder may change before the run is resumed."""
@@ -54,7 +55,7 @@ class Splits:
 
 def data_root() -> Path:
     """The folder of data sets: $AMATA_DATA, or ~/.cache/amata."""
-    return Path(os.environ.get("AMATA_DATA") or Path.home() / ".cache" / "amata")
+    return Path(os.path.expanduser(os.environ.get("AMATA_DATA") or "~/.cache/amata"))
 
 
 def load(
@@ -70,25 +71,47 @@ def load(
 ) -> Splits:
     """The data set `name` with `valid` training images held out."""
     entry = find_dataset(name)
-    base = Path(root).expanduser() if root else data_root()
+    base = Path(os.path.expanduser(root)) if root else data_root()
+    try:
+        train, test, hashes = _read(name, entry, base, framing, workers, in_memory, test_share)
+    except OSError as error:
+        raise InputError(
+            f"data {name}: {error.filename or base} cannot be read ({error.strerror or error}); "
+            "set data.root to a folder that can be read"
+        ) from None
+    train, held, ids = split_validation(train, valid, seed)
+    return Splits(train, held, test, ids, hashes)
+
+
+def _read(
+    name: str,
+    entry: DataSet,
+    base: Path,
+    framing: Framing | None,
+    workers: int,
+    in_memory: bool,
+    test_share: float,
+) -> tuple[ImageSet, ImageSet, dict[str, str]]:
+    """The training images, the test images, and their hashes."""
     train: ImageSet
     test: ImageSet
     if entry.loader is not None:
         arrays = entry.loader(base / name if (base / name).is_dir() else base)
         identities = [part.y.numpy().tobytes() for part in arrays]
+        contents = [part.sha256() for part in arrays]
         train, test = arrays
     elif name == "folder":
         folders = load_folder(base, framing or Framing(), workers, test_share)
         identities = [part.identity() for part in folders]
+        contents = [part.sha256() for part in folders]
         train, test = (part.in_memory() if in_memory else part for part in folders)
     else:
         raise InputError(
             f"data {name} is read as an image folder: use the data set folder, with the folder of "
             "its class folders as root"
         )
-    train, held, ids = split_validation(train, valid, seed)
-    hashes = {
-        f"{part}_hash": hashlib.sha256(identity).hexdigest()[:16]
-        for part, identity in zip(("train", "test"), identities, strict=True)
-    }
-    return Splits(train, held, test, ids, hashes)
+    hashes = {}
+    for part, identity, content in zip(("train", "test"), identities, contents, strict=True):
+        hashes[f"{part}_hash"] = hashlib.sha256(identity).hexdigest()[:16]
+        hashes[f"{part}_pixels"] = content[:16]
+    return train, test, hashes

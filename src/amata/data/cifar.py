@@ -1,15 +1,16 @@
 """CIFAR-10 from its original python batches, or from parquet files as on public data hubs."""
 
 import io
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from amata.data.cifar_batch import parse_batch
+from amata.data.decode import decode
 from amata.data.images import Arrays
+from amata.data.limits import check_bytes, read_file
 from amata.errors import InputError, missing
 
 BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -33,88 +34,77 @@ def load_cifar10(folder: Path) -> tuple[Arrays, Arrays]:
     )
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Unpickles dictionaries, strings and numpy arrays and refuses to import anything else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in {
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),
-        }:
-            return np.zeros(0).__reduce__()[0]
-        if (module, name) in {("numpy", "ndarray"), ("numpy", "dtype")}:
-            return getattr(np, name)
-        if (module, name) == ("_codecs", "encode"):
-            import _codecs
-
-            return _codecs.encode
-        raise pickle.UnpicklingError(f"it imports {module}.{name}")
-
-
 def _read_batches(paths: list[Path]) -> Arrays:
     images, labels = [], []
     for path in paths:
         if not path.is_file():
             raise InputError(f"data cifar10: {path} is missing; run `amata data fetch cifar10`")
+        content = read_file(path)
         try:
-            with path.open("rb") as file:
-                batch = _ArraysOnly(file, encoding="bytes").load()
-            images.append(np.asarray(batch[b"data"], np.uint8).reshape(-1, 3, 32, 32))
-            labels.append(np.asarray(batch[b"labels"], np.int64))
-        except (
-            pickle.UnpicklingError,
-            EOFError,
-            KeyError,
-            ValueError,
-            TypeError,
-            IndexError,
-            AttributeError,
-        ) as error:
+            x, y = parse_batch(content)
+        except (ValueError, OverflowError) as error:
             raise InputError(
                 f"{path} is truncated or not a CIFAR-10 batch ({error}); fetch it again"
             ) from None
+        images.append(x)
+        labels.append(y)
     return Arrays(
         np.concatenate(images), np.concatenate(labels), classes=10, where=str(paths[0].parent)
     )
 
 
 def _read_parquet(paths: list[Path]) -> Arrays:
-    try:
-        files = tuple((path, path.stat().st_mtime_ns) for path in paths)
-    except OSError as error:
-        raise InputError(
-            f"{error.filename} cannot be read ({error.strerror}); fetch it again"
-        ) from None
+    for path in paths:
+        if not path.is_file():
+            raise InputError(f"{path} is not a file or is a broken link; fetch it again")
+    files = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in paths)
     images, labels = _decoded(files)
     return Arrays(images.copy(), labels.copy(), classes=10, where=str(paths[0]))
 
 
 @lru_cache(maxsize=2)  # decoding is slow, and a comparison loads the data once per run
-def _decoded(files: tuple[tuple[Path, int], ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of files, each given with its modification time."""
+def _decoded(files: tuple[tuple[Path, int, int], ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of files, each given with its modification time and size."""
     try:
+        import PIL  # noqa: F401
         import pyarrow as pa
         import pyarrow.parquet as pq
-        from PIL import Image
     except ImportError:
         raise missing("pyarrow and pillow", "reading parquet", "images") from None
 
-    def decode(content: bytes) -> np.ndarray:
-        return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
-
     images, labels = [], []
-    for path, _ in files:
+    for path, *_ in files:
         try:
-            table = pq.read_table(path)
-            column = table.column("img" if "img" in table.column_names else "image")
-            contents = [row["bytes"] for row in column.to_pylist()]
+            file = pq.ParquetFile(path)
+            groups = range(file.metadata.num_row_groups)
+            check_bytes(sum(file.metadata.row_group(i).total_byte_size for i in groups), path)
+            column = "img" if "img" in file.schema_arrow.names else "image"
+            contents: list[bytes] = []
+            size = 0
+            for batch in file.iter_batches(256, columns=[column, "label"]):
+                check_bytes(size := size + batch.nbytes, path)
+                contents += [row["bytes"] for row in batch.column(column).to_pylist()]
+                label = batch.column("label")
+                if not pa.types.is_integer(label.type) or label.null_count:
+                    raise ValueError("its labels are not integers")
+                labels.append(label.to_numpy(zero_copy_only=False).astype(np.int64))
+            wheres = (f"{path}, image {i}" for i in range(len(contents)))
             with ThreadPoolExecutor() as pool:  # decoding releases the GIL
-                images.append(np.stack(list(pool.map(decode, contents))))
-            labels.append(table.column("label").to_numpy())
-        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-            reason = str(error).splitlines()[0]
+                images.append(np.stack(list(pool.map(_decode_content, contents, wheres))))
+        except InputError:
+            raise
+        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+            reason = (str(error).splitlines() or [""])[0]
             raise InputError(
                 f"{path} is truncated or not a parquet file of images and labels ({reason}); "
                 "fetch it again"
             ) from None
     return np.concatenate(images).transpose(0, 3, 1, 2).copy(), np.concatenate(labels)
+
+
+def _decode_content(content: bytes, where: str) -> np.ndarray:
+    def check_size(width: int, height: int) -> None:
+        if (width, height) != (32, 32):
+            raise InputError(f"{where} has {width} x {height} pixels, not 32 x 32; fetch it again")
+
+    return np.asarray(decode(io.BytesIO(content), where, check_size))

@@ -2,6 +2,7 @@
 
 import gzip
 import importlib.util
+import math
 import zlib
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from amata.data.images import Arrays
+from amata.data.limits import check_bytes
 from amata.errors import InputError, missing
 from amata.seeds import generator
 
@@ -27,7 +29,7 @@ def load_mnist(folder: Path) -> tuple[Arrays, Arrays]:
 
 
 def _digits(x: np.ndarray, y: np.ndarray, where: Path) -> Arrays:
-    if x.ndim != 3 or len(x) != len(y):
+    if x.ndim != 3 or x.size == 0 or y.shape != x.shape[:1]:
         raise InputError(
             f"{where}: images of shape {x.shape} do not match labels of shape {y.shape}; fetch the "
             "files again"
@@ -51,20 +53,25 @@ def read_idx(path: Path) -> np.ndarray:
     """The uint8 array of an IDX file: two zero bytes, type 8, the rank, the shape in big-endian,
     then the bytes."""
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            start = file.read(4)
+            if len(start) < 4 or start[:3] != b"\0\0\x08":
+                raise InputError(f"{path} is not an IDX file of bytes; fetch it again")
+            sizes = file.read(4 * start[3])
+            shape = [int.from_bytes(sizes[i : i + 4], "big") for i in range(0, 4 * start[3], 4)]
+            header, expected = 4 + len(sizes), math.prod(shape)
+            check_bytes(expected, path)
+            content = file.read(expected)
+            rest = file.read(1)  # at the end of the file, its checksum is verified
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} is truncated or damaged ({error}); fetch it again") from None
-    if len(content) < 4 or content[:3] != b"\0\0\x08":
-        raise InputError(f"{path} is not an IDX file of bytes; fetch it again")
-    rank = content[3]
-    shape = [int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(rank)]
-    expected = 4 + 4 * rank + int(np.prod(shape))
-    if len(content) != expected:
+    if len(content) != expected or rest:
+        found = "more" if rest else header + len(content)
         raise InputError(
-            f"{path} is truncated: its header says {expected} bytes, the file has "
-            f"{len(content)}; fetch it again"
+            f"{path} is truncated or damaged: its header says {header + expected} bytes, the file "
+            f"has {found}; fetch it again"
         )
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(shape).copy()
+    return np.frombuffer(content, np.uint8).reshape(shape).copy()
 
 
 def load_mnist5k(folder: Path) -> tuple[Arrays, Arrays]:

@@ -182,7 +182,9 @@ class RunFolder:
     def record_split(self, seed: int, splits: Splits) -> None:
         """Record which samples are held out; a resumed run must find the same ones."""
         file, split = self.path / "split.json", {"seed": seed, **splits.record()}
-        self._check(split, "restore them to resume")
+        self._check(
+            split, "restore them to resume", f", or remove {file} to train on them as they are"
+        )
         # Written by an earlier version, it may lack keys.
         if self.split().keys() != split.keys():
             write_record(file, split)
@@ -195,17 +197,18 @@ class RunFolder:
     def check_test(self, splits: Splits) -> None:
         """Refuse other test images than the run set aside: it may have trained on some of them."""
         self._check(
-            {"test_hash": splits.hashes["test_hash"]},
+            {key: splits.hashes[key] for key in ("test_hash", "test_pixels")},
             "restore them, or pass --set data.root=FOLDER to use the data as they are",
         )
 
-    def _check(self, split: dict[str, Any], hint: str) -> None:
+    def _check(self, split: dict[str, Any], hint: str, accept_pixels: str = "") -> None:
         known = self.split()
-        if any(known.get(key, value) != value for key, value in split.items()):
-            raise InputError(
-                f"the data are not those that {self.path} was trained on: images were added or "
-                f"removed; {hint}"
-            )
+        changed = [key for key, value in split.items() if known.get(key, value) != value]
+        if changed:
+            what = f"images were added or removed; {hint}"
+            if all(key.endswith("_pixels") for key in changed):
+                what = f"the pixels of images changed; {hint}{accept_pixels}"
+            raise InputError(f"the data are not those that {self.path} was trained on: {what}")
 
     def epochs(self) -> list[EpochRow]:
         """The epochs that count, in order."""

@@ -1,0 +1,45 @@
+"""Limits on what a data file may ask for: a small file can claim billions of pixels or bytes."""
+
+import os
+from pathlib import Path
+
+from amata.errors import InputError
+
+DEFAULTS = {
+    "AMATA_MAX_PIXELS": 100_000_000,  # of one image, as stored and as resized
+    "AMATA_MAX_BYTES": 2 << 30,  # of one file of arrays, once decompressed
+}
+
+
+def limit(variable: str) -> int:
+    """The limit of an environment variable, or its default."""
+    text = os.environ.get(variable) or str(DEFAULTS[variable])
+    if not (text.isascii() and text.isdigit() and len(text) <= 18 and int(text) > 0):
+        raise InputError(f"${variable} = {text[:40]!r} must be a whole number above 0")
+    return int(text)
+
+
+def check_pixels(width: int, height: int, where: str, what: str = "") -> None:
+    """Refuse an image that is too large to decode or to resize."""
+    most = limit("AMATA_MAX_PIXELS")
+    if width * height > most:
+        raise InputError(
+            f"{where} has {width} x {height} pixels{what}, above the limit of {most}; remove it, "
+            "or set the environment variable AMATA_MAX_PIXELS"
+        )
+
+
+def check_bytes(count: int, where: Path | str) -> None:
+    """Refuse a file whose content is too large for memory."""
+    most = limit("AMATA_MAX_BYTES")
+    if count > most:
+        raise InputError(
+            f"{where} holds {count} bytes, above the limit of {most}; fetch it again, or set the "
+            "environment variable AMATA_MAX_BYTES"
+        )
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file that fits in memory."""
+    check_bytes(path.stat().st_size, path)
+    return path.read_bytes()
