@@ -28,7 +28,8 @@ ARROWS: dict[str, set[str]] = {
     "metrics": set(),
     "reporter": {"metrics"},
     "engine": {"distributed", "errors", "losses", "threat"},
-    "models": {"errors", "seeds"},
+    "tensors": {"errors"},
+    "models": {"errors", "seeds", "tensors"},
     "data": {"batch", "errors", "seeds"},
     "evaluation": {"attacks", "engine", "errors", "losses", "seeds", "threat"},
     "recipes": {"errors", "methods", "quantity", "schedules", "threat"},
@@ -63,6 +64,7 @@ ARROWS: dict[str, set[str]] = {
         "runs",
         "schedules",
         "seeds",
+        "tensors",
         "threat",
     },
     "studies": {
@@ -87,8 +89,8 @@ ARROWS: dict[str, set[str]] = {
         "training",
         "threat",
     },
-    "export": {"data", "errors", "models", "recipes", "runs", "training"},
-    "runs": {"data", "errors", "metrics", "recipes"},
+    "export": {"data", "errors", "models", "recipes", "runs", "tensors", "training"},
+    "runs": {"data", "errors", "metrics", "recipes", "tensors"},
     "console": {"metrics", "reporter"},
     "cli": {
         "console",

@@ -6,12 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from amata.errors import InputError
+from amata.tensors import read_metadata, read_tensors, shorten
 
 Parts = tuple[bytes | memoryview, ...]
 """A file's content in pieces, so that large tensors are not copied while training runs."""
@@ -116,16 +115,16 @@ def save_tensors(
 
 def describe_weights(path: Path) -> dict[str, Any]:
     """The JSON description in a safetensors file's header; empty for a file that is not ours."""
+    metadata = read_metadata(path)
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            about: dict[str, Any] = json.loads((file.metadata() or {}).get("amata", "{}"))
-            return about
-    except (OSError, safetensors.SafetensorError, ValueError) as error:
-        raise InputError(f"{path} is not a safetensors file ({error})") from None
+        about = json.loads(metadata.get("amata", "{}"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} has a damaged description ({shorten(error)})") from None
+    return about if isinstance(about, dict) else {}
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    return load_file(path)
+    return read_tensors(path)
 
 
 def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -71,7 +71,7 @@ class RunFolder:
                     f"--set {key} would change the experiment that is resumed; only {allowed} "
                     "may change"
                 )
-        text = file.read_text()
+        text = recipes.read_text(file)
         name = path.name
         if text.startswith("#"):
             first = text.split("\n", 1)[0].removeprefix("# ")

@@ -27,6 +27,7 @@ from amata.control import (
 from amata.engine import ProbeNet
 from amata.errors import InputError, unknown
 from amata.losses import smooth_ce
+from amata.models import load_state
 from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
 from amata.reporter import Reporter
@@ -37,6 +38,7 @@ from amata.studies.runs import train_or_resume
 from amata.training.batches import training_batches
 from amata.training.device import resolve_device
 from amata.training.experiment import build_model, load_data
+from amata.training.trust import review
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +72,15 @@ class CriterionSettings:
 
 
 def strategies(
-    targets: Sequence[str], overrides: Sequence[str], out: Path, reporter: Reporter
+    targets: Sequence[str],
+    overrides: Sequence[str],
+    out: Path,
+    reporter: Reporter,
+    *,
+    trust: bool = False,
 ) -> list[RunFolder]:
-    """The run folders of the targets. Recipes are trained in `out`, or resumed there."""
+    """The run folders of the targets. Recipes are trained in `out`, or resumed there. `trust` runs
+    the code that the recipes of run folders name."""
     plans: list[tuple[str, Recipe | None]] = []
     for target in targets:
         if (Path(target) / "recipe.toml").is_file():
@@ -80,6 +88,7 @@ def strategies(
                 raise InputError(
                     f"--set applies to recipes, and {target} is a trained run; drop --set"
                 )
+            _review(RunFolder(Path(target)), trust)
             plans.append((target, None))
         else:
             recipe = recipes.load(target, [*overrides, "train.keep_epochs=true"])
@@ -100,10 +109,17 @@ def strategies(
 
 
 def measure_strategies(
-    runs: Sequence[RunFolder], settings: CriterionSettings, out: Path, reporter: Reporter
+    runs: Sequence[RunFolder],
+    settings: CriterionSettings,
+    out: Path,
+    reporter: Reporter,
+    *,
+    trust: bool = False,
 ) -> list[dict[str, Any]]:
-    """One row per strategy, also written to `out`/criterion.json. `epochs` has a row per epoch."""
+    """One row per strategy, also written to `out`/criterion.json. `epochs` has a row per epoch.
+    `trust` runs the code that the runs' recipes name."""
     for run in runs:
+        _review(run, trust, reporter)
         run.check_finished()
         if not run.epoch_file(0).is_file():
             raise InputError(
@@ -116,6 +132,11 @@ def measure_strategies(
     rows = [_measure(run, controls[run.path], settings, k_max, out, reporter) for run in runs]
     write_json(out / "criterion.json", {"settings": settings.to_dict(k_max), "strategies": rows})
     return rows
+
+
+def _review(run: RunFolder, trust: bool, reporter: Reporter | None = None) -> None:
+    recipe = RunFolder.open(run.path)[1]
+    review(recipe, run.path / "recipe.toml", (reporter or Reporter()).note, trust=trust)
 
 
 def _controls(run: RunFolder) -> list[Control]:
@@ -140,7 +161,7 @@ def _measure(
     if len(epochs) < len(controls):
         device = resolve_device(recipe.train.device)
         images = load_data(recipe).train
-        model = build_model(recipe, images).to(device)
+        model = build_model(recipe, images, trust=True).to(device)  # reviewed above
         batches = list(
             islice(
                 training_batches(images, recipe, device).epoch(recipe.train.epochs),
@@ -154,7 +175,7 @@ def _measure(
         search: Search = settings.search  # type: ignore[assignment]
         for epoch in range(len(epochs), len(controls)):
             state = load_tensors(run.epoch_file(epoch))
-            model.load_state_dict(under(state, "model/"))
+            load_state(model, under(state, "model/"), run.epoch_file(epoch))
             net = ProbeNet(
                 model,
                 loss=smooth_ce(recipe.optim.label_smoothing),
