@@ -91,7 +91,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "export": {"data", "errors", "models", "recipes", "runs", "tensors", "training"},
     "runs": {"data", "errors", "metrics", "recipes", "tensors"},
-    "console": {"metrics", "reporter"},
+    "console": {"errors", "metrics", "reporter"},
     "cli": {
         "console",
         "control",

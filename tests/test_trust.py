@@ -328,8 +328,8 @@ def test_a_study_resumes_the_users_own_recipe_without_trust(
     recipe = recipes.load("caltech256-pgd20", sets)
     run = train_or_resume(tmp_path / "run", recipe, Notes())
     assert [n for n in notes if "remember" in n] == [
-        f"cannot remember in /dev/null/nowhere that {OWN}:make is trusted; add --trust to "
-        "evaluate or resume this run"
+        f"cannot remember that {OWN}:make is trusted: set AMATA_STATE to a folder, or add "
+        "--trust to evaluate or resume this run"
     ]
     unfinish(run.path)
     fresh.setattr(trust, "_given", set())
@@ -345,6 +345,11 @@ def test_what_is_read_outside_the_folder_is_reported(
     note = f"note: reading data from {data} (data.root in run/recipe.toml)"
     assert note in amata("eval", "run").err.splitlines()
     assert "reading" not in amata("eval", "run", f"--set=data.root={data}").err
+    odd = changed(home / "run", tmp_path / "[/x]", f'"{data}"', '"/tmp/\\u009b31m[/y]"')
+    called = amata("eval", odd)
+    assert (
+        f"note: reading data from /tmp/\\x9b31m[/y] (data.root in {odd}/recipe.toml)" in called.err
+    )
     inside = changed(home / "run", tmp_path / "run", f'"{data}"', f'"{tmp_path / "run" / "data"}"')
     shutil.copytree(data, inside / "data")
     called = amata("eval", inside)

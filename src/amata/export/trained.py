@@ -65,7 +65,7 @@ class Trained:
             )
             test = splits.test
         return cls(
-            name or recipe.name,
+            name or begun.name,
             model,
             recipe,
             summary["evaluation"],

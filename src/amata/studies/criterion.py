@@ -88,7 +88,7 @@ def strategies(
                 raise InputError(
                     f"--set applies to recipes, and {target} is a trained run; drop --set"
                 )
-            _review(RunFolder(Path(target)), trust)
+            _reviewed(RunFolder(Path(target)), trust, Reporter())  # before anything is trained
             plans.append((target, None))
         else:
             recipe = recipes.load(target, [*overrides, "train.keep_epochs=true"])
@@ -118,8 +118,8 @@ def measure_strategies(
 ) -> list[dict[str, Any]]:
     """One row per strategy, also written to `out`/criterion.json. `epochs` has a row per epoch.
     `trust` runs the code that the runs' recipes name."""
+    opened = [_reviewed(run, trust, reporter) for run in runs]
     for run in runs:
-        _review(run, trust, reporter)
         run.check_finished()
         if not run.epoch_file(0).is_file():
             raise InputError(
@@ -129,14 +129,19 @@ def measure_strategies(
     k_max = settings.k_max or max(
         u.steps for run_controls in controls.values() for u in run_controls
     )
-    rows = [_measure(run, controls[run.path], settings, k_max, out, reporter) for run in runs]
+    rows = [
+        _measure(run, recipe, controls[run.path], settings, k_max, out, reporter)
+        for run, recipe in zip(runs, opened, strict=True)
+    ]
     write_json(out / "criterion.json", {"settings": settings.to_dict(k_max), "strategies": rows})
     return rows
 
 
-def _review(run: RunFolder, trust: bool, reporter: Reporter | None = None) -> None:
+def _reviewed(run: RunFolder, trust: bool, reporter: Reporter) -> Recipe:
+    """The recipe of a run folder, whose code may be run."""
     recipe = RunFolder.open(run.path)[1]
-    review(recipe, run.path / "recipe.toml", (reporter or Reporter()).note, trust=trust)
+    review(recipe, run.path / "recipe.toml", reporter.note, trust=trust)
+    return recipe
 
 
 def _controls(run: RunFolder) -> list[Control]:
@@ -147,6 +152,7 @@ def _controls(run: RunFolder) -> list[Control]:
 
 def _measure(
     run: RunFolder,
+    recipe: Recipe,
     controls: list[Control],
     settings: CriterionSettings,
     k_max: int,
@@ -154,14 +160,13 @@ def _measure(
     reporter: Reporter,
 ) -> dict[str, Any]:
     file = out / f"{run.path.name}.criterion.json"
-    recipe = RunFolder.open(run.path)[1]
     about = {"recipe": recipe.name, "fingerprint": recipe.fingerprint(), **settings.to_dict(k_max)}
     known = json.loads(file.read_text()) if file.is_file() else {}
     epochs: list[dict[str, Any]] = known["epochs"] if known.get("about") == about else []
     if len(epochs) < len(controls):
         device = resolve_device(recipe.train.device)
         images = load_data(recipe).train
-        model = build_model(recipe, images, trust=True).to(device)  # reviewed above
+        model = build_model(recipe, images, trust=True).to(device)
         batches = list(
             islice(
                 training_batches(images, recipe, device).epoch(recipe.train.epochs),

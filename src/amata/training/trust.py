@@ -60,8 +60,8 @@ def remember(recipe: Recipe, note: Callable[[str], None]) -> None:
         write_json(file, {**about, "from": models.origin(recipe.model.name)})
     except (OSError, RuntimeError, InputError):
         note(
-            f"cannot remember in {os.environ.get('AMATA_STATE') or 'the state folder'} that "
-            f"{recipe.model.name} is trusted; add --trust to evaluate or resume this run"
+            f"cannot remember that {recipe.model.name} is trusted: set AMATA_STATE to a folder, or "
+            "add --trust to evaluate or resume this run"
         )
 
 
