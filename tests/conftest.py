@@ -1,6 +1,7 @@
 """Small networks, data and a way to call the command that the tests share."""
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,9 @@ from torch import Tensor, nn
 from amata.cli import main
 
 ROOT = Path(__file__).parents[1]
+# What tests trust is not remembered beyond them.
+STATE = tempfile.TemporaryDirectory(prefix="amata-state-")
+os.environ["AMATA_STATE"] = STATE.name
 # For commands that a test starts: this checkout's package and tests, and one thread, because the
 # order of a sum, and so its last bit, may depend on the number of threads.
 ENV = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}

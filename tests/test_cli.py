@@ -383,7 +383,7 @@ def test_resume_guards_the_experiment(amata: Amata, run: Path, tmp_path: Path) -
     toml = (copy / "recipe.toml").read_text()
     assert "\nlr = 0.05\n" in toml
     (copy / "recipe.toml").write_text(toml.replace("\nlr = 0.05\n", "\nlr = 0.2\n"))
-    called = amata("train", "--resume", copy)
+    called = amata("train", "--resume", copy, "--trust")
     assert (called.code, called.err.count("\n")) == (2, 1)
     assert "recipe.toml was changed after the run began" in called.err
     (copy / "recipe.toml").write_text(toml)

@@ -16,9 +16,9 @@ from amata.errors import AmataError
 from amata.export import Trained
 from amata.reporter import Reporter
 from amata.runs import RunFolder
-from amata.runs.files import load_tensors
 from amata.studies.compare import compare_runs
 from amata.studies.plan import find_runs
+from amata.tensors import read_tensors
 from amata.training import Interrupted
 from amata.training.experiment import evaluate_recipe, load_trained, resume, train
 from tests.test_data import write_mnist
@@ -78,7 +78,7 @@ def resumed(run: Path) -> Any:
     resume(run)
     rows, summary = RunFolder(run).epochs(), RunFolder(run).summary()
     assert [row["epoch"] for row in rows] == [0, 1]
-    weights = {name: load_tensors(run / f"{name}.safetensors") for name in ("model", "last")}
+    weights = {name: read_tensors(run / f"{name}.safetensors") for name in ("model", "last")}
     return (
         {n: {k: v.tolist() for k, v in w.items()} for n, w in weights.items()},
         [{**row, "train_seconds": 0, "data_seconds": 0} for row in rows],

@@ -11,7 +11,7 @@ from amata import recipes
 from amata.errors import AmataError, InputError
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
-from amata.runs.files import load_tensors
+from amata.tensors import read_tensors
 from tests.conftest import Linear, small_net
 from tests.toy import fit, toy_data, toy_recipe
 
@@ -83,8 +83,8 @@ def test_the_best_model_is_chosen_by_held_out_robust_accuracy(tmp_path: Path) ->
     assert fitted.best_epoch is not None
     assert fitted.best_epoch < 2
     assert any(p.any() for p in fitted.model.parameters())
-    best = load_tensors(tmp_path / "run" / "model.safetensors")
-    last = load_tensors(tmp_path / "run" / "last.safetensors")
+    best = read_tensors(tmp_path / "run" / "model.safetensors")
+    last = read_tensors(tmp_path / "run" / "last.safetensors")
     assert all(torch.equal(v, best[k]) for k, v in fitted.model.state_dict().items())
     assert not any(last[k].any() for k, _ in fitted.model.named_parameters())
 
@@ -165,7 +165,7 @@ def test_equal_bounds_end_with_the_same_bytes_as_a_constant(tmp_path: Path) -> N
     )
     for recipe, name in ((linear, "linear"), (constant, "constant")):
         fit(small_net(), toy_data(), None, recipe, run=tmp_path / name)
-    a, b = (load_tensors(tmp_path / name / "last.safetensors") for name in ("linear", "constant"))
+    a, b = (read_tensors(tmp_path / name / "last.safetensors") for name in ("linear", "constant"))
     assert all(torch.equal(a[k], b[k]) for k in a)
 
 

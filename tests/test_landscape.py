@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from amata import recipes
 from amata.attacks import pgd
 from amata.errors import InputError
-from amata.runs.files import load_tensors, under
+from amata.runs.files import under
 from amata.schedules import Control
 from amata.studies.landscape import (
     Plane,
@@ -22,6 +22,7 @@ from amata.studies.landscape import (
     rademacher_direction,
     steepest_image,
 )
+from amata.tensors import read_tensors
 from amata.threat import Linf
 from amata.training.experiment import load_trained, train
 from tests.conftest import images, labels, small_net
@@ -133,7 +134,7 @@ def test_the_command_draws_saved_epochs(
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [p["courses"][2]["steps"] for p in result["landscapes"]] == [r["steps"] for r in rows]
     model, _, splits = load_trained(run)
-    model.load_state_dict(under(load_tensors(run / "epochs" / "00002.safetensors"), "ema/"))
+    model.load_state_dict(under(read_tensors(run / "epochs" / "00002.safetensors"), "ema/"))
     x, y = next(
         iter(splits.test.read([torch.tensor([result["sample"]])], torch.device("cpu"), None))
     )

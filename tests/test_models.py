@@ -132,7 +132,7 @@ def test_normalisation_lives_inside() -> None:
     scaled = (x - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     with torch.no_grad():
         torch.testing.assert_close(inside(x), plain(scaled))
-    foreign = build("torch.nn:Flatten", in_channels=3, classes=10, mean=mean, std=std)
+    foreign = build("torch.nn:Flatten", in_channels=3, classes=10, mean=mean, std=std, trust=True)
     assert isinstance(foreign, Normalized)
     torch.testing.assert_close(foreign(x), scaled.flatten(1))
 
@@ -152,20 +152,22 @@ def test_any_module_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "num_classes)\n"
     )
     monkeypatch.chdir(tmp_path)
-    model = build("my_nets_for_test:make", in_channels=1, classes=3, args={"width": 4})
+    model = build("my_nets_for_test:make", trust=True, in_channels=1, classes=3, args={"width": 4})
     assert isinstance(model, nn.Linear)
-    fitted = build("my_nets_for_test:fitting", in_channels=1, classes=5)
+    fitted = build("my_nets_for_test:fitting", trust=True, in_channels=1, classes=5)
     assert fitted.weight.shape == (5, 1)  # from the data
-    fitted = build("my_nets_for_test:fitting", in_channels=1, classes=5, args={"num_classes": 7})
+    fitted = build(
+        "my_nets_for_test:fitting", trust=True, in_channels=1, classes=5, args={"num_classes": 7}
+    )
     assert fitted.weight.shape == (7, 1)  # unless the recipe says otherwise
     with pytest.raises(InputError, match="is not callable but int"):
-        build("my_nets_for_test:number", in_channels=1, classes=3)
+        build("my_nets_for_test:number", trust=True, in_channels=1, classes=3)
     with pytest.raises(InputError, match="did you mean 'width'"):
-        build("my_nets_for_test:make", in_channels=1, classes=3, args={"widht": 4})
+        build("my_nets_for_test:make", trust=True, in_channels=1, classes=3, args={"widht": 4})
     with pytest.raises(InputError, match=r"cannot be built from model\.args"):
-        build("my_nets_for_test:make", in_channels=1, classes=3)
+        build("my_nets_for_test:make", trust=True, in_channels=1, classes=3)
     with pytest.raises(InputError, match="cannot be imported"):
-        build("my_nets_for_test:absent", in_channels=1, classes=3)
+        build("my_nets_for_test:absent", trust=True, in_channels=1, classes=3)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +208,10 @@ def test_weights_load_from_both_formats_and_errors_name_the_file(tmp_path: Path)
         load_weights(target, tmp_path / file)
         assert torch.equal(target.state_dict()["fc1.weight"], source.state_dict()["fc1.weight"])
     (tmp_path / "bad.safetensors").write_bytes(b"nonsense")
-    for file, message in (("absent.pt", "no weights at"), ("bad.safetensors", "cannot be read")):
+    for file, message in (
+        ("absent.pt", "no weights at"),
+        ("bad.safetensors", "is not a safetensors file"),
+    ):
         with pytest.raises(InputError, match=message):
             load_weights(target, tmp_path / file)
     with pytest.raises(InputError, match="do not fit"):

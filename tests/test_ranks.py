@@ -24,7 +24,7 @@ from amata.distributed import (
 )
 from amata.engine import PlainNet
 from amata.errors import InputError
-from amata.runs.files import load_tensors
+from amata.tensors import read_tensors
 from amata.training.experiment import resume, train
 from tests.conftest import ENV, ROOT, images, labels, small_net
 from tests.processes import CASES, trained
@@ -64,7 +64,7 @@ def by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_train_what_one_does(name: str, by_two: Path, tmp_path: Path) -> None:
     index = list(CASES).index(name)
-    here, there = (load_tensors(by_two / f"{index}-{rank}.safetensors") for rank in (0, 1))
+    here, there = (read_tensors(by_two / f"{index}-{rank}.safetensors") for rank in (0, 1))
     assert all(torch.equal(here[k], there[k]) for k in here), (
         "the processes hold different networks"
     )
@@ -78,7 +78,7 @@ def test_two_processes_train_what_one_does(name: str, by_two: Path, tmp_path: Pa
     for key, value in weights.items():
         assert torch.allclose(here[key].double(), value.double(), rtol=1e-5, atol=1e-8), key
     found, expected = (
-        load_tensors(folder / name / "checkpoints" / "00003-0000000.safetensors")
+        read_tensors(folder / name / "checkpoints" / "00003-0000000.safetensors")
         for folder in (by_two, tmp_path)
     )
     assert found.keys() == expected.keys()
@@ -134,7 +134,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def assert_same(run: Path, whole: Path) -> None:
     for name in ("model.safetensors", "last.safetensors"):
-        found, expected = load_tensors(run / name), load_tensors(whole / name)
+        found, expected = read_tensors(run / name), read_tensors(whole / name)
         assert all(torch.allclose(found[k], expected[k], atol=1e-5) for k in expected), name
     a, b = (json.loads((folder / "summary.json").read_text()) for folder in (run, whole))
     assert a["grad_evals"] == b["grad_evals"]

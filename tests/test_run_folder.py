@@ -12,7 +12,7 @@ from amata.errors import InputError
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
 from amata.runs.checkpoint import save_checkpoint
-from amata.runs.files import load_tensors
+from amata.tensors import read_tensors
 from amata.training.experiment import load_trained, resume, train
 from tests.conftest import small_net
 from tests.toy import QUICK, fit, toy_data, toy_recipe
@@ -140,9 +140,9 @@ def test_kept_epochs_are_the_states_at_the_start_of_epochs(tmp_path: Path) -> No
     net = small_net()
     start = {k: v.clone() for k, v in net.state_dict().items()}
     fit(net, toy_data(), None, recipe, run=tmp_path / "run")
-    states = [load_tensors(tmp_path / "run" / "epochs" / f"{e:05d}.safetensors") for e in range(3)]
+    states = [read_tensors(tmp_path / "run" / "epochs" / f"{e:05d}.safetensors") for e in range(3)]
     assert all(torch.equal(states[0][f"model/{k}"], v) for k, v in start.items())
-    last = load_tensors(tmp_path / "run" / "last.safetensors")
+    last = read_tensors(tmp_path / "run" / "last.safetensors")
     assert all(torch.equal(states[2][f"model/{k}"], v) for k, v in last.items())
     assert "memory/noise" not in states[0]
     assert states[1]["memory/noise"].any()

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from amata.errors import printable
 from amata.metrics import EpochRow
 from amata.reporter import BatchInfo, Reporter
 
@@ -106,7 +107,7 @@ class ConsoleReporter(Reporter):
             )
 
     def note(self, text: str) -> None:
-        err.print(f"note: {text}", soft_wrap=True)
+        err.print(f"note: {printable(text)}", soft_wrap=True, markup=False)
 
 
 def results_table(results: dict[str, dict[str, Any]]) -> Table:

@@ -3,6 +3,7 @@
 import difflib
 import os
 import shlex
+import textwrap
 from collections.abc import Iterable
 
 
@@ -47,3 +48,15 @@ def printable(text: object) -> str:
 def quoted(path: str | os.PathLike[str]) -> str:
     """A path as the shell takes it, for commands in hints."""
     return shlex.quote(str(path))
+
+
+def shorten(text: object, length: int = 160) -> str:
+    """The text on one line, cut between words, or within a very long one."""
+    line = " ".join(str(text).split())
+    if len(line) <= length:
+        return line
+    return (
+        textwrap.shorten(line, length, placeholder=" ...")
+        if " " in line[:length]
+        else (f"{line[:length]}...")
+    )

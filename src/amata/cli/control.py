@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amata.cli.root import Json, Set, app, make_folder
+from amata.cli.root import Json, Set, Trust, app, make_folder
 from amata.errors import InputError
 
 Out = Annotated[
@@ -47,6 +47,7 @@ def criterion(
         str, typer.Option(help="How step sizes are proposed: grid, tpe or gp.")
     ] = "grid",
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    trust: Trust = False,
     json_: Json = False,
 ) -> None:
     """Measure the optimal-control criterion C of strategies, with robustness, time and cost: the
@@ -68,7 +69,8 @@ def criterion(
     )
     make_folder(out)
     with ConsoleReporter() as reporter:
-        rows = measure_strategies(strategies(targets, set_, out, reporter), settings, out, reporter)
+        runs = strategies(targets, set_, out, reporter, trust=trust)
+        rows = measure_strategies(runs, settings, out, reporter, trust=trust)
     criterion_figure(rows, out / "criterion")
     if json_:
         print(json.dumps({"gamma": gamma, "strategies": rows}, indent=2))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from amata.cli.root import app
+from amata.cli.root import Trust, app
 
 
 @app.command(epilog="Example: amata export runs/mine --to onnx --out exported")
@@ -16,11 +16,13 @@ def export(
     name: Annotated[
         str | None, typer.Option(help="The model's name; default: the recipe's.")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Export the best model of a run for RobustBench, for the Hugging Face Hub, or as ONNX."""
+    from amata.console import ConsoleReporter
     from amata.console import out as console
     from amata.export import export as write
 
-    write(run, to, out, name)
+    write(run, to, out, name, trust=trust, note=ConsoleReporter().note)
     for path in sorted(p for p in out.rglob("*") if p.is_file()):
         console.print(f"written {path}", soft_wrap=True)

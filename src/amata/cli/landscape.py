@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from amata.cli.root import Json, app, make_folder, whole_numbers
+from amata.cli.root import Json, Trust, app, make_folder, whole_numbers
 
 
 @app.command(epilog="Example: amata landscape runs/mine --epochs 1,4,8,10 --out runs/landscape")
@@ -35,10 +35,12 @@ def landscape(
     ] = None,
     grid: Annotated[int, typer.Option(min=2, help="Grid points per side.")] = 100,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the Rademacher direction.")] = 0,
+    trust: Trust = False,
     json_: Json = False,
 ) -> None:
     """Draw the loss on a plane through an image, with the paths of attacks: the paper's landscape
     figure."""
+    from amata.console import ConsoleReporter
     from amata.console import out as console
     from amata.report.landscape import landscape_figure, surface_figure
     from amata.runs.files import write_json
@@ -47,7 +49,15 @@ def landscape(
     make_folder(out)
     chosen, all_steps = whole_numbers(epochs, "--epochs"), whole_numbers(steps, "--steps")
     result = run_landscapes(
-        run, chosen, sample=sample, steps=all_steps, alpha=alpha, size=grid, seed=seed
+        run,
+        chosen,
+        sample=sample,
+        steps=all_steps,
+        alpha=alpha,
+        size=grid,
+        seed=seed,
+        trust=trust,
+        note=ConsoleReporter().note,
     )
     write_json(out / "landscape.json", result)
     landscape_figure(result, out / "landscape")

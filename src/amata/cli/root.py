@@ -20,6 +20,10 @@ Set = Annotated[
         "--set", metavar="TABLE.KEY=VALUE", help="Override a key of the recipe; may be repeated."
     ),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Run code that the recipe in the run or weights file names."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from amata.cli.root import Json, Set, app
+from amata.cli.root import Json, Set, Trust, app
 from amata.errors import InputError
 
 
@@ -31,6 +31,7 @@ def train(
         bool,
         typer.Option("--deterministic", help="Use deterministic kernels only."),
     ] = False,
+    trust: Trust = False,
 ) -> None:
     """Train a model with a recipe, evaluate it, and write a run folder."""
     if (recipe is None) == (resume is None):
@@ -56,7 +57,7 @@ def train(
         )
     with ConsoleReporter() if is_main() else nullcontext() as reporter:
         if resume is not None:
-            run = resume_run(resume, tuple(set_), reporter)
+            run = resume_run(resume, tuple(set_), reporter, trust=trust)
         else:
             assert recipe is not None
             loaded = recipe_files.load(recipe, set_)
@@ -100,6 +101,7 @@ def evaluate(
         str | None, typer.Option(help="The recipe of a weights file that has none.")
     ] = None,
     set_: Set = [],  # noqa: B006
+    trust: Trust = False,
     json_: Json = False,
 ) -> None:
     """Evaluate a trained model on the test set under attacks."""
@@ -111,8 +113,10 @@ def evaluate(
     names = [name.strip() for name in attacks.split(",")] if attacks else None
     for name in names or []:
         parse_attack(name)
-    net, loaded, splits = load_trained(model, tuple(set_), recipe, to_test=True)
     with ConsoleReporter() as reporter:
+        net, loaded, splits = load_trained(
+            model, tuple(set_), recipe, to_test=True, trust=trust, note=reporter.note
+        )
         results = evaluate_recipe(net, loaded, splits.test, reporter, names, limit)
     for name, result in results.items():
         for warning in result.warnings:

@@ -28,16 +28,19 @@ def export(
     *,
     model: nn.Module | None = None,
     images: Tensor | None = None,
+    trust: bool = False,
+    note: Callable[[str], None] = lambda text: None,
 ) -> Trained:
     """Write the best model of a finished run to a new folder, in the format `to`.
 
     A run that was made in Python needs its network as `model`, and some `images` to check on.
+    `trust` runs the code that the run's recipe names. `note` receives messages for the user.
     """
     run, out = Path(run), Path(out)
     if to not in WRITERS:
         raise unknown("--to", to, WRITERS)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"output folder {out} exists and is not empty; choose another --out")
-    trained = Trained.of(run, name, model, images)
+    trained = Trained.of(run, name, model, images, trust=trust, note=note)
     WRITERS[to](trained, out)
     return trained

@@ -1,8 +1,10 @@
 """A folder for the Hugging Face Hub: safetensors weights, config, architecture, model card."""
 
 import json
+import re
 from pathlib import Path
 
+from amata.errors import printable
 from amata.export.trained import Trained
 from amata.runs.files import save_tensors, write_atomic, write_json
 
@@ -35,6 +37,12 @@ def write_hub(trained: Trained, out: Path) -> None:
     write_atomic(out / "README.md", card(trained).encode())
 
 
+def plain(text: str) -> str:
+    """Text that Markdown and HTML show as it is: the names and warnings of a run folder may hold
+    anything."""
+    return re.sub(r"[^\w\s.,:;+%'\"(){}=-]", lambda c: f"&#{ord(c[0])};", printable(text))
+
+
 def card(trained: Trained) -> str:
     """The model card: how to load the model, its threat model, and what was measured how."""
     recipe, summary = trained.recipe, trained.summary
@@ -42,8 +50,8 @@ def card(trained: Trained) -> str:
     for attack, r in trained.evaluation.items():
         interval = f"{100 * r['low']:.1f} to {100 * r['high']:.1f}"
         rows.append(
-            f"| {attack} | {100 * r['accuracy']:.1f} | {interval} | {r['n']:,} | "
-            f"`{json.dumps(r['params'])}` |"
+            f"| {plain(attack)} | {100 * r['accuracy']:.1f} | {interval} | {r['n']:,} | "
+            f"<code>{plain(json.dumps(r['params']))}</code> |"
         )
     how = (
         f"the method `{recipe.tables['method']['name']}`, the schedule "
@@ -54,7 +62,7 @@ def card(trained: Trained) -> str:
         f"perturbations of at most {trained.eps}"
     )
     spent = f"{summary['train_seconds']:.0f} s and {summary['grad_evals']:,} gradient evaluations"
-    warnings = [f"- {w}" for w in trained.warnings]
+    warnings = [f"- {plain(w)}" for w in trained.warnings]
     kept = (
         "last epoch" if summary["best_epoch"] is None else "best epoch on held-out training images"
     )
@@ -67,7 +75,7 @@ def card(trained: Trained) -> str:
             f"datasets: [{recipe.data.name}]",
             "---",
             "",
-            f"# {trained.name}",
+            f"# {plain(trained.name)}",
             "",
             f"{what}, with {how}, {recipe.train.epochs} epochs, seed {recipe.train.seed}.",
             "",

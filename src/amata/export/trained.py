@@ -3,6 +3,7 @@
 import inspect
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -13,11 +14,13 @@ from torch import Tensor, nn
 
 from amata import models
 from amata.data import Arrays, ImageSet
-from amata.errors import InputError
+from amata.errors import InputError, shorten
 from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
 from amata.runs import RunFolder
 from amata.training.experiment import load_trained
+
+NAME_BYTES = 200
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,13 @@ class Trained:
         name: str | None = None,
         model: nn.Module | None = None,
         images: Tensor | None = None,
+        *,
+        trust: bool = False,
+        note: Callable[[str], None] = lambda text: None,
     ) -> "Trained":
         """The best model of a run folder; `model` and `images` are for runs made in Python."""
         run, begun = RunFolder.open(path)
-        if name and not re.fullmatch(r"[\w.+-]+", name):
-            raise InputError(
-                f"--name {name!r} is used as a file name; use only letters, digits and . + - _"
-            )
+        _check_name(name, begun.name, path)
         run.check_finished()
         summary = run.summary()
         test: ImageSet
@@ -55,10 +58,12 @@ class Trained:
             models.load_weights(model, path / "model.safetensors")
             recipe, test = begun, Arrays(images, torch.zeros(len(images)))
         else:
-            model, recipe, splits = load_trained(path, ("train.device=cpu",))
+            model, recipe, splits = load_trained(
+                path, ("train.device=cpu",), trust=trust, note=note
+            )
             test = splits.test
         return cls(
-            name or recipe.name,
+            name or begun.name,
             model,
             recipe,
             summary["evaluation"],
@@ -148,3 +153,20 @@ class Trained:
     @property
     def warnings(self) -> list[str]:
         return [f"{attack}: {w}" for attack, r in self.evaluation.items() for w in r["warnings"]]
+
+
+def _check_name(name: str | None, recipe: str, run: Path) -> None:
+    """The name of an export becomes the name of a file. That of the recipe is the first line of
+    recipe.toml, which anybody can write."""
+    chosen = recipe if name is None else name
+    if re.fullmatch(r"[\w.+-]+", chosen) and len(chosen.encode()) <= NAME_BYTES:
+        return
+    what, hint = (
+        (f"the recipe's name {shorten(recipe, 60)!r} in {run / 'recipe.toml'}", "add --name: ")
+        if name is None
+        else (f"--name {shorten(name, 60)!r}", "")
+    )
+    raise InputError(
+        f"{what} is used as a file name; {hint}use only letters, digits and . + - _, at most "
+        f"{NAME_BYTES} bytes"
+    )

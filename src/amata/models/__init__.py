@@ -5,22 +5,21 @@ A name is one of MODELS, `timm/NAME` where timm is installed, or an import path
 `in_channels`, `classes` or `num_classes`, they are filled in from the data.
 """
 
-import importlib
-import inspect
-import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from amata.checksums import check_tensors
-from amata.errors import InputError, missing, unknown
+from amata.errors import InputError, shorten, unknown
+from amata.models.imported import check_args, imported_model, names_code, origin, timm_model
 from amata.models.normalize import Normalize, Normalized
 from amata.models.preact_resnet import PreActResNet18
 from amata.models.resnet import resnet18, resnet50
+from amata.models.size import limited
 from amata.models.small import LeNet, SmallCNN, TinyCNN
+from amata.models.weights import load_state, load_weights
 from amata.models.wide_resnet import WideResNet
 from amata.seeds import derive
 
@@ -34,7 +33,16 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet50": resnet50,
 }
 
-__all__ = ["MODELS", "Normalize", "Normalized", "build", "load_weights"]
+__all__ = [
+    "MODELS",
+    "Normalize",
+    "Normalized",
+    "build",
+    "load_state",
+    "load_weights",
+    "names_code",
+    "origin",
+]
 
 
 def build(
@@ -46,9 +54,14 @@ def build(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     seed: int = 0,
+    trust: bool = False,
 ) -> nn.Module:
     """The network `name` with weights drawn from `seed` alone; torch's global generator is
-    untouched."""
+    untouched.
+
+    A name that imports code (`package.module:callable`, or `timm/NAME` with arguments) is used with
+    `trust=True` only: pass it if the name is your own.
+    """
     args = args or {}
     normalize = Normalize(mean, std)
     if mean is not None and len(mean) != in_channels:
@@ -56,18 +69,24 @@ def build(
             f"model.mean has {len(mean)} values and the images have {in_channels} channels; give "
             "one value per channel"
         )
+    if names_code(name, args) and not trust:
+        raise InputError(f"model {name!r} imports code; pass trust=True if the name is your own")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "init"))
         if name in MODELS:
             # model.args may set everything but the parameters that every network shares.
-            _check_args(name, MODELS[name], args, filled={"in_channels", "classes", "normalize"})
-            return MODELS[name](
-                in_channels=in_channels, classes=classes, normalize=normalize, **args
-            )
+            check_args(name, MODELS[name], args, filled={"in_channels", "classes", "normalize"})
+            shared = {"in_channels": in_channels, "classes": classes, "normalize": normalize}
+            with _errors_of(name, args):
+                if args:  # count first, on a device where parameters take no memory
+                    with limited(name), torch.device("meta"):
+                        MODELS[name](**shared, **args)
+                return MODELS[name](**shared, **args)
         if name.startswith("timm/"):
-            net = _timm_model(name.removeprefix("timm/"), in_channels, classes, args)
+            with _errors_of(name, args), limited(name):
+                net = timm_model(name.removeprefix("timm/"), in_channels, classes, args)
         elif ":" in name:
-            net = _imported_model(
+            net = imported_model(
                 name, args, {"in_channels": in_channels, "classes": classes, "num_classes": classes}
             )
         else:
@@ -75,82 +94,14 @@ def build(
     return net if mean is None else Normalized(net, normalize)
 
 
-def _check_args(
-    name: str, builder: Callable[..., Any], args: dict[str, Any], filled: set[str]
-) -> None:
-    parameters = inspect.signature(builder).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    for key in args:
-        if key in filled or key not in parameters:
-            raise unknown(f"model.args key of {name}:", key, set(parameters) - filled or {"(none)"})
-
-
-def _timm_model(name: str, in_channels: int, classes: int, args: dict[str, Any]) -> nn.Module:
+@contextlib.contextmanager
+def _errors_of(name: str, args: dict[str, Any]) -> Iterator[None]:
+    """Arguments that a network cannot be built from are an input error."""
     try:
-        import timm
-    except ImportError:
-        raise missing("timm", f"the model timm/{name}", "timm") from None
-    if name not in timm.list_models():
-        raise unknown("timm model", name, timm.list_models())
-    return timm.create_model(name, in_chans=in_channels, num_classes=classes, **args)
-
-
-def _imported_model(path: str, args: dict[str, Any], data_sizes: dict[str, int]) -> nn.Module:
-    module_name, _, attribute = path.partition(":")
-    # As with `python -m`, modules in the working directory can be imported.
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        builder = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise InputError(
-            f"model.name = {path!r} cannot be imported ({error}); write it as "
-            "package.module:callable"
-        ) from None
-    if not callable(builder) or isinstance(builder, nn.Module):
-        raise InputError(
-            f"model.name = {path!r} is not callable but {type(builder).__name__}; name a class "
-            "or function that returns the network"
-        )
-    _check_args(path, builder, args, filled=set())
-    wanted = inspect.signature(builder).parameters
-    try:
-        net = builder(**{k: v for k, v in data_sizes.items() if k in wanted} | args)
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"model {path!r} cannot be built from model.args = {args}: {error}"
-        ) from error
-    if not isinstance(net, nn.Module):
-        raise InputError(f"model.name = {path!r} returned {type(net).__name__}, not an nn.Module")
-    return net
-
-
-def load_weights(model: nn.Module, path: str | Path) -> None:
-    """Load a .safetensors file, or a .pt/.pth state dict (with `weights_only`), into the model."""
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"no weights at {path}; give a .safetensors, .pt or .pth file")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors import safe_open
-
-            with safe_open(path, framework="pt") as file:
-                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                check_tensors(path, state, file.metadata() or {})
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+        yield
     except InputError:
         raise
-    except Exception as error:
+    except (TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
         raise InputError(
-            f"weights {path} cannot be read ({str(error).splitlines()[0]}); it must be "
-            ".safetensors or a plain state dict"
-        ) from None
-    try:
-        model.load_state_dict(state)
-    except (RuntimeError, AttributeError, TypeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(
-            f"weights {path} do not fit the model {type(model).__name__}: {reason}"
-        ) from None
+            f"model {name} cannot be built from model.args = {shorten(args)}: {shorten(error)}"
+        ) from error

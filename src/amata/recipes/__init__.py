@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from amata.recipes.files import KEYED, built_in, read_recipe, read_toml
+from amata.recipes.files import KEYED, built_in, read_recipe, read_text, read_toml
 from amata.recipes.recipe import OPERATIONAL, Recipe
 
-__all__ = ["KEYED", "OPERATIONAL", "Recipe", "built_in", "load", "parse", "read_toml"]
+__all__ = ["KEYED", "OPERATIONAL", "Recipe", "built_in", "load", "parse", "read_text", "read_toml"]
 
 
 def load(name_or_path: str | Path, overrides: Sequence[str] | str = ()) -> Recipe:

@@ -1,5 +1,6 @@
 """Recipe files: where they are found, and how one extends another."""
 
+import re
 import tomllib
 from functools import reduce
 from importlib import resources
@@ -9,6 +10,9 @@ from typing import Any, NamedTuple
 from amata.errors import InputError, unknown
 
 Tables = dict[str, Any]
+
+SIZE = 2**20
+"""The largest recipe file, in bytes."""
 
 KEYED = {"threat": "norm", "method": "name", "schedule": "name"}
 """Tables that describe an object, and the key that names its class."""
@@ -34,7 +38,7 @@ def read_recipe(name_or_path: str | Path) -> tuple[Tables, str]:
     source = _find(str(name_or_path), Path())
     name, chain, tables = source.name, [source.path], []
     while True:
-        own = read_toml(source.text, source.name)
+        own = read_toml(source.text, source.name, quote=len(chain) == 1)
         base = own.pop("extends", None)
         tables.append(own)
         if base is None:
@@ -71,13 +75,29 @@ def merge(base: Tables, own: Tables) -> Tables:
     return merged
 
 
-def read_toml(source: str, name: str) -> Tables:
+def read_text(path: Path) -> str:
+    """The text of a recipe file."""
+    try:
+        if path.stat().st_size > SIZE:
+            raise InputError(f"recipe file {path} has more than {SIZE:,} bytes: it is not read")
+        return path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"recipe file {path} is not a text file") from None
+    except OSError as error:
+        raise InputError(f"recipe file {path} cannot be read ({error.strerror})") from None
+
+
+def read_toml(source: str, name: str, *, quote: bool = True) -> Tables:
+    """The tables of a recipe's text. Without `quote`, an error says only where it is: another file
+    named the text, which may be anything."""
     try:
         return tomllib.loads(source)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"recipe {name}: not valid TOML: {error}") from None
     except RecursionError:
-        raise InputError(f"recipe {name}: not valid TOML: it is nested too deeply") from None
+        reason = "nested too deeply"
+    except ValueError as error:  # a TOMLDecodeError, or a number of thousands of digits
+        place = re.search(r"at [\w ,]+(?=\)$)", str(error))
+        reason = str(error) if quote else place[0] if place else "at one of its numbers"
+    raise InputError(f"recipe {name}: not valid TOML: {reason}")
 
 
 def _find(text: str, folder: Path) -> Source:
@@ -91,7 +111,7 @@ def _find(text: str, folder: Path) -> Source:
             )
         if not path.is_file():
             raise InputError(f"no recipe file {path}; `amata recipes` lists the built-in ones")
-        return Source(path.stem, path.read_text(), str(path.resolve()), path.parent)
+        return Source(path.stem, read_text(path), str(path.resolve()), path.parent)
     file = resources.files("amata.recipes") / f"{text}.toml"
     if not file.is_file():
         raise unknown("recipe", text, built_in())

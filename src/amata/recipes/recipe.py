@@ -75,17 +75,24 @@ class Recipe:
         }
         # User-defined objects are read back as they are, so their numbers stay numbers.
         own = {section: table for section, table in written.items() if "class" in table}
-        return tomli_w.dumps({**to_fractions(written), **own})
+        text = {**to_fractions(written), **own}
+        if "args" in written["model"]:  # any values, which nothing parses back
+            text["model"]["args"] = written["model"]["args"]
+        return tomli_w.dumps(text)
 
     def deciding(self) -> Tables:
         """The keys that decide what the run computes, without the operational ones."""
         return _deciding(self.tables)
 
-    def fingerprint(self) -> str:
+    def digest(self) -> str:
         """A hash of everything that decides what the run computes. Defaults are left out, so that
         a key that is added later changes nothing."""
         content = json.dumps(_deciding(self.chosen), sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def fingerprint(self) -> str:
+        """The start of the hash, which names the recipe in checkpoints and studies."""
+        return self.digest()[:16]
 
 
 def _deciding(tables: Tables) -> Tables:

@@ -12,8 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from amata.errors import AmataError, InputError
-from amata.runs.files import load_tensors, read_record, remove, save_tensors, write_record
+from amata.runs.files import read_record, remove, save_tensors, write_record
 from amata.runs.records import CHECKPOINT
+from amata.tensors import read_tensors
 
 KEEP = 2
 
@@ -53,9 +54,9 @@ def load_checkpoint(
     for path in reversed(records):
         try:
             record = read_record(path, CHECKPOINT, sealed=True)
-            tensors = load_tensors(path.with_suffix(".safetensors"), record["tensors"])
+            tensors = read_tensors(path.with_suffix(".safetensors"), record["tensors"])
             if (best := record.get("best_epoch")) is not None:
-                load_tensors(best_file(folder, best))
+                read_tensors(best_file(folder, best))
         except InputError as error:
             reason = str(error).partition(";")[0]
             note(f"checkpoint {path.stem} is damaged: {reason}; falling back to the one before it")

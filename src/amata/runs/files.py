@@ -13,14 +13,14 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from amata import checksums
 from amata.checksums import ABOUT, CHECKSUM, RESTORE, damaged
-from amata.errors import InputError
+from amata.errors import InputError, shorten
+from amata.tensors import read_metadata
 
 LIMIT = 100_000_000
 """The largest text file that is read, in bytes."""
@@ -231,37 +231,14 @@ def save_tensors(
 
 def describe_weights(path: Path) -> dict[str, Any]:
     """The JSON description in a safetensors file's header; empty for a file that is not ours."""
+    metadata = read_metadata(path)
     try:
-        about = parse_json(_read_safetensors(path, values=False)[1].get(ABOUT, "{}"))
-    except InputError:
-        raise
+        about = parse_json(metadata.get(ABOUT, "{}"))
     except ValueError as error:
-        raise damaged(path, error) from None
+        raise damaged(path, shorten(error)) from None
     if not isinstance(about, dict):
         raise damaged(path, "its description is not a JSON object")
     return about
-
-
-def load_tensors(path: Path, checksum: str | None = None) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, checked if it is ours; with `checksum`, it must be the
-    file that has this one."""
-    tensors, metadata = _read_safetensors(path)
-    checksums.check_tensors(path, tensors, metadata, checksum)
-    return tensors
-
-
-def _read_safetensors(
-    path: Path, *, values: bool = True
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors, if wanted, and the metadata."""
-    if not path.is_file():
-        raise InputError(f"{path} is not a safetensors file (it is missing, or not a regular file)")
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            names = file.keys() if values else []
-            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
-    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
-        raise InputError(f"{path} is not a safetensors file ({error}); {RESTORE}") from None
 
 
 def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -105,7 +105,7 @@ class RunFolder:
                     f"--set {key} would change the experiment that is resumed; only {allowed} "
                     "may change"
                 )
-        text = read_text(file)
+        text = recipes.read_text(file)
         first, _, _ = text.partition("\n")
         if first.endswith(SEALED) or "\n# sha256 " in text:
             content, _, checksum = text.rpartition("# sha256 ")

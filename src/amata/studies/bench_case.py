@@ -80,6 +80,7 @@ class Case:
             mean=c.mean,
             std=c.std,
             seed=0,
+            trust=True,
         ).to(device)
 
     def batches(self, device: torch.device, count: int = 4) -> list[Batch]:

@@ -27,16 +27,19 @@ from amata.control import (
 from amata.engine import ProbeNet
 from amata.errors import InputError, unknown
 from amata.losses import smooth_ce
+from amata.models import load_state
 from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
 from amata.reporter import Reporter
 from amata.runs import RunFolder
-from amata.runs.files import load_tensors, under, write_json
+from amata.runs.files import under, write_json
 from amata.schedules import Control
 from amata.studies.runs import train_or_resume
+from amata.tensors import read_tensors
 from amata.training.batches import training_batches
 from amata.training.device import resolve_device
 from amata.training.experiment import build_model, load_data
+from amata.training.trust import review
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +73,15 @@ class CriterionSettings:
 
 
 def strategies(
-    targets: Sequence[str], overrides: Sequence[str], out: Path, reporter: Reporter
+    targets: Sequence[str],
+    overrides: Sequence[str],
+    out: Path,
+    reporter: Reporter,
+    *,
+    trust: bool = False,
 ) -> list[RunFolder]:
-    """The run folders of the targets. Recipes are trained in `out`, or resumed there."""
+    """The run folders of the targets. Recipes are trained in `out`, or resumed there. `trust` runs
+    the code that the recipes of run folders name."""
     plans: list[tuple[str, Recipe | None]] = []
     for target in targets:
         if (Path(target) / "recipe.toml").is_file():
@@ -80,6 +89,7 @@ def strategies(
                 raise InputError(
                     f"--set applies to recipes, and {target} is a trained run; drop --set"
                 )
+            _reviewed(RunFolder(Path(target)), trust, Reporter())  # before anything is trained
             plans.append((target, None))
         else:
             recipe = recipes.load(target, [*overrides, "train.keep_epochs=true"])
@@ -100,9 +110,16 @@ def strategies(
 
 
 def measure_strategies(
-    runs: Sequence[RunFolder], settings: CriterionSettings, out: Path, reporter: Reporter
+    runs: Sequence[RunFolder],
+    settings: CriterionSettings,
+    out: Path,
+    reporter: Reporter,
+    *,
+    trust: bool = False,
 ) -> list[dict[str, Any]]:
-    """One row per strategy, also written to `out`/criterion.json. `epochs` has a row per epoch."""
+    """One row per strategy, also written to `out`/criterion.json. `epochs` has a row per epoch.
+    `trust` runs the code that the runs' recipes name."""
+    opened = [_reviewed(run, trust, reporter) for run in runs]
     for run in runs:
         run.check_finished()
         if not run.epoch_file(0).is_file():
@@ -113,9 +130,19 @@ def measure_strategies(
     k_max = settings.k_max or max(
         u.steps for run_controls in controls.values() for u in run_controls
     )
-    rows = [_measure(run, controls[run.path], settings, k_max, out, reporter) for run in runs]
+    rows = [
+        _measure(run, recipe, controls[run.path], settings, k_max, out, reporter)
+        for run, recipe in zip(runs, opened, strict=True)
+    ]
     write_json(out / "criterion.json", {"settings": settings.to_dict(k_max), "strategies": rows})
     return rows
+
+
+def _reviewed(run: RunFolder, trust: bool, reporter: Reporter) -> Recipe:
+    """The recipe of a run folder, whose code may be run."""
+    recipe = RunFolder.open(run.path)[1]
+    review(recipe, run.path / "recipe.toml", reporter.note, trust=trust)
+    return recipe
 
 
 def _controls(run: RunFolder) -> list[Control]:
@@ -126,6 +153,7 @@ def _controls(run: RunFolder) -> list[Control]:
 
 def _measure(
     run: RunFolder,
+    recipe: Recipe,
     controls: list[Control],
     settings: CriterionSettings,
     k_max: int,
@@ -133,14 +161,13 @@ def _measure(
     reporter: Reporter,
 ) -> dict[str, Any]:
     file = out / f"{run.path.name}.criterion.json"
-    recipe = RunFolder.open(run.path)[1]
     about = {"recipe": recipe.name, "fingerprint": recipe.fingerprint(), **settings.to_dict(k_max)}
     known = json.loads(file.read_text()) if file.is_file() else {}
     epochs: list[dict[str, Any]] = known["epochs"] if known.get("about") == about else []
     if len(epochs) < len(controls):
         device = resolve_device(recipe.train.device)
         images = load_data(recipe).train
-        model = build_model(recipe, images).to(device)
+        model = build_model(recipe, images, trust=True).to(device)
         batches = list(
             islice(
                 training_batches(images, recipe, device).epoch(recipe.train.epochs),
@@ -153,8 +180,8 @@ def _measure(
         )
         search: Search = settings.search  # type: ignore[assignment]
         for epoch in range(len(epochs), len(controls)):
-            state = load_tensors(run.epoch_file(epoch))
-            model.load_state_dict(under(state, "model/"))
+            state = read_tensors(run.epoch_file(epoch))
+            load_state(model, under(state, "model/"), run.epoch_file(epoch))
             net = ProbeNet(
                 model,
                 loss=smooth_ce(recipe.optim.label_smoothing),

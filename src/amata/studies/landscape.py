@@ -7,7 +7,7 @@ The grid ignores the ball and the box [0, 1]. The attacks respect both; the figu
 points projected onto the plane.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,13 @@ from amata.attacks import pgd
 from amata.attacks.preserve import input_grad, untouched
 from amata.errors import InputError
 from amata.losses import ce
+from amata.models import load_state
 from amata.quantity import positive
 from amata.runs import RunFolder
-from amata.runs.files import load_tensors, under
+from amata.runs.files import under
 from amata.schedules import Control
 from amata.seeds import generator
+from amata.tensors import read_tensors
 from amata.threat import Ball
 from amata.training.experiment import load_trained
 
@@ -157,15 +159,17 @@ def run_landscapes(
     alpha: float | None = None,
     size: int = 100,
     seed: int = 0,
+    trust: bool = False,
+    note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """The landscapes of a run after the given epochs (from 1), or of its best model.
 
     The default sample is the image, among the first test images, whose loss the first attack raises
-    most at the first epoch.
+    most at the first epoch. `trust` runs the code that the run's recipe names.
     """
     if not path.is_dir():
         raise InputError(f"{path} is not a run folder; a landscape needs the run's controls")
-    model, recipe, splits = load_trained(path)
+    model, recipe, splits = load_trained(path, trust=trust, note=note)
     alpha = None if alpha is None else positive(alpha, "alpha")
     run, device = RunFolder(path), next(model.parameters()).device
     if sample is not None and not 0 <= sample < len(splits.test):
@@ -184,9 +188,10 @@ def run_landscapes(
     wanted: Sequence[int | None] = epochs or [None]
     for epoch in wanted:
         if epoch is not None:
-            state = load_tensors(_state(run, epoch, len(trained)))
+            file = _state(run, epoch, len(trained))
+            state = read_tensors(file)
             # EMA weights if there are any: evaluation uses them
-            model.load_state_dict(under(state, "ema/") or under(state, "model/"))
+            load_state(model, under(state, "ema/") or under(state, "model/"), file)
         own = trained[epoch or best]
         controls = {
             **attacks,

@@ -8,6 +8,7 @@ from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.training import Interrupted
 from amata.training.experiment import resume, train
+from amata.training.trust import remember
 
 
 def train_or_resume(folder: Path, recipe: Recipe, reporter: Reporter) -> RunFolder:
@@ -28,4 +29,5 @@ def _train_or_resume(folder: Path, recipe: Recipe, reporter: Reporter) -> RunFol
         raise InputError(
             f"{folder} holds another version of recipe {recipe.name}; choose another --out"
         )
+    remember(recipe, reporter.note)  # it is the user's own, and equal to the one in the folder
     return resume(folder, reporter=reporter)

@@ -14,6 +14,7 @@ from amata.studies.criterion import CriterionSettings, measure_strategies
 from amata.studies.pruning import PruningReporter
 from amata.training import train_model
 from amata.training.experiment import build_model
+from amata.training.trust import remember
 
 try:
     import optuna
@@ -54,7 +55,7 @@ def train_trial(
     run = _open_run(folder / "run", recipe, pruning)
     try:
         fitted = train_model(
-            build_model(recipe, splits.train),
+            build_model(recipe, splits.train, trust=True),
             splits.train,
             splits.valid,
             recipe,
@@ -74,6 +75,7 @@ def train_trial(
 
 def _open_run(path: Path, recipe: Recipe, pruning: PruningReporter) -> RunFolder:
     """A new run folder, or an interrupted one, whose epochs are reported to the study again."""
+    remember(recipe, pruning.note)
     if (path / "recipe.toml").is_file():
         run = RunFolder.open(path)[0]
         for row in run.epochs():

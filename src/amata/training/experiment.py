@@ -4,7 +4,6 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +11,7 @@ from torch import nn
 from amata import data, models, recipes
 from amata.attacks.checks import forward
 from amata.distributed import current, init_distributed, is_main, launched
-from amata.errors import InputError, quoted
+from amata.errors import InputError, quoted, shorten
 from amata.evaluation import Result, evaluate, parse_attack
 from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
@@ -23,6 +22,7 @@ from amata.training.checks import check_divisible
 from amata.training.device import resolve_device
 from amata.training.interrupt import Interrupted
 from amata.training.loop import part_of, train_model
+from amata.training.trust import remember, review
 
 
 def load_data(recipe: Recipe) -> data.Splits:
@@ -50,8 +50,9 @@ def _refuse_python(recipe: Recipe, path: Path, instead: str) -> None:
         raise InputError(f"{path} was trained in Python, on its own data and model: {instead}")
 
 
-def build_model(recipe: Recipe, images: data.ImageSet) -> nn.Module:
-    """The recipe's network for these images, checked with a forward pass on two of them."""
+def build_model(recipe: Recipe, images: data.ImageSet, *, trust: bool = False) -> nn.Module:
+    """The recipe's network for these images, checked with a forward pass on two of them. Code that
+    the recipe names is run with `trust` only: the recipe is the user's own, or was reviewed."""
     c = recipe.model
     model = models.build(
         c.name,
@@ -61,6 +62,7 @@ def build_model(recipe: Recipe, images: data.ImageSet) -> nn.Module:
         mean=c.mean,
         std=c.std,
         seed=recipe.train.seed,
+        trust=trust,
     )
     if c.weights:
         models.load_weights(model, c.weights)
@@ -82,7 +84,8 @@ def build_model(recipe: Recipe, images: data.ImageSet) -> nn.Module:
 
 
 def train(recipe: Recipe, out: Path, reporter: Reporter | None = None) -> RunFolder:
-    """Run a recipe into a new folder. Input errors are found before the folder is created.
+    """Run a recipe into a new folder. Input errors are found before the folder is created. The
+    recipe is the caller's own: the code that it names is run, and trusted from now on.
 
     Under torchrun every process calls this, and rank 0 writes. After a failure torchrun restarts
     them with the same command; they then resume an unfinished run of the same recipe.
@@ -97,15 +100,23 @@ def train(recipe: Recipe, out: Path, reporter: Reporter | None = None) -> RunFol
 
 
 def resume(
-    path: Path, overrides: tuple[str, ...] = (), reporter: Reporter | None = None
+    path: Path,
+    overrides: tuple[str, ...] = (),
+    reporter: Reporter | None = None,
+    *,
+    trust: bool = False,
 ) -> RunFolder:
-    """Resume an interrupted run from its newest whole checkpoint; a finished run is left alone."""
+    """Resume an interrupted run from its newest whole checkpoint; a finished run is left alone.
+
+    `trust` runs the code that the folder's recipe names, and remembers it.
+    """
     run, recipe = RunFolder.open(path, overrides)
     _refuse_python(recipe, path, f"call {resume_call(path, recipe)}")
     reporter = reporter or Reporter()
     if run.finished:
         reporter.note(f"{path} is finished already")
         return run
+    review(recipe, path / "recipe.toml", reporter.note, given=overrides, trust=trust)
     return _run(recipe, lambda: run, reporter)
 
 
@@ -114,7 +125,8 @@ def _run(recipe: Recipe, folder: Callable[[], RunFolder], reporter: Reporter) ->
     for attack in [recipe.train.valid_attack, *recipe.eval.attacks]:
         parse_attack(attack)
     splits = load_data(recipe)
-    model = build_model(recipe, splits.train)
+    model = build_model(recipe, splits.train, trust=True)
+    remember(recipe, reporter.note)
     with init_distributed(device) as ranks:
         check_divisible(recipe, ranks)
         run = ranks.broadcast(_prepared(folder, recipe, splits) if ranks.is_main else None)
@@ -184,17 +196,21 @@ def load_trained(
     recipe_name: str | None = None,
     *,
     to_test: bool = False,
+    trust: bool = False,
+    note: Callable[[str], None] = lambda text: None,
 ) -> tuple[nn.Module, Recipe, data.Splits]:
     """The model of a run folder (its best weights) or of a weights file, with its recipe and data.
 
     With `to_test`, the test images must be those that the run set aside, unless other data are
-    named.
+    named. `trust` runs the code that the recipe in the folder or file names. `note` receives the
+    folder that it reads data from.
     """
+    stored = None
     if path.is_dir():
         weights, (run, trained) = path / "model.safetensors", RunFolder.open(path)
         call = f"amata.fit(model, train, resume={str(path)!r}).model"
         _refuse_python(trained, path, f"{call} is its network, for amata.evaluate and others")
-        recipe = recipes.parse(trained.tables, trained.name, overrides)
+        stored, recipe = trained, recipes.parse(trained.tables, trained.name, overrides)
         if not weights.is_file():
             again = (
                 "its weights were not kept"
@@ -204,18 +220,17 @@ def load_trained(
             raise InputError(f"{path} has no model.safetensors; {again}")
     elif path.is_file():
         weights = path
-        about: dict[str, Any] = describe_weights(path) if path.suffix == ".safetensors" else {}
         if recipe_name:
             recipe = recipes.load(recipe_name, overrides)
-        elif "tables" in about:
-            recipe = recipes.parse(about["tables"], about["recipe"], overrides)
         else:
-            raise InputError(
-                f"{path} does not say which model and data it belongs to; add --recipe NAME_OR_FILE"
-            )
+            stored = _described_recipe(path)
+            recipe = recipes.parse(stored.tables, stored.name, overrides)
     else:
         raise InputError(f"no run folder or weights file at {path}")
     recipe = replace(recipe, model=recipe.model.model_copy(update={"weights": None}))
+    if stored is not None:
+        source = path / "recipe.toml" if path.is_dir() else path
+        review(recipe, source, note, stored=stored, given=overrides, trust=trust)
     splits = load_data(recipe)
     if (
         to_test
@@ -223,6 +238,17 @@ def load_trained(
         and not any(o.startswith(("data.root=", "data.name=")) for o in overrides)
     ):
         run.check_test(splits)
-    model = build_model(recipe, splits.train)
+    model = build_model(recipe, splits.train, trust=True)
     models.load_weights(model, weights)
     return model.to(resolve_device(recipe.train.device)).eval(), recipe, splits
+
+
+def _described_recipe(path: Path) -> Recipe:
+    """The recipe in the header of a weights file."""
+    about = describe_weights(path) if path.suffix == ".safetensors" else {}
+    tables, name = about.get("tables"), about.get("recipe")
+    if not isinstance(tables, dict) or not isinstance(name, str):
+        raise InputError(
+            f"{path} does not say which model and data it belongs to; add --recipe NAME_OR_FILE"
+        )
+    return recipes.parse(tables, shorten(name))

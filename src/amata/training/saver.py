@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from amata.runs.checkpoint import begins, discard_after, save_checkpoint
-from amata.runs.files import load_tensors, save_tensors
+from amata.runs.files import save_tensors
 from amata.runs.folder import RunFolder
+from amata.tensors import read_tensors
 from amata.training.trainer import Snapshot, Trainer
 
 PATIENCE = 1.0
@@ -110,7 +111,7 @@ class Saver:
                     self.run.path / "model.safetensors", self.trainer.result.state_dict(), last
                 )
             else:
-                self.best = load_tensors(self.run.path / "model.safetensors")
+                self.best = read_tensors(self.run.path / "model.safetensors")
         best: dict[str, Tensor] | None = self.ranks.broadcast(self.best)
         return best
 
