@@ -12,7 +12,7 @@ from torch import nn
 from amata import data, models, recipes
 from amata.attacks.checks import forward
 from amata.distributed import current, init_distributed, is_main, launched
-from amata.errors import InputError
+from amata.errors import InputError, Interrupted
 from amata.evaluation import Result, evaluate, parse_attack
 from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
@@ -21,7 +21,6 @@ from amata.runs import RunFolder, resume_call
 from amata.runs.files import describe_weights, write_json
 from amata.training.checks import check_divisible
 from amata.training.device import resolve_device
-from amata.training.interrupt import Interrupted
 from amata.training.loop import part_of, train_model
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from amata.distributed import Ranks, current
 from amata.engine import backend_settings
-from amata.errors import AmataError, InputError
+from amata.errors import AmataError, InputError, Interrupted
 from amata.evaluation import Result, Shard, evaluate, parse_attack
 from amata.metrics import EpochRow, Event
 from amata.recipes import Recipe
@@ -25,7 +25,7 @@ from amata.schedules import Control
 from amata.training.batches import Batches, held_out_batches, training_batches
 from amata.training.device import resolve_device
 from amata.training.guard import ATTACK, IMAGES, Failure, Guard
-from amata.training.interrupt import Interrupt, Interrupted
+from amata.training.interrupt import Interrupt
 from amata.training.saver import Saver
 from amata.training.tensorboard import TensorBoard
 from amata.training.trainer import Snapshot, Trainer
@@ -152,6 +152,8 @@ class _Loop:
         self._keep_epoch()
         if (best := self.saver.finish()) is not None:
             trainer.result.load_state_dict(best)
+        if self.ranks.sum([self.interrupt.number is not None])[0]:
+            self._stop()
         state, spent = trainer.state, trainer.state.spent
         return Fitted(
             trainer.result.eval(),
@@ -346,4 +348,7 @@ class _Loop:
         if self.run is None:
             raise Interrupted("interrupted together with rank 0", number)
         call = resume_call(self.run.path, self.recipe)
+        if self.trainer.state.epoch == self.recipe.train.epochs:
+            text = f"interrupted after the last epoch; training is done and saved, finish with {call}"
+            raise Interrupted(text, number)
         raise Interrupted(f"interrupted in {self.trainer.state}; resume with {call}", number)
