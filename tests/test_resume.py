@@ -168,21 +168,24 @@ def test_a_signal_after_the_last_epoch_is_not_lost(tmp_path: Path, number: int) 
         assert torch.equal(a, b)
 
 
-def test_a_signal_is_not_lost_whatever_ends_the_block() -> None:
-    for error in (None, AmataError("the disk is full")):
-        with pytest.raises(Interrupted, match=str(error or "interrupted")) as stopped, Interrupt():
+@pytest.mark.parametrize("error", [None, AmataError("the disk is full")])
+def test_a_signal_is_not_lost_whatever_ends_the_block(error: AmataError | None) -> None:
+    def block() -> None:
+        with Interrupt():
             os.kill(os.getpid(), signal.SIGTERM)
             if error:
                 raise error
-        assert stopped.value.exit_code == 143
+
+    with pytest.raises(Interrupted, match=str(error or "interrupted")) as stopped:
+        block()
+    assert stopped.value.exit_code == 143
 
 
 def test_a_sweep_does_not_swallow_an_interrupt() -> None:
     """`except Exception` is what sweeps are written with; Ctrl-C must end them."""
-    with pytest.raises(KeyboardInterrupt, match="nothing was saved"):
-        for _ in range(2):
-            with contextlib.suppress(Exception):
-                fit(small_net(), toy_data(), None, toy_recipe(), reporter=StopAt(0, 1))
+    stopping = pytest.raises(KeyboardInterrupt, match="nothing was saved")
+    with stopping, contextlib.suppress(Exception):
+        fit(small_net(), toy_data(), None, toy_recipe(), reporter=StopAt(0, 1))
 
 
 HOLDER = """

@@ -24,7 +24,7 @@ ARROWS: dict[str, set[str]] = {
     "losses": set(),
     "attacks": {"errors", "losses", "seeds", "threat"},
     "methods": {"batch", "errors", "losses", "quantity", "schedules", "seeds", "threat"},
-    "distributed": set(),
+    "distributed": {"errors"},
     "metrics": set(),
     "reporter": {"metrics"},
     "engine": {"distributed", "errors", "losses", "threat"},

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from amata.recipes.schema import PythonData
 from amata.reporter import Reporter
 from amata.runs import RunFolder, resume_call
 from amata.runs.files import describe_weights, write_json
-from amata.training.checks import check_divisible
+from amata.training.checks import check_divisible, check_equal_ranks
 from amata.training.device import resolve_device
 from amata.training.loop import part_of, train_model
 
@@ -114,7 +115,8 @@ def _run(recipe: Recipe, folder: Callable[[], RunFolder], reporter: Reporter) ->
         parse_attack(attack)
     splits = load_data(recipe)
     model = build_model(recipe, splits.train)
-    with init_distributed(device) as ranks:
+    with init_distributed(device, timedelta(minutes=recipe.train.timeout)) as ranks:
+        check_equal_ranks(recipe, splits.hashes, ranks)
         check_divisible(recipe, ranks)
         run = ranks.broadcast(_prepared(folder, recipe, splits, device) if ranks.is_main else None)
         assert run is not None

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from amata.data import Arrays, ImageSet
-from amata.distributed import current
+from amata.distributed import current, report_lost_process
 from amata.errors import InputError
 from amata.evaluation import parse_attack
 from amata.methods import ERM, Method
@@ -24,6 +25,7 @@ from amata.runs.files import write_json
 from amata.schedules import AnySchedule, Constant, closed_loop
 from amata.threat import BALLS, check_ball
 from amata.training.batches import as_images
+from amata.training.checks import check_equal_ranks
 from amata.training.device import resolve_device
 from amata.training.loop import Fitted, train_model
 
@@ -102,6 +104,11 @@ def fit(
         model=_described_model(model, chosen.model.first_layer),
     )
     _ = chosen.tables  # validates the fields of method and schedule
+    with report_lost_process():
+        ranks = current(timedelta(minutes=chosen.train.timeout))
+        # A stream may have its own part of the data on every process.
+        own = {"count": None} if not isinstance(images, ImageSet) else {}
+        check_equal_ranks(chosen, {**own, "has a validation set": valid is not None}, ranks)
     if folder is not None and base is not None:
         _check_same(chosen, base, folder)
         if folder.finished:
@@ -117,7 +124,7 @@ def fit(
         if run is not None and folder is not None:
             folder.remove_if_untrained()
         raise
-    if folder is not None and current().is_main:
+    if folder is not None and ranks.is_main:
         write_json(folder.path / "summary.json", fitted.summary(chosen, {}))
     return fitted
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amata.distributed import Ranks, current
+from amata.distributed import Ranks, current, report_lost_process
 from amata.engine import backend_settings
 from amata.errors import AmataError, InputError, Interrupted
 from amata.evaluation import Result, Shard, evaluate, parse_attack
@@ -91,7 +91,8 @@ def train_model(
         if on_gpu
         else contextlib.nullcontext()
     )
-    with lock, torch.random.fork_rng(devices=[device] if on_gpu else []), backends:
+    own_rng = torch.random.fork_rng(devices=[device] if on_gpu else [])
+    with lock, own_rng, backends, report_lost_process():
         trainer = Trainer(model, batches, recipe, device)
         with Interrupt() as interrupt, Saver(trainer, run) as saver:
             held_out = held_out_batches(valid, recipe, device)
@@ -349,6 +350,6 @@ class _Loop:
             raise Interrupted("interrupted together with rank 0", number)
         call = resume_call(self.run.path, self.recipe)
         if self.trainer.state.epoch == self.recipe.train.epochs:
-            text = f"interrupted after the last epoch; training is done and saved, finish with {call}"
-            raise Interrupted(text, number)
+            text = "interrupted after the last epoch; training is done and saved"
+            raise Interrupted(f"{text}, finish with {call}", number)
         raise Interrupted(f"interrupted in {self.trainer.state}; resume with {call}", number)
