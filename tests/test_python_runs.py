@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import amata
@@ -34,6 +34,19 @@ QUICK: dict[str, Any] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Lazy(amata.Method):
+    """Forgets to update the weights."""
+
+    def step(self, net: Any, batch: Any, *_: Any) -> None:
+        net.backward(batch.x, batch.y)
+
+
+@torch.inference_mode()
+def inferred_net() -> nn.Module:
+    return small_net()
+
+
 def test_fit_without_a_method_shows_the_shortest_right_call() -> None:
     for given in ({}, {"method": METHOD}, {"schedule": SCHEDULE}):
         with pytest.raises(InputError, match=r"needs method= and schedule=, or recipe=.*amata.fit"):
@@ -55,7 +68,14 @@ def test_fit_without_a_method_shows_the_shortest_right_call() -> None:
         ({"model": small_net().requires_grad_(False)}, "no parameter .* requires a gradient"),
         ({"train": (toy_data()[0], toy_data()[1] + 0.5)}, "labels must be whole numbers"),
         ({"method": amata.ATTA(ball=BALL, loss_scale="sum")}, r"\[method\] loss_scale"),  # type: ignore[arg-type]
-        ({"train": TensorDataset(*toy_data())}, "wrap this Dataset"),
+        ({"train": TensorDataset(*toy_data())}, "not TensorDataset; wrap a Dataset"),
+        ({"valid": TensorDataset(*toy_data())}, "not TensorDataset; wrap a Dataset"),
+        ({"train": None}, "not NoneType"),
+        ({"recipe": {"train": {"epochs": 1}}}, "recipe = .* must be the name of a recipe"),
+        ({"optim": torch.optim.SGD(small_net().parameters())}, "optim = SGD must be amata.SGD"),
+        ({"model": nn.Sequential(nn.ReLU(inplace=True), small_net())}, "set inplace=False"),
+        ({"model": inferred_net()}, r"was made in torch.inference_mode\(\)"),
+        ({"method": Lazy(ball=BALL)}, r"Lazy.step\(\) never calls net.apply\(\)"),
         ({"train": [toy_data(16)]}, "batch_size= and augment= are for images in memory"),
     ],
 )
@@ -121,6 +141,18 @@ def test_numpy_arrays_and_loaders_train_alike(tmp_path: Path) -> None:
     amata.fit(small_net(), pairs, run=tmp_path / "run", **own)
     data = RunFolder.open(tmp_path / "run")[1].tables["data"]
     assert (data["name"], data["count"], data["sha256"]) == ("python", None, None)
+
+
+def test_a_callers_inference_mode_changes_nothing() -> None:
+    own = {k: v for k, v in QUICK.items() if k != "batch_size"} | {"epochs": 1}
+    expected = amata.fit(small_net(), [toy_data(16)], toy_data(8), **own)
+    model, memory = small_net(), small_net()
+    with torch.inference_mode():
+        x, y = (t.clone() for t in toy_data(16))
+        found = amata.fit(model, [(x, y)], tuple(t.clone() for t in toy_data(8)), **own)
+        amata.fit(memory, (x, y), **own)
+    for a, b in zip(expected.model.parameters(), found.model.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_a_recipe_fills_what_is_not_given_and_objects_replace_its_own() -> None:

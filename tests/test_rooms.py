@@ -30,7 +30,7 @@ ARROWS: dict[str, set[str]] = {
     "engine": {"distributed", "errors", "losses", "threat"},
     "models": {"errors", "seeds"},
     "data": {"batch", "errors", "seeds"},
-    "evaluation": {"attacks", "engine", "errors", "losses", "seeds", "threat"},
+    "evaluation": {"attacks", "data", "engine", "errors", "losses", "seeds", "threat"},
     "recipes": {"errors", "methods", "quantity", "schedules", "threat"},
     "control": {
         "batch",

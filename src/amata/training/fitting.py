@@ -11,7 +11,8 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from amata.data import Arrays, ImageSet
+from amata.attacks.checks import check_module
+from amata.data import Arrays, ImageSet, as_images
 from amata.distributed import current, report_lost_process
 from amata.errors import InputError
 from amata.evaluation import parse_attack
@@ -24,7 +25,6 @@ from amata.runs import RunFolder
 from amata.runs.files import write_json
 from amata.schedules import AnySchedule, Constant, closed_loop
 from amata.threat import BALLS, check_ball
-from amata.training.batches import as_images
 from amata.training.checks import check_equal_ranks
 from amata.training.device import resolve_device
 from amata.training.loop import Fitted, train_model
@@ -35,6 +35,7 @@ SHORTEST = (
 )
 
 
+@torch.inference_mode(False)  # a caller's inference mode would record no gradients
 def fit(
     model: nn.Module,
     train: Any,
@@ -71,7 +72,7 @@ def fit(
     """
     if resume is not None and (run is not None or recipe is not None):
         raise InputError("resume= takes settings and folder from the run; drop run= and recipe=")
-    _check_types(model, method, schedule, optim)
+    _check_types(model, method, schedule, optim, recipe)
     folder, base = None, load(recipe) if isinstance(recipe, str | Path) else recipe
     if resume is not None:
         folder, base = RunFolder.open(Path(resume).expanduser())
@@ -80,7 +81,7 @@ def fit(
                 f"{resume} was trained by a recipe; `amata train --resume {resume}` resumes it"
             )
     chosen = _recipe(base, method, schedule, model)
-    images, held_out = as_images(train), as_images(valid)
+    images, held_out = as_images(train), None if valid is None else as_images(valid)
     if not isinstance(images, ImageSet) and (batch_size or augment):
         raise InputError(
             "batch_size= and augment= are for images in memory; this iterable makes its own "
@@ -142,7 +143,7 @@ def _new_folder(path: Path, recipe: Recipe) -> RunFolder | None:
     return folder
 
 
-def _check_types(model: Any, method: Any, schedule: Any, optim: Any) -> None:
+def _check_types(model: Any, method: Any, schedule: Any, optim: Any, recipe: Any) -> None:
     """Refuse what is not the kind of object that an argument needs."""
     function = "or a function (epoch, epochs) -> (steps, step_size)"
     is_schedule = callable(schedule) or closed_loop(schedule) is not None
@@ -151,13 +152,21 @@ def _check_types(model: Any, method: Any, schedule: Any, optim: Any) -> None:
         "method": (method, isinstance(method, Method), "a method such as amata.PGD(ball=ball)"),
         "schedule": (schedule, is_schedule, f"a schedule such as amata.Linear(...), {function}"),
         "optim": (optim, isinstance(optim, Optim), "amata.SGD(...), AdamW(...) or Muon(...)"),
+        "recipe": (
+            recipe,
+            isinstance(recipe, Recipe | str | Path),
+            "the name of a recipe, a TOML file or an amata.Recipe",
+        ),
     }
     for name, (value, right, wanted) in needs.items():
         if not right and (value is not None or name == "model"):
-            raise InputError(f"fit(): {name} = {value!r} must be {wanted}")
+            text = repr(value)
+            short = text if len(text) <= 80 and text.isprintable() else type(value).__name__
+            raise InputError(f"fit(): {name} = {short} must be {wanted}")
     if isinstance(method, Method):
         check_ball(method.ball)
-    if isinstance(model, nn.Module) and not any(p.requires_grad for p in model.parameters()):
+    check_module(model)
+    if not any(p.requires_grad for p in model.parameters()):
         raise InputError("fit(): no parameter of the model requires a gradient; unfreeze some")
 
 
