@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -72,7 +73,7 @@ def fit(
     """
     if resume is not None and (run is not None or recipe is not None):
         raise InputError("resume= takes settings and folder from the run; drop run= and recipe=")
-    _check_types(model, method, schedule, optim, recipe)
+    _check_types(model, method, schedule, optim, {"recipe": recipe, "run": run, "resume": resume})
     folder, base = None, load(recipe) if isinstance(recipe, str | Path) else recipe
     if resume is not None:
         folder, base = RunFolder.open(Path(resume).expanduser())
@@ -143,7 +144,9 @@ def _new_folder(path: Path, recipe: Recipe) -> RunFolder | None:
     return folder
 
 
-def _check_types(model: Any, method: Any, schedule: Any, optim: Any, recipe: Any) -> None:
+def _check_types(
+    model: Any, method: Any, schedule: Any, optim: Any, paths: Mapping[str, Any]
+) -> None:
     """Refuse what is not the kind of object that an argument needs."""
     function = "or a function (epoch, epochs) -> (steps, step_size)"
     is_schedule = callable(schedule) or closed_loop(schedule) is not None
@@ -152,12 +155,11 @@ def _check_types(model: Any, method: Any, schedule: Any, optim: Any, recipe: Any
         "method": (method, isinstance(method, Method), "a method such as amata.PGD(ball=ball)"),
         "schedule": (schedule, is_schedule, f"a schedule such as amata.Linear(...), {function}"),
         "optim": (optim, isinstance(optim, Optim), "amata.SGD(...), AdamW(...) or Muon(...)"),
-        "recipe": (
-            recipe,
-            isinstance(recipe, Recipe | str | Path),
-            "the name of a recipe, a TOML file or an amata.Recipe",
-        ),
     }
+    for name, path in paths.items():
+        right = isinstance(path, str | Path) or (name == "recipe" and isinstance(path, Recipe))
+        wanted = "the name of a recipe, a TOML file or an amata.Recipe"
+        needs[name] = (path, right, wanted if name == "recipe" else "a folder")
     for name, (value, right, wanted) in needs.items():
         if not right and (value is not None or name == "model"):
             text = repr(value)
@@ -242,7 +244,9 @@ def _check_same(now: Recipe, recorded: Recipe, folder: RunFolder) -> None:
     """Refuse to resume with other data, another model or other settings than were recorded."""
     for section, table in now.deciding().items():
         known = recorded.deciding().get(section, {})
-        for key in table.keys() | known.keys():
+        # Another method is told by its name, not by the keys that the two do not share.
+        keys = sorted(table.keys() | known.keys(), key=lambda k: (k not in ("name", "class"), k))
+        for key in keys:
             needed = not key.startswith("valid") or not folder.finished  # nothing to validate
             if needed and table.get(key) != known.get(key):
                 raise InputError(

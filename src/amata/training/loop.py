@@ -173,6 +173,8 @@ class _Loop:
             self.saver.place = (self.trainer.state.epoch, self.trainer.state.batch)
         state = self.trainer.state
         if self.run:
+            if loaded is None and self.run.epochs():
+                self.reporter.note("there is no checkpoint: training starts from the beginning")
             self.run.truncate_rows(state.rows)
             self.epochs, self.events = self.run.epochs(), self.run.events()
             self.run.promote(state.best_epoch)

@@ -305,6 +305,7 @@ class Trainer:
 
     def restore(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         """Become what a snapshot describes."""
+        self._check_fits(under(tensors, "model/"))
         self.model.load_state_dict(under(tensors, "model/"))
         if self.ema:
             self.ema.model.load_state_dict(under(tensors, "ema/"))
@@ -331,3 +332,16 @@ class Trainer:
         self.state = TrainState.from_json(record)
         self._counted, self._images = (self.net.grad_evals, self.net.first_layer_evals), 0
         self.net.weights_changed()
+
+    def _check_fits(self, weights: dict[str, Tensor]) -> None:
+        """Refuse the checkpoint of another model, which may have as many parameters."""
+        shapes, own = (
+            {name: tuple(t.shape) for name, t in found.items()}
+            for found in (weights, self.model.state_dict())
+        )
+        for name in sorted(shapes.keys() | own.keys()):
+            if shapes.get(name) != own.get(name):
+                raise InputError(
+                    f"the checkpoint does not fit this model: {name} has shape {shapes.get(name)} "
+                    f"there and {own.get(name)} here; resume with the model that was trained"
+                )
