@@ -1,13 +1,15 @@
 """Evaluation: counts, intervals, costs and warnings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from amata.attacks import parse_attack, pgd
+from amata.data import Arrays
 from amata.errors import InputError
 from amata.evaluation import SINGLE_PROCESS, GradCounter, Shard, evaluate, wilson
 from amata.recipes import load
@@ -325,6 +327,53 @@ class Failing(nn.Module):
         raise RuntimeError(*self.message)
 
 
+@torch.inference_mode()
+def inferred() -> nn.Module:
+    return Linear(4)
+
+
+class Endless(IterableDataset[tuple[Tensor, Tensor]]):
+    """Images without a length."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.pairs = list(zip(x, y, strict=True))
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(self.pairs)
+
+
+@torch.inference_mode()
+def in_inference_mode(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x.clone(), y.clone()
+
+
+FORMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "floats": lambda x, y: (x, y),
+    "bytes": lambda x, y: ((255 * x).byte(), y),
+    "arrays": lambda x, y: (x.numpy(), y.numpy()),
+    "arrays of bytes": lambda x, y: ((255 * x).byte().numpy(), y.numpy()),
+    "labels of an array": lambda x, y: (x, y.numpy()),
+    "image set": Arrays,
+    "loader": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=8),
+    "loader without a length": lambda x, y: DataLoader(Endless(x, y), batch_size=8),
+    "generator": lambda x, y: ((x[i : i + 8], y[i : i + 8]) for i in range(0, 40, 8)),
+    "inference tensors": in_inference_mode,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_data_are_taken_in_any_form(form: str) -> None:
+    model, y = Linear(4), labels(40)
+    x = (255 * images(40)).round() / 255
+    given: dict[str, Any] = {"ball": Linf(0.02), "attacks": ["clean", "pgd-3"], "batch_size": 8}
+    expected = evaluate(model, (x, y), **given)
+    with torch.inference_mode(form == "generator"):
+        found = evaluate(model, FORMS[form](x, y), **given)
+    for name, result in expected.items():
+        assert (found[name].accuracy, found[name].n) == (result.accuracy, 40)
+        assert found[name].grad_evals == result.grad_evals
+
+
 def test_mistakes_in_the_arguments_are_named() -> None:
     model, x, y = Linear(4), images(6), labels(6) % 4
     odd = nn.Sequential(nn.Flatten(), nn.Linear(5, 4))
@@ -335,10 +384,23 @@ def test_mistakes_in_the_arguments_are_named() -> None:
             model, (x, y), ball=radius
         ),
         r"ball = 0\.03\d+ is not": lambda: pgd(model, x, y, ball=radius),
-        r"must be tensors, not ndarray;": lambda: evaluate(model, (x, y.numpy()), ball=BALL),
+        r"model must be an nn.Module, not function": lambda: evaluate(
+            lambda x: x,  # type: ignore[arg-type]
+            (x, y),
+            ball=BALL,
+        ),
+        r"changes its input images in place; set inplace=False": lambda: evaluate(
+            nn.Sequential(nn.ReLU(inplace=True), model), (x, y), ball=BALL
+        ),
+        r"the model was made in torch.inference_mode\(\)": lambda: evaluate(
+            inferred(), (x, y), ball=BALL
+        ),
+        r"not TensorDataset; wrap a Dataset: torch": lambda: evaluate(
+            model, TensorDataset(x, y), ball=BALL
+        ),
+        r"an iterable of batches, not NoneType": lambda: evaluate(model, None, ball=BALL),
         r"tensors, not ndarray": lambda: evaluate(model, [(x, y.numpy())], ball=BALL),
         r"batches of them, not dict": lambda: evaluate(model, [{"x": x}], ball=BALL),
-        r"must be tensors, not ndarray": lambda: evaluate(model, (x.numpy(), y.numpy()), ball=BALL),
         r"the model cannot take images of shape \(": lambda: evaluate(odd, (x, y), ball=BALL),
         r"the model cannot take images of": lambda: fit(odd, (x, y), None, recipe),
         r"the model cannot take images of shape \(.*: RuntimeError": lambda: evaluate(

@@ -1,11 +1,14 @@
 """fit(): trains any module, refuses bad input, returns the best weights."""
 
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from amata import recipes
 from amata.errors import AmataError, InputError
@@ -13,6 +16,7 @@ from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
 from amata.tensors import read_tensors
 from tests.conftest import Linear, small_net
+from tests.test_evaluation import Endless
 from tests.toy import fit, toy_data, toy_recipe
 
 
@@ -120,9 +124,40 @@ def test_fit_refuses_what_it_cannot_train_on() -> None:
         (small_net(), [(4 * x - 2, y)], r"outside \[0, 1\]"),
         (small_net(), (x, y + 4), r"outside the model's 4 classes"),
         (torch.nn.Conv2d(1, 3, 3), (x, y), r"logits of shape \(2, classes\)"),
+        (small_net(), DataLoader(Endless(x, y), batch_size=8), r"needs a len\(\)"),
+        (small_net(), TensorDataset(x, y), "wrap a Dataset"),
     ):
         with pytest.raises(InputError, match=message):
             fit(model, data, None, recipe)
+
+
+LATER: dict[str, tuple[Callable[[Tensor, Tensor], tuple[Any, Any]], str]] = {
+    "range": (lambda x, y: (255 * x, y), r"outside \[0, 1\]"),
+    "not a number": (lambda x, y: (x * torch.nan, y), "non-finite"),
+    "label above": (lambda x, y: (x, y + 3), r"labels range over \[3, 4\], outside the model's 4"),
+    "label below": (lambda x, y: (x, y - 1), "outside the model's 4 classes"),
+    "length": (lambda x, y: (x, y[1:]), r"labels must be an int64 tensor of shape \(16,\)"),
+    "dtype of labels": (lambda x, y: (x, y.int()), "labels must be an int64 tensor"),
+    "bytes": (lambda x, y: ((255 * x).byte(), y), "images must be a floating-point tensor"),
+    "dtype": (lambda x, y: (x.double(), y), "the model cannot take images of shape"),
+    "shape": (lambda x, y: (x[..., 1:], y), r"the model cannot take images of shape \(1, 6, 5\)"),
+    "empty": (lambda x, y: (x[:0], y[:0]), "the batch is empty"),
+}
+
+
+@pytest.mark.parametrize("case", LATER)
+def test_later_batches_are_checked_like_the_first(case: str) -> None:
+    change, said = LATER[case]
+    batches = [toy_data(16), toy_data(16), change(*toy_data(16))]
+    with pytest.raises(InputError, match=f"^batch 3 of the data: .*{said}"):
+        fit(small_net(), batches, None, toy_recipe("train.epochs=1"))
+
+
+def test_batches_of_other_sizes_are_trained_on_where_the_model_can() -> None:
+    pool = nn.AdaptiveAvgPool2d(1)
+    pooled = nn.Sequential(nn.Conv2d(1, 4, 3), pool, nn.Flatten(), nn.Linear(4, 2))
+    x, y = toy_data(16)
+    fit(pooled, [(x, y), (x[..., 1:], y), (x[:5], y[:5])], None, toy_recipe("train.epochs=1"))
 
 
 BAD_HELD_OUT = {

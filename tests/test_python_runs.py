@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import amata
@@ -34,6 +34,19 @@ QUICK: dict[str, Any] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Lazy(amata.Method):
+    """Forgets to update the weights."""
+
+    def step(self, net: Any, batch: Any, *_: Any) -> None:
+        net.backward(batch.x, batch.y)
+
+
+@torch.inference_mode()
+def inferred_net() -> nn.Module:
+    return small_net()
+
+
 def test_fit_without_a_method_shows_the_shortest_right_call() -> None:
     for given in ({}, {"method": METHOD}, {"schedule": SCHEDULE}):
         with pytest.raises(InputError, match=r"needs method= and schedule=, or recipe=.*amata.fit"):
@@ -55,7 +68,16 @@ def test_fit_without_a_method_shows_the_shortest_right_call() -> None:
         ({"model": small_net().requires_grad_(False)}, "no parameter .* requires a gradient"),
         ({"train": (toy_data()[0], toy_data()[1] + 0.5)}, "labels must be whole numbers"),
         ({"method": amata.ATTA(ball=BALL, loss_scale="sum")}, r"\[method\] loss_scale"),  # type: ignore[arg-type]
-        ({"train": TensorDataset(*toy_data())}, "wrap this Dataset"),
+        ({"train": TensorDataset(*toy_data())}, "not TensorDataset; wrap a Dataset"),
+        ({"valid": TensorDataset(*toy_data())}, "not TensorDataset; wrap a Dataset"),
+        ({"train": None}, "not NoneType"),
+        ({"recipe": {"train": {"epochs": 1}}}, "recipe = .* must be the name of a recipe"),
+        ({"optim": torch.optim.SGD(small_net().parameters())}, "optim = SGD must be amata.SGD"),
+        ({"model": nn.Sequential(nn.ReLU(inplace=True), small_net())}, "set inplace=False"),
+        ({"model": inferred_net()}, r"was made in torch.inference_mode\(\)"),
+        ({"method": Lazy(ball=BALL)}, r"Lazy.step\(\) never calls net.apply\(\)"),
+        ({"run": 7}, "run = 7 must be a folder"),
+        ({"resume": 7}, "resume = 7 must be a folder"),
         ({"train": [toy_data(16)]}, "batch_size= and augment= are for images in memory"),
     ],
 )
@@ -123,6 +145,18 @@ def test_numpy_arrays_and_loaders_train_alike(tmp_path: Path) -> None:
     assert (data["name"], data["count"], data["sha256"]) == ("python", None, None)
 
 
+def test_a_callers_inference_mode_changes_nothing() -> None:
+    own = {k: v for k, v in QUICK.items() if k != "batch_size"} | {"epochs": 1}
+    expected = amata.fit(small_net(), [toy_data(16)], toy_data(8), **own)
+    model, memory = small_net(), small_net()
+    with torch.inference_mode():
+        x, y = (t.clone() for t in toy_data(16))
+        found = amata.fit(model, [(x, y)], tuple(t.clone() for t in toy_data(8)), **own)
+        amata.fit(memory, (x, y), **own)
+    for a, b in zip(expected.model.parameters(), found.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_a_recipe_fills_what_is_not_given_and_objects_replace_its_own() -> None:
     fitted = amata.fit(
         small_net(),
@@ -183,6 +217,15 @@ def test_an_interrupted_run_is_resumed_to_the_same_bytes(tmp_path: Path) -> None
         ({"method": amata.PGD(ball=amata.Linf(0.1))}, r"threat\.eps = 0\.05, not 0\.1"),
         ({"epochs": 9}, r"train\.epochs = 3, not 9"),
         ({"run": "other"}, "drop run= and recipe="),
+        ({"train": (0.9 * toy_data()[0], toy_data()[1])}, r"data\.sha256 = '\w+', not '"),
+        ({"method": amata.TRADES(ball=BALL)}, r"method\.name = 'pgd', not 'trades'"),
+        (
+            {"model": nn.Sequential(*(net := list(small_net()))[:5], nn.Identity(), *net[5:])},
+            r"5.bias has shape \(12,\) there and None here",
+        ),
+        ({"resume": Path(__file__)}, "test_python_runs.py is not a run folder"),
+        ({"resume": Path(__file__).parent}, "tests is not a run folder"),
+        ({"resume": "nowhere"}, "nowhere is not a run folder"),
     ],
 )
 def test_a_resume_with_something_else_is_refused(
@@ -191,9 +234,36 @@ def test_a_resume_with_something_else_is_refused(
     stopped = {**QUICK, "progress": StopAt(0, 2)}
     with pytest.raises(amata.Interrupted):
         amata.fit(small_net(), toy_data(), run=tmp_path / "run", **stopped)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     given = {"model": small_net(), "train": toy_data(), "resume": tmp_path / "run", **change}
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as error:
         amata.fit(**given, progress=False)
+    assert "\n" not in str(error.value)
+    assert {path: path.read_bytes() for path in before} == before, "changed by a refused resume"
+
+
+class Notes(amata.Reporter):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_a_run_without_a_checkpoint_starts_from_the_beginning_and_says_so(tmp_path: Path) -> None:
+    whole = amata.fit(small_net(), toy_data(), run=tmp_path / "whole", **QUICK)
+    with pytest.raises(amata.Interrupted):
+        amata.fit(
+            small_net(), toy_data(), run=tmp_path / "run", **{**QUICK, "progress": StopAt(1, 2)}
+        )
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        path.unlink()
+    resumed = amata.fit(
+        small_net(), toy_data(), resume=tmp_path / "run", progress=(notes := Notes())
+    )
+    assert notes.lines == ["there is no checkpoint: training starts from the beginning"]
+    for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,9 @@
 process dies."""
 
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
 from amata import recipes
@@ -26,8 +29,10 @@ from amata.engine import PlainNet
 from amata.errors import InputError
 from amata.tensors import read_tensors
 from amata.training.experiment import resume, train
-from tests.conftest import ENV, ROOT, images, labels, small_net
+from tests.conftest import ENV, ROOT, dropout_net, images, labels, small_net
 from tests.processes import CASES, trained
+from tests.toy import QUICK
+from tests.unequal import CASES as UNEQUAL
 
 
 def torchrun(*arguments: str | Path, restarts: int = 0) -> "subprocess.CompletedProcess[str]":
@@ -124,6 +129,66 @@ DIGITS = [
 ]
 
 
+def two(*arguments: str | Path) -> list["subprocess.Popen[str]"]:
+    """Two processes as a launcher that does not watch them starts them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    return [
+        subprocess.Popen(
+            [sys.executable, *map(str, arguments)],
+            env={**ENV, **group, "WORLD_SIZE": "2", "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        for rank in range(2)
+    ]
+
+
+@pytest.mark.slow
+def test_processes_that_differ_are_refused(tmp_path: Path) -> None:
+    processes = two(ROOT / "tests" / "unequal.py", tmp_path)
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    assert all((tmp_path / f"{rank}.json").is_file() for rank in (0, 1)), errors
+    lines = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert lines[0] == lines[1], "every process prints the same line"
+    for name, (_, expected) in UNEQUAL.items():
+        line = lines[0][name]
+        assert line == expected or line.startswith(expected), name
+        assert "\n" not in (line or "")
+    assert sorted(path.name for path in tmp_path.glob("*/")) == ["nothing"]
+
+
+class Stopped(nn.Module):
+    """A network for digits that stops rank 1, as a machine that hangs does, in its third pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.passes = dropout_net(), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += self.training
+        if self.passes == 3 and os.environ.get("RANK") == "1":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return self.net(x)
+
+
+@pytest.mark.slow
+def test_a_process_that_stops_answering_is_noticed(tmp_path: Path) -> None:
+    options = [*QUICK, "model.name=tests.test_ranks:Stopped", "train.timeout=0.1"]
+    sets = [part for text in options for part in ("--set", text)]
+    out = tmp_path / "run"
+    processes = two("-m", "amata", "train", "mnist5k-amata", *sets, "--out", out)
+    try:
+        line = processes[0].communicate(timeout=120)[1].splitlines()[-1]
+    finally:
+        processes[1].kill()
+        processes[1].communicate()
+    assert processes[0].returncode == 1
+    assert line.startswith("error: another process stopped answering: no answer in 0.1 minutes")
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One process, never interrupted."""
@@ -156,6 +221,7 @@ def test_a_killed_process_is_restarted_and_the_run_finishes(
     assert done.returncode == 0, done.stderr[-4000:]
     assert "exitcode: -9" in done.stderr, "no process died"
     assert "resumed at epoch 2\n" in done.stderr
+    assert "error: another process stopped answering: Connection " in done.stderr
     assert done.stdout.count("run folder") == 1, "one process reports"
     assert_same(tmp_path / "run", undisturbed)
 

@@ -1,17 +1,28 @@
 """Runs that are interrupted or killed end with the same bytes."""
 
+import contextlib
 import json
+import os
 import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from amata import recipes
-from amata.errors import InputError
+from amata.errors import AmataError, InputError
+from amata.metrics import EpochRow
+from amata.reporter import Reporter
 from amata.runs import RunFolder
+from amata.runs.lock import Busy, hold
 from amata.training import Interrupted
 from amata.training.experiment import resume, train
-from tests.conftest import small_net
+from amata.training.interrupt import Interrupt
+from tests.conftest import ENV, Called, dropout_net, small_net
 from tests.death import Killed, dying
 from tests.disk import Disk
 from tests.toy import (
@@ -122,6 +133,117 @@ def test_an_interrupt_without_a_run_folder_reports_that_nothing_was_saved() -> N
     with pytest.raises(Interrupted, match="nothing was saved"):
         fit(small_net(), toy_data(), None, toy_recipe(), reporter=StopAt(0, 2))
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+class StopAfter(Reporter):
+    """Sends this process a signal when an epoch, and its checkpoint, are done."""
+
+    def __init__(self, epoch: int, number: int) -> None:
+        self.last, self.number = epoch, number
+
+    def epoch(self, row: EpochRow) -> None:
+        if row["epoch"] == self.last:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_the_last_epoch_is_not_lost(tmp_path: Path, number: int) -> None:
+    recipe = toy_recipe("train.tensorboard=false", "train.epochs=1")
+    whole = fit(small_net(), toy_data(), None, recipe, run=tmp_path / "whole")
+    with pytest.raises(Interrupted, match=r"training is done and saved.*--resume") as stopped:
+        fit(
+            small_net(),
+            toy_data(),
+            None,
+            recipe,
+            run=tmp_path / "cut",
+            reporter=StopAfter(0, number),
+        )
+    assert stopped.value.exit_code == 128 + number
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert (tmp_path / "cut" / "model.safetensors").is_file()
+    run, again = RunFolder.open(tmp_path / "cut")
+    resumed = fit(small_net(seed=9), toy_data(), None, again, run=run)
+    for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("error", [None, AmataError("the disk is full")])
+def test_a_signal_is_not_lost_whatever_ends_the_block(error: AmataError | None) -> None:
+    def block() -> None:
+        with Interrupt():
+            os.kill(os.getpid(), signal.SIGTERM)
+            if error:
+                raise error
+
+    with pytest.raises(Interrupted, match=str(error or "interrupted")) as stopped:
+        block()
+    assert stopped.value.exit_code == 143
+
+
+def test_a_sweep_does_not_swallow_an_interrupt() -> None:
+    """`except Exception` is what sweeps are written with; Ctrl-C must end them."""
+    stopping = pytest.raises(KeyboardInterrupt, match="nothing was saved")
+    with stopping, contextlib.suppress(Exception):
+        fit(small_net(), toy_data(), None, toy_recipe(), reporter=StopAt(0, 1))
+
+
+HOLDER = """
+import os, signal, sys, time
+from pathlib import Path
+from torch.utils.data import DataLoader
+from amata.runs.lock import hold
+
+def stay(_):
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+
+with hold(Path(sys.argv[1]), "training"):
+    loader = DataLoader([0], num_workers=1, worker_init_fn=stay, multiprocessing_context="fork")
+    batches = iter(loader)
+    time.sleep(60)
+"""
+
+
+def test_the_workers_of_a_killed_process_do_not_keep_its_lock(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        with pytest.raises(Busy, match="another process is training"), hold(tmp_path, "training"):
+            pass
+        process.kill()
+        process.wait()
+        try:
+            with hold(tmp_path, "training"):
+                os.kill(worker, 0)  # it still lives
+        finally:
+            os.kill(worker, signal.SIGKILL)
+
+
+class Terminated(nn.Module):
+    """A network for digits that gets SIGTERM when it first trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.sent = dropout_net(), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and not self.sent:
+            self.sent = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        return self.net(x)
+
+
+def test_the_command_ends_with_one_line_and_the_status_of_the_signal(
+    tmp_path: Path, amata: Callable[..., Called]
+) -> None:
+    options = [*QUICK, "model.name=tests.test_resume:Terminated"]
+    sets = [part for text in options for part in ("--set", text)]
+    called = amata("train", "mnist5k-amata", *sets, "--out", tmp_path / "run")
+    assert called.code == 143
+    last = called.err.splitlines()[-1]
+    assert last.startswith("error: interrupted in epoch 1, batch 1; resume with `amata train")
 
 
 KILLED = {

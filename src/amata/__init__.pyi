@@ -13,6 +13,7 @@ from .batch import Batch as Batch
 from .control import criterion as criterion
 from .errors import AmataError as AmataError
 from .errors import InputError as InputError
+from .errors import Interrupted as Interrupted
 from .evaluation import evaluate as evaluate
 from .methods import ATTA as ATTA
 from .methods import DAT as DAT
@@ -43,7 +44,6 @@ from .threat import Ball as Ball
 from .threat import Linf as Linf
 from .threat import Region as Region
 from .training import Fitted as Fitted
-from .training import Interrupted as Interrupted
 from .training import fit as fit
 
 __version__: str

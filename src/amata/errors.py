@@ -19,6 +19,18 @@ class InputError(AmataError, ValueError):
     exit_code = 2
 
 
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop, by Ctrl-C or a signal, and its state is saved.
+
+    Not an `AmataError`: `except Exception` around a sweep must not swallow it.
+    """
+
+    def __init__(self, message: str, number: int) -> None:
+        """`number` is the signal's."""
+        super().__init__(message)
+        self.exit_code = 128 + number
+
+
 def nearest(name: str, options: Iterable[str]) -> str:
     """A hint for a mistyped name: the closest option, or all options if none is close."""
     names = sorted(options)

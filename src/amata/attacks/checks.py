@@ -1,13 +1,15 @@
 """Input checks: images, labels and models that an attack cannot handle raise InputError."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from amata.errors import InputError
 
 
-def check_images(x: Tensor, y: Tensor) -> None:
-    """Require N images in [0, 1] with N integer labels."""
+def check_kinds(x: Tensor, y: Tensor) -> None:
+    """Require a floating-point tensor of N images and N integer labels, whatever their values."""
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2:
         raise InputError(
             f"images must be a floating-point tensor of shape (N, C, H, W), not {_describe(x)}"
@@ -16,6 +18,11 @@ def check_images(x: Tensor, y: Tensor) -> None:
         raise InputError(f"labels must be an int64 tensor of shape ({len(x)},), not {_describe(y)}")
     if len(x) == 0:
         raise InputError("the batch is empty")
+
+
+def check_images(x: Tensor, y: Tensor) -> None:
+    """Require N images in [0, 1] with N integer labels."""
+    check_kinds(x, y)
     low, high = x.detach().aminmax()
     if not (torch.isfinite(low) and torch.isfinite(high)):
         raise InputError("images contain non-finite values; check the loader and the augmentation")
@@ -23,6 +30,17 @@ def check_images(x: Tensor, y: Tensor) -> None:
         raise InputError(
             f"image values range over [{low:.3g}, {high:.3g}], outside [0, 1]; scale images to "
             "[0, 1] and put the normalisation inside the model"
+        )
+
+
+def check_module(model: Any) -> None:
+    """Require a module that gradients can flow through."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model must be an nn.Module, not {_describe(model)}")
+    if any(t.is_inference() for t in (*model.parameters(), *model.buffers())):
+        raise InputError(
+            "the model was made in torch.inference_mode() and can have no gradients; build it "
+            "outside, or copy it there with copy.deepcopy(model)"
         )
 
 
@@ -41,9 +59,12 @@ def check_model(model: nn.Module, x: Tensor, y: Tensor) -> int:
 
 
 def forward(model: nn.Module, x: Tensor) -> Tensor:
-    """Forward pass; shape errors become InputError."""
+    """Forward pass; shape errors become InputError. A model that changes its input is refused: it
+    would change the data, or the start of the next attack step."""
+    own = x.clone()
+    version = None if own.is_inference() else own._version
     try:
-        z: Tensor = model(x)
+        z: Tensor = model(own)
     except (RuntimeError, ValueError, AssertionError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         if "memory" in reason or "CUDA error" in reason:  # not caused by the shape of the images
@@ -51,6 +72,11 @@ def forward(model: nn.Module, x: Tensor) -> Tensor:
         raise InputError(
             f"the model cannot take images of shape {tuple(x.shape[1:])}: {reason}"
         ) from error
+    if version is not None and own._version != version:
+        raise InputError(
+            "the model changes its input images in place; set inplace=False in its first layer, or "
+            "start its forward() with x = x.clone()"
+        )
     return z
 
 
@@ -61,8 +87,12 @@ def check_logits(z: Tensor, y: Tensor, n: int | None = None) -> None:
     if not isinstance(z, Tensor) or z.dim() != 2 or len(z) != n:
         kind = f"shape {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
         raise InputError(f"the model's output must be logits of shape ({n}, classes), not {kind}")
-    if y.min() < 0 or y.max() >= z.shape[1]:
+    check_labels(y, z.shape[1])
+
+
+def check_labels(y: Tensor, classes: int) -> None:
+    if y.min() < 0 or y.max() >= classes:
         raise InputError(
-            f"labels range over [{int(y.min())}, {int(y.max())}], outside the model's "
-            f"{z.shape[1]} classes"
+            f"labels range over [{int(y.min())}, {int(y.max())}], outside the model's {classes} "
+            "classes"
         )

@@ -1,14 +1,29 @@
 """The Typer app, and options that several commands share."""
 
 import contextlib
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from amata.errors import InputError
+from amata.errors import InputError, Interrupted, printable
+
+
+class Commands(TyperGroup):
+    """Prints the line of an interrupted run. typer would drop it, and its exit status."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Interrupted as stopped:
+            print(f"error: {printable(stopped)}", file=sys.stderr)
+            raise SystemExit(stopped.exit_code) from None
+
 
 app = typer.Typer(
+    cls=Commands,
     help="Adversarial training at a fraction of its usual cost.",
     add_completion=False,
     rich_markup_mode=None,

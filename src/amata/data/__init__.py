@@ -9,7 +9,7 @@ from typing import Any
 from amata.data.datasets import DATASETS, DataSet, find_dataset
 from amata.data.feed import Feed
 from amata.data.folder import Folder, Framing, load_folder
-from amata.data.images import Arrays, ImageSet, Loader, Stream, split_validation
+from amata.data.images import Arrays, ImageSet, Loader, Stream, as_images, split_validation
 from amata.errors import InputError
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Loader",
     "Splits",
     "Stream",
+    "as_images",
     "data_root",
     "find_dataset",
     "load",

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from amata.batch import Batch
 from amata.data.augment import crop_flip
@@ -201,11 +203,13 @@ class Stream:
     count = None
 
     def __init__(self, batches: Iterable[Any], device: torch.device) -> None:
-        if not hasattr(batches, "__len__"):
+        try:
+            len(batches)  # type: ignore[arg-type]
+        except TypeError:
             raise InputError(
                 "an iterable of batches needs a len(): learning rate and progress depend on the "
-                "number of batches per epoch"
-            )
+                "number of batches per epoch; wrap it in a class with __iter__ and __len__"
+            ) from None
         self.batches, self.device = batches, device
 
     def __len__(self) -> int:
@@ -215,7 +219,7 @@ class Stream:
         return self
 
     def epoch(self, epoch: int = 0, start: int = 0, stride: int = 1) -> Iterator[Batch]:
-        for item in islice(self.batches, start, None, stride):
+        for number, item in enumerate(islice(self.batches, start, None, stride)):
             if not (
                 isinstance(item, tuple | list)
                 and len(item) >= 2
@@ -225,8 +229,28 @@ class Stream:
                     "data must be tensors (x, y), or an iterable of such batches; convert numpy "
                     "arrays with torch.from_numpy"
                 )
-            x, y = item[0].to(self.device), item[1].to(self.device)
+            self.check(start + number * stride, *item[:2])
+            # A clone of a tensor from torch.inference_mode() can be trained on.
+            x, y = (t.clone() if t.is_inference() else t for t in item[:2])
+            x, y = x.to(self.device), y.to(self.device)
             yield Batch(x, y, torch.full((len(x),), -1, device=self.device), epoch=epoch)
+
+    def check(self, number: int, x: Tensor, y: Tensor) -> None:
+        """Called with every batch before it is moved to the device."""
+
+
+def as_images(data: Any) -> Any:
+    """A pair (x, y) of tensors or arrays as an image set; an image set or an iterable of batches as
+    it is."""
+    if isinstance(data, ImageSet):
+        return data
+    if isinstance(data, Dataset) or not hasattr(data, "__iter__"):
+        raise InputError(
+            f"data must be a pair (x, y) or an iterable of batches, not {type(data).__name__}; "
+            "wrap a Dataset: torch.utils.data.DataLoader(dataset, batch_size=128, shuffle=True)"
+        )
+    pair = isinstance(data, tuple | list) and len(data) == 2
+    return Arrays(*data) if pair and isinstance(data[0], Tensor | np.ndarray) else data
 
 
 def split_validation(

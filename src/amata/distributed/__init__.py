@@ -7,6 +7,7 @@ from amata.distributed.process_group import (
     is_main,
     launched,
     local_device,
+    report_lost_process,
 )
 from amata.distributed.sync_batchnorm import (
     SyncBatchNorm,
@@ -23,5 +24,6 @@ __all__ = [
     "is_main",
     "launched",
     "local_device",
+    "report_lost_process",
     "revert_sync_batchnorm",
 ]

@@ -11,6 +11,7 @@ NCCL could send those only from GPU memory, and each message would wait for the 
 """
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,10 +21,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from amata.errors import AmataError
+
 T = TypeVar("T")
 
-TIMEOUT = timedelta(hours=6)
-"""Of collectives. Long, because one process may evaluate much harder images than the others."""
+TIMEOUT = timedelta(minutes=10)
+"""How long a process waits for another one. Most waits are shorter than a second. The longest are
+for a process that compiles, writes the last checkpoint, or has one more batch to evaluate."""
+
+JOIN_TIMEOUT = timedelta(hours=1)
+"""How long processes wait for each other at the start: one may read its data faster."""
 
 
 class Ranks:
@@ -65,11 +72,17 @@ class Ranks:
         dist.broadcast_object_list(box, src=0, group=self.gloo_group)
         return box[0]
 
+    def gather(self, value: T) -> list[T]:
+        """The values of all processes, by rank."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self.gloo_group)
+        return found
+
     def join_rows(self, t: Tensor) -> Tensor:
         """The rows of all processes, concatenated by rank, on the CPU."""
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, t.cpu(), group=self.gloo_group)
-        return torch.cat(found)
+        return torch.cat(self.gather(t.cpu()))
 
 
 _current: tuple[Any, Ranks] | None = None
@@ -77,9 +90,13 @@ _current: tuple[Any, Ranks] | None = None
 must create the gloo group beside it together: once, not at every call of `current`."""
 
 
-def current() -> Ranks:
+def current(timeout: timedelta = TIMEOUT) -> Ranks:
     """The ranks of torch's default process group, whoever initialised it; rank 0 of 1 without
-    one."""
+    one.
+
+    The first call creates the gloo group beside an NCCL group, with this timeout. A gloo group
+    keeps the timeout that it was initialised with.
+    """
     global _current
     if not (dist.is_available() and dist.is_initialized()):
         return Ranks()
@@ -88,7 +105,7 @@ def current() -> Ranks:
         gloo_group = (
             world
             if dist.get_backend() == "gloo"
-            else dist.new_group(backend="gloo", timeout=TIMEOUT)
+            else dist.new_group(backend="gloo", timeout=timeout)
         )
         _current = world, Ranks(dist.get_rank(), dist.get_world_size(), gloo_group)
     return _current[1]
@@ -112,27 +129,66 @@ def local_device() -> torch.device | None:
 
 
 @contextmanager
-def init_distributed(device: torch.device) -> Iterator[Ranks]:
+def report_lost_process() -> Iterator[None]:
+    """Turn the backend's error about a process that died, or does not answer, into one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if "gloo" not in text and not (dist.is_available() and isinstance(error, dist.DistError)):
+            raise
+        if waited := re.search(r"waiting (\d+)ms", text):
+            minutes = f"{int(waited[1]) / 60_000:.3g}"
+            reason = f"no answer in {minutes} minutes; raise train.timeout if it was only slow"
+        else:
+            reason = re.sub(r"^\[\S+\] ", "", text).split(". ")[0].splitlines()[0]
+        raise AmataError(
+            f"another process stopped answering: {reason}; restart all of them to resume from the "
+            "last checkpoint"
+        ) from error
+
+
+@contextmanager
+def init_distributed(device: torch.device, timeout: timedelta = TIMEOUT) -> Iterator[Ranks]:
     """Initialise the process group, if torchrun started several processes and none is initialised
-    yet."""
+    yet. A process that does not answer within `timeout` is an error of all others."""
     global _current
     if not launched() or dist.is_initialized():
-        yield current()
+        yield current(timeout)
         return
     gpu_is_shared = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     # NCCL needs a GPU for each process; processes that share one use gloo.
     backend = "nccl" if device.type == "cuda" and not gpu_is_shared else "gloo"
-    store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))  # type: ignore[attr-defined]
+    store, rank, size = next(dist.rendezvous("env://", timeout=JOIN_TIMEOUT))  # type: ignore[attr-defined]
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
         # torchrun keeps one store through restarts, which still holds the addresses of processes
         # that died. A prefix per restart hides them. Only on one machine do all processes see the
         # same restart count.
         store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    _join(store, rank, size)
+    # NCCL's own timeout kills the process without a line, so gloo's must come first: after every
+    # batch processes meet there too.
+    waits = timeout if backend == "gloo" else 2 * timeout
+    with report_lost_process():
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=waits)
+        try:
+            yield current(timeout)
+        finally:
+            _current = None
+            dist.destroy_process_group()
+
+
+def _join(store: Any, rank: int, size: int) -> None:
+    """Wait until all processes are here."""
+    store.set(f"joined/{rank}", "")
+    others = [f"joined/{other}" for other in range(size)]
     try:
-        yield current()
-    finally:
-        _current = None
-        dist.destroy_process_group()
+        store.wait(others, JOIN_TIMEOUT)
+    except dist.DistStoreError:
+        missing = [other for other in range(size) if not store.check([others[other]])]
+        raise AmataError(
+            f"rank {', '.join(map(str, missing))} of {size} did not start within "
+            f"{JOIN_TIMEOUT.seconds // 60} minutes; start all processes together"
+        ) from None

@@ -71,6 +71,8 @@ class PlainNet:
         self.accumulating = False
         """With gradient accumulation, whether more parts of the batch follow: `apply` then does
         nothing."""
+        self.updates = 0
+        """Calls of `apply` that updated the weights."""
         self._samples = 0
 
     def describe(self) -> str:
@@ -127,6 +129,7 @@ class PlainNet:
         if self.ranks.size > 1:
             self._all_reduce()
         self._step()
+        self.updates += 1
         self._samples = 0
         if self.ema is not None:
             self.ema.update()

@@ -3,7 +3,7 @@ look masked."""
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from amata.attacks import Attack, parse_attack
-from amata.attacks.checks import check_images, check_logits, forward
+from amata.attacks.checks import check_images, check_kinds, check_logits, check_module, forward
 from amata.attacks.preserve import input_grad, untouched
+from amata.data import ImageSet, Loader, as_images
 from amata.engine import EvalCopy, compiled_for_eval, no_cudnn_benchmark, tf32
 from amata.errors import InputError
 from amata.losses import ce
@@ -81,6 +82,7 @@ class GradCounter(nn.Module):
         self.grad_evals += len(g)
 
 
+@torch.inference_mode(False)  # a caller's inference mode would record no gradients
 def evaluate(
     model: nn.Module,
     data: Any,
@@ -99,8 +101,9 @@ def evaluate(
 ) -> dict[str, Result]:
     """Evaluate a model under each attack.
 
-    `data` is a pair of tensors (x, y), or any iterable of (x, y, ...) batches. The model is left
-    unchanged. The random draws of an attack depend only on `seed`, the batch and its name.
+    `data` is a pair (x, y) of tensors or arrays, an image set, or any iterable of (x, y, ...)
+    batches. The model is left unchanged. The random draws of an attack depend only on `seed`, the
+    batch and its name.
 
     With several processes, `data` holds only the batches of this process's `part`, each of
     `batch_size` images. All processes return the results of the whole.
@@ -110,6 +113,7 @@ def evaluate(
     TF32 or full float32 for convolutions and matrix products on a GPU.
     """
     check_ball(ball)
+    check_module(model)
     named = attacks.split(",") if isinstance(attacks, str) else attacks
     parsed = [
         parse_attack(name, step_size=step_size, c=cw_c)
@@ -117,15 +121,16 @@ def evaluate(
     ]
     perturbs = any(attack.perturbs for attack in parsed)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    batches, count = _batches(data, batch_size, device)
     on_gpu = device.type == "cuda"
     counter = GradCounter(
         compiled_for_eval(model) if on_gpu and engine == "auto" and perturbs else model
     )
     tallies = {attack: _Tally() for attack in parsed}
     n, stats = 0, _ModelStats()
-    total = min(limit or 2**62, _count(data, batch_size))
+    total = min(limit or 2**62, count)
     with tf32(precision == "tf32"), no_cudnn_benchmark():
-        for number, (x, y) in enumerate(_batches(data, batch_size)):
+        for number, (x, y) in enumerate(batches):
             index = part.rank + number * part.size  # of this batch among those of all processes
             first = n if part.size == 1 else index * batch_size  # index of its first image
             if limit is not None and first >= limit:
@@ -202,37 +207,39 @@ class _Tally:
         )
 
 
-def _batches(data: Any, batch_size: int) -> Iterable[tuple[Tensor, Tensor]]:
-    if pair := _is_pair(data):
-        _check_tensors(data)
-    for item in zip(*(t.split(batch_size) for t in data), strict=True) if pair else data:
-        _check_tensors(item)
-        yield item[0], item[1]
+def _batches(
+    data: Any, batch_size: int, device: torch.device
+) -> tuple[Iterator[tuple[Tensor, Tensor]], int]:
+    """The batches of data in any form, and the number of images if it is known, else 0."""
+    pair = isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[0], "shape")
+    if pair and all(isinstance(t, Tensor) and t.dtype != torch.uint8 for t in data):
+        check_kinds(*data)
+        parts = zip(*(t.split(batch_size) for t in data), strict=True)
+        return _checked(parts), len(data[0])
+    images = as_images(data)
+    if isinstance(images, ImageSet):
+        return _checked(Loader(images, batch_size, device).epoch()), len(images)
+    try:
+        return _checked(images), len(images) * batch_size
+    except TypeError:  # an iterable without a length
+        return _checked(images), 0
 
 
-def _is_pair(data: Any) -> bool:
-    return (
-        isinstance(data, tuple | list) and len(data) == 2 and any(hasattr(t, "shape") for t in data)
-    )
-
-
-def _check_tensors(item: Any) -> None:
-    if not isinstance(item, tuple | list) or len(item) < 2:
-        raise InputError(
-            f"data must be tensors (x, y) or batches of them, not {type(item).__name__}"
-        )
-    for value in item[:2]:
-        if not isinstance(value, Tensor):
+def _checked(batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    for item in batches:
+        if not isinstance(item, tuple | list) or len(item) < 2:
             raise InputError(
-                f"images and labels must be tensors, not {type(value).__name__}; convert arrays "
-                "with torch.from_numpy"
+                f"data must be tensors (x, y) or batches of them, not {type(item).__name__}"
             )
-
-
-def _count(data: Any, batch_size: int) -> int:
-    if _is_pair(data):
-        return len(data[0])
-    return len(data) * batch_size if hasattr(data, "__len__") else 0
+        for value in item[:2]:
+            if not isinstance(value, Tensor):
+                raise InputError(
+                    f"images and labels must be tensors, not {type(value).__name__}; convert "
+                    "arrays with torch.from_numpy"
+                )
+        # A clone of a tensor from torch.inference_mode() can have gradients.
+        x, y = (t.clone() if t.is_inference() else t for t in item[:2])
+        yield x, y
 
 
 @dataclass

@@ -28,6 +28,7 @@ OPERATIONAL = frozenset(
         "train.keep_epochs",
         "train.save_minutes",
         "train.tensorboard",
+        "train.timeout",
     }
 )
 """Keys that say how a run is carried out, not what it computes: they may change on resume."""

@@ -134,6 +134,9 @@ class Train(Table):
     """Keep the state at the start of every epoch; `amata criterion` needs it."""
     save_minutes: Positive = 5.0
     """Minutes between two checkpoints within an epoch."""
+    timeout: Annotated[float, BeforeValidator(number), Field(gt=0, le=10_000)] = 10.0
+    """Several processes: minutes to wait for one that does not answer. Raise it if evaluating a
+    batch takes longer."""
     tensorboard: bool = True
     """Write TensorBoard events."""
 

@@ -140,9 +140,12 @@ class RunFolder:
 
     def remove_if_untrained(self) -> None:
         """Remove the folder of a run that failed before its first epoch or checkpoint."""
-        rows = self.metrics.is_file() and self.metrics.stat().st_size > 0
-        if not any(self.checkpoints.iterdir()) and not rows:
+        if not any(self.checkpoints.iterdir()) and not self.has_rows():
             shutil.rmtree(self.path)
+
+    def has_rows(self) -> bool:
+        """Whether metrics.jsonl holds anything, readable or not."""
+        return self.metrics.is_file() and self.metrics.stat().st_size > 0
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

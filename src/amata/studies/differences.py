@@ -7,7 +7,14 @@ from amata.recipes import Recipe
 from amata.runs import RunFolder
 
 NEUTRAL = frozenset(
-    {"data.workers", "train.seed", "train.keep_epochs", "train.save_minutes", "train.tensorboard"}
+    {
+        "data.workers",
+        "train.seed",
+        "train.keep_epochs",
+        "train.save_minutes",
+        "train.tensorboard",
+        "train.timeout",
+    }
 )
 """Keys that affect neither results nor speed."""
 

@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
+from amata.attacks.checks import check_images, check_kinds, check_labels
 from amata.batch import Batch
-from amata.data import Arrays, ImageSet, Loader, Stream
+from amata.data import ImageSet, Loader, Stream, as_images
 from amata.distributed import current
 from amata.errors import InputError
 from amata.recipes import Recipe
@@ -30,11 +29,33 @@ class Batches(Protocol):
         ...
 
 
+class CheckedStream(Stream):
+    """A stream whose every batch is checked like the first.
+
+    Pixels and labels are read on the CPU, before they are moved to the training device. Of tensors
+    that are on a GPU already only dtype and shape are checked: reading them would make every batch
+    wait for the device.
+    """
+
+    classes: int | None = None
+    """The model's number of classes, once it is known."""
+
+    def check(self, number: int, x: Tensor, y: Tensor) -> None:
+        try:
+            check_kinds(x, y)
+            if x.device.type == "cpu":
+                check_images(x, y)
+            if y.device.type == "cpu" and self.classes is not None:
+                check_labels(y, self.classes)
+        except InputError as error:
+            raise InputError(f"batch {number + 1} of the data: {error}") from None
+
+
 def training_batches(data: Any, recipe: Recipe, device: torch.device) -> Batches:
     """Training batches, shuffled and augmented as functions of seed, epoch and batch."""
     images = as_images(data)
     if not isinstance(images, ImageSet):
-        return Stream(images, device)
+        return CheckedStream(images, device)
     c = recipe.data
     pad, flip = (c.pad if c.augment == "crop-flip" else 0), c.augment != "none"
     rank, size = current().rank, current().size
@@ -60,18 +81,7 @@ def held_out_batches(
         return None
     images = as_images(data)
     if not isinstance(images, ImageSet):
-        return Stream(images, device)
+        return CheckedStream(images, device)
     if at_most is not None and at_most < len(images):
         images = images.subset(torch.linspace(0, len(images) - 1, at_most).long())
     return Loader(images, recipe.eval.batch_size, device)
-
-
-def as_images(data: Any) -> Any:
-    """A pair (x, y) of tensors or arrays as an image set; anything else as it is."""
-    if isinstance(data, Dataset):
-        raise InputError(
-            "data must be a pair (x, y) or an iterable of batches; wrap this Dataset: "
-            "torch.utils.data.DataLoader(dataset, batch_size=128, shuffle=True)"
-        )
-    pair = isinstance(data, tuple | list) and len(data) == 2
-    return Arrays(*data) if pair and isinstance(data[0], Tensor | np.ndarray) else data

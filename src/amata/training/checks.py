@@ -1,8 +1,67 @@
-"""Checks of what can be divided among processes, or into parts of a batch."""
+"""Checks of what several processes train: the same thing, which can be divided among them."""
 
+import hashlib
+import platform
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import amata
 from amata.distributed import Ranks
 from amata.errors import InputError
 from amata.recipes import Recipe
+
+OWN = frozenset(
+    {
+        "data.root",
+        "data.workers",
+        "train.device",
+        "train.save_minutes",
+        "train.tensorboard",
+        "train.timeout",
+    }
+)
+"""Keys that every process may have its own value of."""
+
+
+def check_equal_ranks(recipe: Recipe, data: Mapping[str, Any], ranks: Ranks) -> None:
+    """Refuse processes that differ in recipe, data or versions: each would train its own way, and
+    the average of their gradients would be of no use. `data` identifies the images."""
+    if ranks.size == 1:
+        return
+    facts: dict[str, Any] = {
+        f"{section}.{key}": value
+        for section, table in recipe.tables.items()
+        for key, value in table.items()
+        if f"{section}.{key}" not in OWN
+    }
+    facts |= {f"data.{name}": value for name, value in data.items()}
+    facts |= {
+        "the version of Python": platform.python_version(),
+        "the version of torch": torch.__version__,
+        "the version of amata": amata.__version__,
+        "the hash of amata's source": _source_hash(),
+    }
+    first, *others = ranks.gather(facts)
+    for rank, found in enumerate(others, start=1):
+        for name in sorted(first.keys() | found.keys()):
+            if found.get(name) != first.get(name):
+                raise InputError(
+                    f"rank {rank} has {name} = {found.get(name)!r} and rank 0 has "
+                    f"{first.get(name)!r}; start all processes with the same recipe, data and "
+                    "versions"
+                )
+
+
+@cache
+def _source_hash() -> str:
+    digest, root = hashlib.sha256(), Path(amata.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def check_equal_batches(count: int, ranks: Ranks) -> None:

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -11,16 +12,15 @@ from torch import nn
 from amata import data, models, recipes
 from amata.attacks.checks import forward
 from amata.distributed import current, init_distributed, is_main, launched
-from amata.errors import InputError, quoted, shorten
+from amata.errors import InputError, Interrupted, quoted, shorten
 from amata.evaluation import Result, evaluate, parse_attack
 from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
 from amata.reporter import Reporter
 from amata.runs import RunFolder, resume_call
 from amata.runs.files import describe_weights
-from amata.training.checks import check_divisible
+from amata.training.checks import check_divisible, check_equal_ranks
 from amata.training.device import resolve_device
-from amata.training.interrupt import Interrupted
 from amata.training.loop import part_of, train_model
 from amata.training.trust import remember, review
 
@@ -127,7 +127,8 @@ def _run(recipe: Recipe, folder: Callable[[], RunFolder], reporter: Reporter) ->
     splits = load_data(recipe)
     model = build_model(recipe, splits.train, trust=True)
     remember(recipe, reporter.note)
-    with init_distributed(device) as ranks:
+    with init_distributed(device, timedelta(minutes=recipe.train.timeout)) as ranks:
+        check_equal_ranks(recipe, splits.hashes, ranks)
         check_divisible(recipe, ranks)
         run = ranks.broadcast(_prepared(folder, recipe, splits) if ranks.is_main else None)
         assert run is not None

@@ -1,7 +1,9 @@
 """amata.fit: train a model with a method and a schedule, in one call."""
 
 import dataclasses
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,8 +11,9 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from amata.data import Arrays, ImageSet
-from amata.distributed import current
+from amata.attacks.checks import check_module
+from amata.data import Arrays, ImageSet, as_images
+from amata.distributed import current, report_lost_process
 from amata.errors import InputError, quoted
 from amata.evaluation import parse_attack
 from amata.methods import ERM, Method
@@ -21,7 +24,7 @@ from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.schedules import AnySchedule, Constant, closed_loop
 from amata.threat import BALLS, check_ball
-from amata.training.batches import as_images
+from amata.training.checks import check_equal_ranks
 from amata.training.device import resolve_device
 from amata.training.loop import Fitted, train_model
 
@@ -31,6 +34,7 @@ SHORTEST = (
 )
 
 
+@torch.inference_mode(False)  # a caller's inference mode would record no gradients
 def fit(
     model: nn.Module,
     train: Any,
@@ -67,7 +71,7 @@ def fit(
     """
     if resume is not None and (run is not None or recipe is not None):
         raise InputError("resume= takes settings and folder from the run; drop run= and recipe=")
-    _check_types(model, method, schedule, optim)
+    _check_types(model, method, schedule, optim, {"recipe": recipe, "run": run, "resume": resume})
     folder, base = None, load(recipe) if isinstance(recipe, str | Path) else recipe
     if resume is not None:
         folder, base = RunFolder.open(Path(resume).expanduser())
@@ -77,7 +81,7 @@ def fit(
                 "resumes it"
             )
     chosen = _recipe(base, method, schedule, model)
-    images, held_out = as_images(train), as_images(valid)
+    images, held_out = as_images(train), None if valid is None else as_images(valid)
     if not isinstance(images, ImageSet) and (batch_size or augment):
         raise InputError(
             "batch_size= and augment= are for images in memory; this iterable makes its own "
@@ -101,6 +105,11 @@ def fit(
         model=_described_model(model, chosen.model.first_layer),
     )
     _ = chosen.tables  # validates the fields of method and schedule
+    with report_lost_process():
+        ranks = current(timedelta(minutes=chosen.train.timeout))
+        # A stream may have its own part of the data on every process.
+        own = {"count": None} if not isinstance(images, ImageSet) else {}
+        check_equal_ranks(chosen, {**own, "has a validation set": valid is not None}, ranks)
     if folder is not None and base is not None:
         _check_same(chosen, base, folder)
         if folder.finished:
@@ -116,7 +125,7 @@ def fit(
         if run is not None and folder is not None:
             folder.remove_if_untrained()
         raise
-    if folder is not None and current().is_main:
+    if folder is not None and ranks.is_main:
         folder.write_summary(fitted.summary(chosen, {}))
     return fitted
 
@@ -132,7 +141,9 @@ def _new_folder(path: Path, recipe: Recipe) -> RunFolder | None:
     return RunFolder.create(path, recipe)
 
 
-def _check_types(model: Any, method: Any, schedule: Any, optim: Any) -> None:
+def _check_types(
+    model: Any, method: Any, schedule: Any, optim: Any, paths: Mapping[str, Any]
+) -> None:
     """Refuse what is not the kind of object that an argument needs."""
     function = "or a function (epoch, epochs) -> (steps, step_size)"
     is_schedule = callable(schedule) or closed_loop(schedule) is not None
@@ -142,12 +153,19 @@ def _check_types(model: Any, method: Any, schedule: Any, optim: Any) -> None:
         "schedule": (schedule, is_schedule, f"a schedule such as amata.Linear(...), {function}"),
         "optim": (optim, isinstance(optim, Optim), "amata.SGD(...), AdamW(...) or Muon(...)"),
     }
+    for name, path in paths.items():
+        right = isinstance(path, str | Path) or (name == "recipe" and isinstance(path, Recipe))
+        wanted = "the name of a recipe, a TOML file or an amata.Recipe"
+        needs[name] = (path, right, wanted if name == "recipe" else "a folder")
     for name, (value, right, wanted) in needs.items():
         if not right and (value is not None or name == "model"):
-            raise InputError(f"fit(): {name} = {value!r} must be {wanted}")
+            text = repr(value)
+            short = text if len(text) <= 80 and text.isprintable() else type(value).__name__
+            raise InputError(f"fit(): {name} = {short} must be {wanted}")
     if isinstance(method, Method):
         check_ball(method.ball)
-    if isinstance(model, nn.Module) and not any(p.requires_grad for p in model.parameters()):
+    check_module(model)
+    if not any(p.requires_grad for p in model.parameters()):
         raise InputError("fit(): no parameter of the model requires a gradient; unfreeze some")
 
 
@@ -223,7 +241,9 @@ def _check_same(now: Recipe, recorded: Recipe, folder: RunFolder) -> None:
     """Refuse to resume with other data, another model or other settings than were recorded."""
     for section, table in now.deciding().items():
         known = recorded.deciding().get(section, {})
-        for key in table.keys() | known.keys():
+        # Another method is told by its name, not by the keys that the two do not share.
+        keys = sorted(table.keys() | known.keys(), key=lambda k: (k not in ("name", "class"), k))
+        for key in keys:
             needed = not key.startswith("valid") or not folder.finished  # nothing to validate
             if needed and table.get(key) != known.get(key):
                 raise InputError(

@@ -5,19 +5,14 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-from amata.errors import AmataError
-
-
-class Interrupted(AmataError):
-    """The run was asked to stop and its state is saved."""
-
-    def __init__(self, message: str, number: int) -> None:
-        super().__init__(message)
-        self.exit_code = 128 + number
+from amata.errors import Interrupted
 
 
 class Interrupt:
-    """While active, the first SIGINT or SIGTERM sets `number`. A second one acts as usual."""
+    """While active, the first SIGINT or SIGTERM sets `number`. A second one acts as usual.
+
+    A request that nobody acted on ends the block with `Interrupted`: no signal is lost.
+    """
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -36,6 +31,9 @@ class Interrupt:
         trace: TracebackType | None,
     ) -> None:
         self._restore()
+        if self.number is not None and not isinstance(error, KeyboardInterrupt):
+            text = f"interrupted; {error}" if error else "interrupted"
+            raise Interrupted(text, self.number) from error
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         self.number = number

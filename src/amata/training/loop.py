@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from amata.distributed import Ranks, current
+from amata.distributed import Ranks, current, report_lost_process
 from amata.engine import backend_settings
-from amata.errors import AmataError, InputError
+from amata.errors import AmataError, InputError, Interrupted
 from amata.evaluation import Result, Shard, evaluate, parse_attack
 from amata.metrics import EpochRow, Event, is_event
 from amata.recipes import Recipe
@@ -24,7 +24,7 @@ from amata.schedules import Control
 from amata.training.batches import Batches, held_out_batches, training_batches
 from amata.training.device import resolve_device
 from amata.training.guard import ATTACK, IMAGES, Failure, Guard
-from amata.training.interrupt import Interrupt, Interrupted
+from amata.training.interrupt import Interrupt
 from amata.training.saver import Saver
 from amata.training.tensorboard import TensorBoard
 from amata.training.trainer import Snapshot, Trainer
@@ -90,7 +90,8 @@ def train_model(
         if on_gpu
         else contextlib.nullcontext()
     )
-    with lock, torch.random.fork_rng(devices=[device] if on_gpu else []), backends:
+    own_rng = torch.random.fork_rng(devices=[device] if on_gpu else [])
+    with lock, own_rng, backends, report_lost_process():
         trainer = Trainer(model, batches, recipe, device)
         with Interrupt() as interrupt, Saver(trainer, run) as saver:
             held_out = held_out_batches(valid, recipe, device)
@@ -151,6 +152,8 @@ class _Loop:
         self._keep_epoch()
         if (best := self.saver.finish()) is not None:
             trainer.result.load_state_dict(best)
+        if self.ranks.sum([self.interrupt.number is not None])[0]:
+            self._stop()
         state, spent = trainer.state, trainer.state.spent
         return Fitted(
             trainer.result.eval(),
@@ -171,6 +174,8 @@ class _Loop:
         self.epochs = [row for row in state.rows if not is_event(row)]  # type: ignore[misc]
         self.events = [row for row in state.rows if is_event(row)]
         if self.run:
+            if loaded is None and self.run.has_rows():
+                self.reporter.note("there is no checkpoint: training starts from the beginning")
             self.run.write_rows(state.rows)
             self.run.promote(state.best_epoch)
             self.run.drop_epochs_after(state.epoch)
@@ -350,4 +355,7 @@ class _Loop:
         if self.run is None:
             raise Interrupted("interrupted together with rank 0", number)
         call = resume_call(self.run.path, self.recipe)
+        if self.trainer.state.epoch == self.recipe.train.epochs:
+            text = "interrupted after the last epoch; training is done and saved"
+            raise Interrupted(f"{text}, finish with {call}", number)
         raise Interrupted(f"interrupted in {self.trainer.state}; resume with {call}", number)

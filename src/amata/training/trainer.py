@@ -21,7 +21,7 @@ from amata.recipes import Recipe
 from amata.runs.files import under
 from amata.schedules import Account, ClosedLoop, Control, closed_loop, planned_controls
 from amata.seeds import derive, generator
-from amata.training.batches import Batches
+from amata.training.batches import Batches, CheckedStream
 from amata.training.checks import check_divisible, check_equal_batches
 from amata.training.clock import Clock
 from amata.training.optim import learning_rate, make_optimizer
@@ -159,14 +159,14 @@ class Trainer:
         self.start_clock()
         if self.closed_loop is not None and self.state.choice is None:
             self._choose_control(self.closed_loop)
-        u, first = self.control(), True
+        u, checked = self.control(), None
         feed = Feed(self.batches.epoch(self.state.epoch, self.state.batch), self.device)
         for batch in feed:
             self.state.spent.data_seconds += feed.waited
             feed.waited = 0.0
-            if first:
+            if (kind := (batch.x.shape[1:], batch.x.dtype)) != checked:
                 self._check_batch(batch)
-                first = False
+                checked = kind
             lr = self.lr(self.state.batch)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
@@ -206,6 +206,12 @@ class Trainer:
                     "[schedule]"
                 )
             self.loss_sum += self.net.last_loss * self.net.part_weight
+        if self.net.updates == 0:
+            name = type(self.recipe.method).__name__
+            raise InputError(
+                f"{name}.step() never calls net.apply(), so no weight was updated; call it after "
+                "net.backward()"
+            )
         self._images += len(batch.x)
 
     def _update_account(self) -> None:
@@ -235,12 +241,20 @@ class Trainer:
 
     def _check_batch(self, batch: Batch) -> None:
         """Refuse images outside [0, 1], labels outside the classes and models without logits before
-        an epoch is spent on them."""
+        an epoch is spent on them; also images of another shape in a later batch."""
         self.stop_clock()  # the first pass of a process loads libraries for seconds
-        check_images(batch.x, batch.y)
-        self.model.eval()
-        with torch.no_grad(), no_cudnn_benchmark():
-            check_logits(forward(self.model, batch.x[:2]), batch.y, n=len(batch.x[:2]))
+        streamed = isinstance(self.batches, CheckedStream)
+        try:
+            check_images(batch.x, batch.y)
+            self.model.eval()
+            with torch.no_grad(), no_cudnn_benchmark():
+                z = forward(self.model, batch.x[:2])
+            check_logits(z, batch.y, n=len(batch.x[:2]))
+        except InputError as error:
+            place = f"batch {self.state.batch + 1} of the data: " if streamed else ""
+            raise InputError(f"{place}{error}") from error
+        if isinstance(self.batches, CheckedStream):
+            self.batches.classes = z.shape[1]
         self.start_clock()
 
     def check_finite(self) -> None:
@@ -291,6 +305,7 @@ class Trainer:
 
     def restore(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         """Become what a snapshot describes."""
+        self._check_fits(under(tensors, "model/"))
         self.model.load_state_dict(under(tensors, "model/"))
         if self.ema:
             self.ema.model.load_state_dict(under(tensors, "ema/"))
@@ -317,3 +332,16 @@ class Trainer:
         self.state = TrainState.from_json(record)
         self._counted, self._images = (self.net.grad_evals, self.net.first_layer_evals), 0
         self.net.weights_changed()
+
+    def _check_fits(self, weights: dict[str, Tensor]) -> None:
+        """Refuse the checkpoint of another model, which may have as many parameters."""
+        shapes, own = (
+            {name: tuple(t.shape) for name, t in found.items()}
+            for found in (weights, self.model.state_dict())
+        )
+        for name in sorted(shapes.keys() | own.keys()):
+            if shapes.get(name) != own.get(name):
+                raise InputError(
+                    f"the checkpoint does not fit this model: {name} has shape {shapes.get(name)} "
+                    f"there and {own.get(name)} here; resume with the model that was trained"
+                )
