@@ -149,7 +149,7 @@ LATER: dict[str, tuple[Callable[[Tensor, Tensor], tuple[Any, Any]], str]] = {
 def test_later_batches_are_checked_like_the_first(case: str) -> None:
     change, said = LATER[case]
     batches = [toy_data(16), toy_data(16), change(*toy_data(16))]
-    with pytest.raises(InputError, match=f"^batch 3 of the data: .*{said}"):
+    with pytest.raises(InputError, match=f"^batch 3 of the training data: .*{said}"):
         fit(small_net(), batches, None, toy_recipe("train.epochs=1"))
 
 
@@ -162,6 +162,7 @@ def test_batches_of_other_sizes_are_trained_on_where_the_model_can() -> None:
 
 BAD_HELD_OUT = {
     "too large": ([torch.full((40,), 10)], "outside the model's 4 classes"),
+    "shape": ([torch.zeros(39).long()], "^batch 1 of the validation data: labels must be an int64"),
     "negative": ([torch.full((40,), -1)], "outside the model's 4 classes"),
     "floats": ([torch.zeros(40)], "labels"),
     "none": ([], "the validation set is empty"),

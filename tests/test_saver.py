@@ -167,7 +167,7 @@ def test_an_interrupt_that_cannot_save_reports_it(
 ) -> None:
     monkeypatch.setattr(saver, "save_checkpoint", full)
     recipe = toy_recipe("train.tensorboard=false")
-    with pytest.raises(InputError, match="No space left"):
+    with pytest.raises(Interrupted, match=r"interrupted; .*No space left"):
         fit(small_net(), toy_data(), None, recipe, run=tmp_path / "run", reporter=StopAt(0, 2))
 
 

@@ -20,7 +20,8 @@ class InputError(AmataError, ValueError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop, by Ctrl-C or a signal, and its state is saved.
+    """The run was asked to stop, by Ctrl-C or a signal. Its state is saved, or the message says why
+    not.
 
     Not an `AmataError`: `except Exception` around a sweep must not swallow it.
     """

@@ -40,6 +40,10 @@ class CheckedStream(Stream):
     classes: int | None = None
     """The model's number of classes, once it is known."""
 
+    def __init__(self, batches: Any, device: torch.device, what: str = "training data") -> None:
+        super().__init__(batches, device)
+        self.what = what
+
     def check(self, number: int, x: Tensor, y: Tensor) -> None:
         try:
             check_kinds(x, y)
@@ -48,7 +52,7 @@ class CheckedStream(Stream):
             if y.device.type == "cpu" and self.classes is not None:
                 check_labels(y, self.classes)
         except InputError as error:
-            raise InputError(f"batch {number + 1} of the data: {error}") from None
+            raise InputError(f"batch {number + 1} of the {self.what}: {error}") from None
 
 
 def training_batches(data: Any, recipe: Recipe, device: torch.device) -> Batches:
@@ -81,7 +85,7 @@ def held_out_batches(
         return None
     images = as_images(data)
     if not isinstance(images, ImageSet):
-        return CheckedStream(images, device)
+        return CheckedStream(images, device, "validation data")
     if at_most is not None and at_most < len(images):
         images = images.subset(torch.linspace(0, len(images) - 1, at_most).long())
     return Loader(images, recipe.eval.batch_size, device)

@@ -251,7 +251,7 @@ class Trainer:
                 z = forward(self.model, batch.x[:2])
             check_logits(z, batch.y, n=len(batch.x[:2]))
         except InputError as error:
-            place = f"batch {self.state.batch + 1} of the data: " if streamed else ""
+            place = f"batch {self.state.batch + 1} of the training data: " if streamed else ""
             raise InputError(f"{place}{error}") from error
         if isinstance(self.batches, CheckedStream):
             self.batches.classes = z.shape[1]
