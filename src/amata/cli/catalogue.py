@@ -133,7 +133,9 @@ def fetch_data(
 
 @data_app.command("check", epilog="Example: amata data check mnist5k")
 def check_data(name: Annotated[str, typer.Argument(help="A data set.")], root: Root = None) -> None:
-    """Read a whole data set and count its images by class."""
+    """Read a whole data set and count its images by class. Images above AMATA_MAX_PIXELS (100
+    million) and files above AMATA_MAX_BYTES (2 GiB) are refused; set these variables to change it.
+    """
     import torch
 
     from amata.data import Arrays, Folder, load

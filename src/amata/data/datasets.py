@@ -43,7 +43,11 @@ DATASETS: dict[str, DataSet] = {
         classes=10,
         images=60_000,
         source=tuple(
-            Remote(f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz", f"md5:{md5}")
+            Remote(
+                f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz",
+                f"md5:{md5}",
+                max_bytes=1 << 24,
+            )
             for name, md5 in {
                 "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
                 "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
@@ -62,6 +66,7 @@ DATASETS: dict[str, DataSet] = {
             Remote(
                 "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
                 "md5:c58f30108f718f92721af3b95e74349a",
+                max_bytes=1 << 28,
                 unpack=True,
             ),
         ),
@@ -84,6 +89,7 @@ DATASETS: dict[str, DataSet] = {
             Remote(
                 "https://data.caltech.edu/records/nyy15-4j048/files/256_ObjectCategories.tar",
                 "sha1:2195e9a478cf78bd23a1fe51f4dabe1c33744a1c",
+                max_bytes=1 << 31,
                 unpack=True,
             ),
         ),

@@ -1,16 +1,22 @@
 """Resumable downloads: verified, unpacked safely, and moved into place atomically."""
 
+import contextlib
 import hashlib
 import os
-import shutil
-import tarfile
-import tempfile
-import urllib.error
-import urllib.request
-from collections.abc import Callable
+import stat
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+from amata.data.archive import unpack
+from amata.data.download import Broken, download
 from amata.errors import InputError
 
 Progress = Callable[[str, int, int | None], None]
@@ -23,6 +29,8 @@ class Remote:
 
     url: str
     checksum: str
+    max_bytes: int
+    """Bytes that it has at most."""
     unpack: bool = False
 
     @property
@@ -31,61 +39,86 @@ class Remote:
 
 
 def fetch(
-    remote: Remote, folder: Path, progress: Progress | None = None, timeout: float = 30
+    remote: Remote,
+    folder: Path,
+    progress: Progress | None = None,
+    *,
+    timeout: float = 30,
+    tries: int = 3,
+    pause: float = 2,
 ) -> Path:
-    """Download `remote` into the folder, resuming a partial file. Returns the verified file."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Download `remote` into the folder, resuming a partial file. Returns the verified file.
+
+    `timeout`: see `download`; `tries`: downloads before giving up, `pause` seconds apart.
+    """
     target = folder / remote.name
-    if target.exists():
-        if (actual := _checksum(target, remote.checksum)) != remote.checksum:
-            raise InputError(
-                f"{target} exists and is not the published file ({actual}, not "
-                f"{remote.checksum}); move it away and run again"
-            )
-    else:
-        partial = target.with_name(target.name + ".part")
-        _download(remote, partial, progress, timeout)
-        verify(partial, remote.checksum)
-        os.replace(partial, target)
-    if remote.unpack:
-        unpack(target, folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            if (actual := _checksum(target, remote.checksum)) != remote.checksum:
+                raise InputError(
+                    f"{target} exists and is not the published file ({actual}, not "
+                    f"{remote.checksum}); move it away and run again"
+                )
+        else:
+            partial = target.with_name(target.name + ".part")
+            with _opened(partial) as file:
+                _download(remote, file, progress, timeout, tries, pause)
+                verify(partial, remote.checksum)
+            os.replace(partial, target)
+        if remote.unpack:
+            unpack(target, folder)
+    except OSError as error:
+        raise InputError(
+            f"{error.filename or folder} cannot be written ({error.strerror}); choose another "
+            "folder with --root"
+        ) from None
     return target
 
 
-def _download(remote: Remote, partial: Path, progress: Progress | None, timeout: float) -> None:
-    done = partial.stat().st_size if partial.exists() else 0
-    request = urllib.request.Request(
-        remote.url, headers={"Range": f"bytes={done}-"} if done else {}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=timeout) as response:
-            if done and response.status != 206:  # the server ignored the range
-                done = 0
-            length = response.headers.get("Content-Length")
-            total = done + int(length) if length else None
-            with partial.open("ab" if done else "wb") as file:
-                while block := response.read(1 << 18):
-                    file.write(block)
-                    done += len(block)
-                    if progress:
-                        progress(remote.name, done, total)
-    except urllib.error.HTTPError as error:
-        # Range not satisfiable: the partial file is complete, which the checksum verifies.
-        if error.code == 416 and done:
+@contextlib.contextmanager
+def _opened(partial: Path) -> Iterator[IO[bytes]]:
+    """A partial file that this process alone appends to. It is removed if it stays empty."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    # A link at this name is not followed, and a FIFO not waited for.
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    with open(os.open(partial, flags, 0o666), "ab") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise InputError(f"{partial} is not a regular file; remove it")
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"{partial} is being fetched by another process; wait for it"
+                ) from None
+        try:
+            yield file
+        finally:
+            if os.fstat(file.fileno()).st_size == 0:
+                partial.unlink(missing_ok=True)
+
+
+def _download(
+    remote: Remote,
+    file: IO[bytes],
+    progress: Progress | None,
+    timeout: float,
+    tries: int,
+    pause: float,
+) -> None:
+    def report(done: int, total: int | None) -> None:
+        if progress:
+            progress(remote.name, done, total)
+
+    for attempt in range(1, tries + 1):
+        try:
+            download(remote.url, file, remote.max_bytes, timeout, report)
             return
-        raise InputError(
-            f"{remote.url} cannot be fetched: HTTP {error.code} {error.reason}"
-        ) from None
-    except (urllib.error.URLError, OSError) as error:
-        reason = getattr(error, "reason", error)
-        raise InputError(
-            f"{remote.url} cannot be fetched ({reason}); run the command again to resume at byte "
-            f"{done}"
-        ) from None
-    if total is not None and done < total:
-        raise InputError(
-            f"{remote.url} was cut off at {done} of {total} bytes; run the command again to resume"
-        )
+        except Broken as error:
+            if attempt == tries:
+                raise InputError(f"{error}; run the command again to resume") from None
+            time.sleep(pause)
 
 
 def verify(path: Path, checksum: str) -> None:
@@ -104,30 +137,3 @@ def _checksum(path: Path, like: str) -> str:
     algorithm = like.partition(":")[0]
     with path.open("rb") as file:
         return f"{algorithm}:{hashlib.file_digest(file, algorithm).hexdigest()}"
-
-
-def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a tar file. Members and links that point outside the folder are refused; on an error
-    nothing is left behind."""
-    staging = Path(tempfile.mkdtemp(prefix=".unpack-", dir=folder))
-    try:
-        with tarfile.open(archive) as tar:
-            if hasattr(tarfile, "data_filter"):
-                tar.extractall(staging, filter="data")
-            else:  # Python before 3.11.4
-                for member in tar:
-                    inside = (staging / member.name).resolve().is_relative_to(staging.resolve())
-                    if not inside or not (member.isfile() or member.isdir()):
-                        raise tarfile.TarError(f"{member.name} is not a file or folder inside it")
-                tar.extractall(staging)
-        for entry in staging.iterdir():
-            destination = folder / entry.name
-            if destination.is_dir():
-                shutil.rmtree(destination)
-            os.replace(entry, destination)
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise InputError(
-            f"{archive} cannot be unpacked safely ({error}); remove it and fetch it again"
-        ) from None
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)

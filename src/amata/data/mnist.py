@@ -63,7 +63,7 @@ def read_idx(path: Path) -> np.ndarray:
             check_bytes(expected, path)
             content = file.read(expected)
             rest = file.read(1)  # at the end of the file, its checksum is verified
-    except (OSError, EOFError, zlib.error) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{path} is truncated or damaged ({error}); fetch it again") from None
     if len(content) != expected or rest:
         found = "more" if rest else header + len(content)
