@@ -6,13 +6,27 @@ import pytest
 import torch
 
 from amata.errors import AmataError, InputError
+from amata.metrics import EpochRow
 from amata.reporter import Reporter
 from amata.runs import RunFolder
-from amata.runs.checkpoint import load_checkpoint, save_checkpoint
+from amata.runs.checkpoint import best_file, load_checkpoint, save_checkpoint
+from amata.runs.files import save_tensors
 from amata.training import Interrupted
+from amata.training.state import TrainState
 from tests.conftest import small_net
 from tests.disk import full_disk
 from tests.toy import StopAt, fit, toy_data, toy_recipe
+
+ROW: EpochRow = {
+    "epoch": 0,
+    "steps": 2,
+    "step_size": 0.1,
+    "loss": 0.5,
+    "train_seconds": 1.0,
+    "grad_evals": 10,
+    "grad_evals_per_image": 3.0,
+    "lr": 0.1,
+}
 
 
 def test_a_damaged_newest_checkpoint_is_reported_and_skipped(tmp_path: Path) -> None:
@@ -95,3 +109,39 @@ def test_a_full_disk_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     assert loaded[0]["t"].tolist() == [1, 1, 1]
     # and the next try works
     save_checkpoint(tmp_path, 0, 2, {"t": torch.ones(3) * 2}, {"fingerprint": "f"})
+
+
+def test_a_flipped_bit_of_a_checkpoints_record_is_noticed(tmp_path: Path) -> None:
+    """Such as an epoch 2 that becomes 0, or a learning rate that becomes five times as high."""
+    state = {**TrainState(epoch=2, lr_scale=1.0, rows=[ROW]).to_json(), "fingerprint": "f"}
+    for batch in (1, 2):
+        save_checkpoint(tmp_path, 2, batch, {"t": torch.ones(1)}, {**state, "batch": batch})
+    newest = tmp_path / "00002-0000002.json"
+    content, fell_back = newest.read_bytes(), 0
+    for bit in range(0, 8 * len(content), 13):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        newest.write_bytes(changed)
+        loaded = load_checkpoint(tmp_path, "f", lambda _: None)
+        assert loaded is not None
+        batch = loaded[1].pop("batch")
+        fell_back += batch == 1
+        assert TrainState.from_json({**loaded[1], "batch": 0}) == TrainState.from_json(
+            {**state, "batch": 0}
+        )
+    assert fell_back > 0.6 * len(content) * 8 / 13  # the rest is white space
+
+
+def test_a_checkpoint_without_its_best_weights_is_skipped(tmp_path: Path) -> None:
+    for epoch, best in ((1, 0), (2, 1)):
+        save_tensors(best_file(tmp_path, best), {"t": torch.ones(1)})
+        record = {"fingerprint": "f", "best_epoch": best}
+        save_checkpoint(tmp_path, epoch, 0, {"t": torch.ones(1)}, record)
+    content = bytearray(best_file(tmp_path, 1).read_bytes())
+    content[-1] ^= 1
+    best_file(tmp_path, 1).write_bytes(content)
+    notes: list[str] = []
+    loaded = load_checkpoint(tmp_path, "f", notes.append)
+    assert loaded is not None
+    assert loaded[1]["best_epoch"] == 0
+    assert "best-00001.safetensors is damaged" in notes[0]

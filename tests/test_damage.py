@@ -6,6 +6,7 @@ import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,12 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
     "deep": lambda path: path.write_text("[" * 100_000 + "]" * 100_000),
     "binary": lambda path: path.write_bytes(bytes(range(256))),
     "newline": lambda path: path.write_bytes(path.read_bytes().rstrip(b"\n")),
-    **{f"flip {seed}": flip(seed) for seed in range(5)},
+    **{f"flip {seed}": flip(seed) for seed in range(3)},
 }
+
+
+TEXT = ("list", "types", "deep", "binary", "newline")
+"""Damage that tells more of a text file than of tensors."""
 
 
 def resumed(run: Path) -> Any:
@@ -114,24 +119,28 @@ USES: dict[str, tuple[Use, ...]] = {
 def test_a_damaged_file_is_noticed_or_changes_nothing(
     tmp_path: Path, folders: dict[str, Path], kind: str
 ) -> None:
-    run, count = tmp_path / "run", 0
+    """Each damage of each file meets one of the uses, in turn."""
+    run, noticed, uses = tmp_path / "run", set(), cycle(USES[kind])
     whole: dict[Use, Any] = {}
     for use in USES[kind]:
         shutil.copytree(folders[kind], run)
         whole[use] = use(run)
         shutil.rmtree(run)
-    for path in sorted(p for p in folders[kind].rglob("*") if p.is_file()):
-        for name, damage in DAMAGE.items():
-            for use in whole:
-                place = f"{path.relative_to(folders[kind])}: {name}, {use.__name__}"
-                shutil.copytree(folders[kind], run)
-                damage(run / path.relative_to(folders[kind]))
-                try:
-                    assert use(run) == whole[use], place
-                except AmataError as error:
-                    assert "\n" not in str(error), place
-                except Exception as error:
-                    raise AssertionError(place) from error
-                shutil.rmtree(run)
-                count += 1
-    assert count > 300
+    files = sorted(p.relative_to(folders[kind]) for p in folders[kind].rglob("*") if p.is_file())
+    for path, (name, damage) in product(map(str, files), DAMAGE.items()):
+        if path.endswith(".safetensors") and name in TEXT:
+            continue
+        use = next(uses)
+        place = f"{path}: {name}, {use.__name__}"
+        shutil.copytree(folders[kind], run)
+        damage(run / path)
+        try:
+            assert use(run) == whole[use], place
+        except AmataError as error:
+            noticed.add((path, str(error).count("\n")))
+        except Exception as error:
+            raise AssertionError(place) from error
+        shutil.rmtree(run)
+    expected = {"recipe.toml", "model.safetensors", "split.json", "env.json"}
+    assert {(path, 0) for path in expected} <= noticed
+    assert not any(lines for _, lines in noticed)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,17 @@ import torch
 
 from amata import recipes
 from amata.errors import InputError
+from amata.recipes import Recipe
 from amata.reporter import BatchInfo, Reporter
-from amata.runs import RunFolder
+from amata.runs import RunFolder, folder
 from amata.runs.checkpoint import save_checkpoint
+from amata.runs.environment import differences
+from amata.runs.records import Environment
 from amata.tensors import read_tensors
+from amata.training import Interrupted
 from amata.training.experiment import load_trained, resume, train
-from tests.conftest import small_net
-from tests.toy import QUICK, fit, toy_data, toy_recipe
+from tests.conftest import ROOT, small_net
+from tests.toy import QUICK, StopAt, fit, toy_data, toy_recipe
 
 
 def test_images_added_later_are_not_test_images(tmp_path: Path) -> None:
@@ -186,3 +191,134 @@ def test_a_folder_is_removed_only_if_nothing_was_trained(
         (run.checkpoints / "00000-0000003.json").write_text("{}")
     run.remove_if_untrained()
     assert run.path.exists() == (trained is not None)
+
+
+def interrupted(path: Path, recipe: Recipe | None = None) -> RunFolder:
+    """A run that was interrupted in its second epoch."""
+    recipe = recipe or toy_recipe("train.tensorboard=false", "train.epochs=2")
+    with pytest.raises(Interrupted):
+        fit(small_net(), toy_data(48), toy_data(40), recipe, run=path, reporter=StopAt(1, 2))
+    return RunFolder(path)
+
+
+def again(path: Path, reporter: Reporter | None = None) -> None:
+    run, recipe = RunFolder.open(path)
+    fit(small_net(), toy_data(48), toy_data(40), recipe, run=run, reporter=reporter)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda rows: b"",
+        lambda rows: rows.rstrip(b"\n"),
+        lambda rows: rows[:-9],
+        lambda rows: rows.replace(b'"steps": ', b'"steps": 7'),
+        lambda rows: rows + b'{"epoch": 99',
+    ],
+)
+def test_metrics_are_repaired_from_the_checkpoint(
+    tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    run = interrupted(tmp_path / "run")
+    rows = run.metrics.read_bytes()
+    run.metrics.write_bytes(damage(rows))
+    again(run.path)
+    assert run.metrics.read_bytes().startswith(rows)
+    assert [row["epoch"] for row in run.epochs()] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints", "epochs", "tensorboard"])
+def test_a_run_does_not_write_through_links(tmp_path: Path, name: str) -> None:
+    run, outside = interrupted(tmp_path / "run"), tmp_path / "outside"
+    if (run.path / name).exists():
+        (run.path / name).rename(outside)
+    else:
+        outside.mkdir()
+    (run.path / name).symlink_to(outside)
+    for part in (".metrics.jsonl.part", ".env.json.part", ".last.safetensors.part"):
+        (run.path / part).symlink_to(tmp_path / "bashrc")
+    with pytest.raises(InputError, match=rf"{name} is a symbolic link"):
+        again(run.path)
+    (run.path / name).unlink()
+    if name in ("checkpoints", "metrics.jsonl"):
+        outside.rename(run.path / name)
+    again(run.path)
+    assert not (tmp_path / "bashrc").exists()
+
+
+def test_parts_of_a_killed_run_are_removed(tmp_path: Path) -> None:
+    run = interrupted(tmp_path / "run")
+    parts = [run.path / ".env.json.0123abcd.part", run.checkpoints / ".best-1.0123abcd.part"]
+    for part in parts:
+        part.write_bytes(b"half")
+    again(run.path)
+    assert not any(part.exists() for part in parts)
+
+
+class Notes(Reporter):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def test_every_start_is_recorded_with_its_environment(tmp_path: Path) -> None:
+    run = interrupted(tmp_path / "run")
+    before = (run.path / "env.json").read_bytes()
+    toml = (run.path / "recipe.toml").read_text()
+    RunFolder.create(tmp_path / "other", toy_recipe("train.epochs=3"))
+    shutil.copy(tmp_path / "other" / "recipe.toml", run.path)
+    with pytest.raises(InputError, match="belongs to another recipe"):
+        again(run.path)
+    assert (run.path / "env.json").read_bytes() == before, "a refused resume"
+    (run.path / "recipe.toml").write_text(toml)
+    listen = Notes()
+    torch.set_num_threads(2)
+    try:
+        again(run.path, listen)
+    finally:
+        torch.set_num_threads(1)
+    first, second = run.environments()
+    assert (first["threads"], second["threads"]) == (1, 2)
+    (note,) = (text for text in listen.notes if "the last bits" in text)
+    assert "resumed with CPU threads 2, before 1" in note
+    other: Environment = {**first, "device": "gpu", "packages": {"torch": "9.9"}}
+    assert differences(first, first) == ""
+    changed = f"device gpu, before cpu; torch 9.9, before {torch.__version__}"
+    assert differences(first, other) == changed
+
+
+def test_an_environment_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    for file in sorted(ROOT.glob("evidence/results/paper/*/runs/*/env.json"))[:3]:
+        shutil.copy(file, tmp_path / "env.json")
+        assert RunFolder(tmp_path).environments() == [json.loads(file.read_text())]
+
+
+@pytest.mark.parametrize("change", [("epochs = 2", "epochs = 7"), ("mnist5k-amata", "mnist5k-b")])
+def test_a_changed_recipe_is_noticed(tmp_path: Path, change: tuple[str, str]) -> None:
+    run = RunFolder.create(tmp_path / "run", toy_recipe("train.epochs=2"))
+    file = run.path / "recipe.toml"
+    assert change[0] in file.read_text()
+    file.write_text(file.read_text().replace(*change, 1))
+    with pytest.raises(InputError, match=r"recipe\.toml was changed after the run began"):
+        RunFolder.open(run.path)
+    text = file.read_text()
+    file.write_text(text[: text.index("[train]")])  # it still parses
+    with pytest.raises(InputError, match=r"recipe\.toml was changed after the run began"):
+        RunFolder.open(run.path)
+
+
+def test_too_many_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "ROWS", 10)
+    run = RunFolder(tmp_path)
+    run.metrics.write_text("{}\n" * 12)
+    with pytest.raises(InputError, match="too many to read"):
+        run.epochs()
+
+
+def test_a_hint_quotes_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "my run"
+    RunFolder.create(path, toy_recipe())
+    with pytest.raises(InputError, match=r"--resume '.*my run'`"):
+        RunFolder.check_free(path)

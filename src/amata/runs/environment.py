@@ -4,6 +4,7 @@ import contextlib
 import platform
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def differences(before: Environment, now: Environment) -> str:
     return "; ".join(changed)
 
 
+@cache
 def _commit() -> str | None:
     """The commit of this package's source, with + if it was changed; None outside a checkout."""
     here = Path(__file__)
