@@ -22,7 +22,7 @@ ARROWS: dict[str, set[str]] = {
     "threat": LEAVES | {"seeds"},
     "schedules": LEAVES,
     "losses": set(),
-    "attacks": {"errors", "losses", "seeds", "threat"},
+    "attacks": {"errors", "losses", "quantity", "seeds", "threat"},
     "methods": {"batch", "errors", "losses", "quantity", "schedules", "seeds", "threat"},
     "distributed": set(),
     "metrics": set(),
@@ -30,7 +30,7 @@ ARROWS: dict[str, set[str]] = {
     "engine": {"distributed", "errors", "losses", "threat"},
     "models": {"errors", "seeds"},
     "data": {"batch", "errors", "seeds"},
-    "evaluation": {"attacks", "engine", "errors", "losses", "seeds", "threat"},
+    "evaluation": {"attacks", "engine", "errors", "losses", "quantity", "seeds", "threat"},
     "recipes": {"errors", "methods", "quantity", "schedules", "threat"},
     "control": {
         "batch",

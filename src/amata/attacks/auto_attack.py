@@ -7,7 +7,7 @@ Square (5,000 queries). Each attacks only the images that the previous ones did 
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from amata.attacks.checks import check_images, check_model
 from amata.attacks.preserve import untouched
 from amata.attacks.randomness import draw_seed
 from amata.errors import InputError, missing
+from amata.quantity import choice, whole
 from amata.threat import Ball, check_ball
 
 _NORMS = {"linf": "Linf", "l2": "L2"}
@@ -37,6 +38,8 @@ def autoattack(
 
     Its seed is drawn from `generator`, or from torch's global generator.
     """
+    choice(version, "version", get_args(Version))
+    batch_size = whole(batch_size, "batch_size", 1)
     return _run(model, x, y, ball, version, batch_size, draw_seed(generator))
 
 

@@ -18,8 +18,8 @@ from amata.attacks.checks import check_images, check_model
 from amata.attacks.fast_gradient_sign import FGSM, goal_of
 from amata.attacks.preserve import input_grad, untouched
 from amata.attacks.randomness import generator_on
-from amata.errors import InputError
 from amata.losses import Loss, ce
+from amata.quantity import Count, Positive, positive, whole
 from amata.threat import Ball, check_ball
 
 
@@ -54,11 +54,10 @@ def pgd(
     check_ball(ball)
     goal, climb = goal_of(y, targets, loss)
     check_images(x, goal)
-    if steps < 0 or restarts < 1:
-        raise InputError(
-            f"steps = {steps} must be at least 0, and restarts = {restarts} at least 1"
-        )
-    alpha = default_step_size(ball, steps) if step_size is None else step_size
+    steps, restarts = whole(steps, "steps", 0), whole(restarts, "restarts", 1)
+    alpha = (
+        default_step_size(ball, steps) if step_size is None else positive(step_size, "step_size")
+    )
     region = ball.around(x)
     worst: _Candidates | None = None
     with untouched(model):
@@ -109,9 +108,9 @@ class PGD(Attack):
     pattern: ClassVar[str] = rf"pgd-(?P<steps>{INT})(?:-(?P<restarts>{INT}))?"
     examples: ClassVar[tuple[str, ...]] = ("pgd-20", "pgd-50-10")
 
-    steps: int = 20
-    restarts: int = 1
-    step_size: float | None = None
+    steps: Count = 20
+    restarts: Count = 1
+    step_size: Positive | None = None
     loss: Loss = ce
 
     def params(self, ball: Ball) -> dict[str, Any]:

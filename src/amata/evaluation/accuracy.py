@@ -16,6 +16,7 @@ from amata.attacks.preserve import input_grad, untouched
 from amata.engine import EvalCopy, compiled_for_eval, no_cudnn_benchmark, tf32
 from amata.errors import InputError
 from amata.losses import ce
+from amata.quantity import choice, positive, whole
 from amata.seeds import derive
 from amata.threat import Ball, check_ball
 
@@ -110,6 +111,11 @@ def evaluate(
     TF32 or full float32 for convolutions and matrix products on a GPU.
     """
     check_ball(ball)
+    cw_c, batch_size = positive(cw_c, "cw_c"), whole(batch_size, "batch_size", 1)
+    limit = None if limit is None else whole(limit, "limit", 1)
+    seed = whole(seed, "seed", 0, 2**63 - 1)
+    choice(engine, "engine", ("auto", "plain"))
+    choice(precision, "precision", ("tf32", "fp32"))
     named = attacks.split(",") if isinstance(attacks, str) else attacks
     parsed = [
         parse_attack(name, step_size=step_size, c=cw_c)

@@ -74,7 +74,7 @@ def merge(base: Tables, own: Tables) -> Tables:
 def read_toml(source: str, name: str) -> Tables:
     try:
         return tomllib.loads(source)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also of numbers with thousands of digits
         raise InputError(f"recipe {name}: not valid TOML: {error}") from None
 
 

@@ -1,8 +1,28 @@
-"""Checks of what can be divided among processes, or into parts of a batch."""
+"""Checks of a recipe as a whole: settings that contradict each other, and what cannot be divided
+among processes or into parts of a batch."""
+
+from collections.abc import Sequence
 
 from amata.distributed import Ranks
 from amata.errors import InputError
 from amata.recipes import Recipe
+from amata.schedules import Control
+
+
+def check_consistent(recipe: Recipe, plan: Sequence[Control] | None) -> None:
+    """Refuse settings that would have no effect, and controls with which nothing is trained."""
+    method, name = recipe.method, type(recipe.method).__name__
+    if method.own_loss and recipe.optim.label_smoothing > 0:
+        raise InputError(
+            f"{name} trains on a loss of its own, without label smoothing; set "
+            "optim.label_smoothing=0"
+        )
+    for epoch, u in enumerate(plan or []):
+        if u.steps < method.min_steps:
+            raise InputError(
+                f"with {u.steps} steps, as in epoch {epoch + 1}, {name} does not update the "
+                "weights; raise K in [schedule]"
+            )
 
 
 def check_equal_batches(count: int, ranks: Ranks) -> None:
