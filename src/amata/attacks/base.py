@@ -67,6 +67,10 @@ class Attack(ABC):
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ball: Ball, seed: int) -> Tensor:
         """Adversarial images for x. `seed` determines all random draws."""
 
+    def caveats(self, classes: int) -> list[str]:
+        """Warnings about this attack on a model with so many classes."""
+        return []
+
     def stronger_than(self, other: "Attack", ball: Ball) -> bool:
         """Whether accuracy under this attack should be at most that under `other`. If it is
         higher, gradients look masked."""

@@ -58,7 +58,8 @@ def cw_l2(
                 squared = (x_adv - x).flatten(1).square().sum(1)
                 lead = margin(model(x_adv), y)
                 loss = squared + constant * (kappa - lead).clamp_min(0)
-                (x_adv.grad,) = torch.autograd.grad(loss.sum(), x_adv)
+                (g,) = torch.autograd.grad(loss.sum(), x_adv)
+                x_adv.grad = torch.nan_to_num(g, 0.0, 0.0, 0.0)
                 with torch.no_grad():
                     success = (lead > 0) & (lead >= kappa)
                     succeeded |= success
