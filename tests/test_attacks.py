@@ -563,24 +563,63 @@ def test_a_model_without_logits_is_an_error() -> None:
         pgd(nn.Conv2d(1, 8, 3, padding=1), images(), labels(), ball=LINF)
 
 
-def test_autoattack_needs_four_classes() -> None:
-    with pytest.raises(InputError, match="at least 4 classes"):
-        autoattack(Linear(3), images(), labels(classes=3), ball=LINF)
+CE_FAB_SQUARE = ["apgd-ce", "fab-t", "square"]
+STANDARD = ["apgd-ce", "apgd-t", "fab-t", "square"]
 
 
-@pytest.mark.parametrize("classes", [4, 10, 12])
-def test_autoattack_targets_at_most_all_other_classes(
-    classes: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("version", "classes", "runs", "targets"),
+    [
+        ("standard", 2, CE_FAB_SQUARE, 1),
+        ("standard", 3, CE_FAB_SQUARE, 2),
+        ("standard", 4, STANDARD, 3),
+        ("standard", 10, STANDARD, 9),
+        ("standard", 12, STANDARD, 9),
+        ("plus", 2, ["apgd-ce", "fab", "square", "fab-t"], 1),
+        ("plus", 3, ["apgd-ce", "apgd-dlr", "fab", "square", "fab-t"], 2),
+        ("plus", 5, ["apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t"], 4),
+        ("rand", 2, ["apgd-ce"], 1),
+        ("rand", 3, ["apgd-ce", "apgd-dlr"], 2),
+    ],
+)
+def test_autoattack_runs_what_the_number_of_classes_allows(
+    version: Any, classes: int, runs: list[str], targets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
 
     def run(self: Any, x: Tensor, y: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-        seen.append((self.apgd_targeted.n_target_classes, self.fab.n_target_classes))
+        seen.append((self.attacks_to_run, self.apgd_targeted.n_target_classes))
+        assert self.fab.n_target_classes == self.apgd_targeted.n_target_classes
         return x, y
 
     monkeypatch.setattr("pyautoattack.AutoAttack.run_standard_evaluation", run)
-    autoattack(Linear(classes), images(), labels(), ball=LINF)
-    assert seen == [(min(9, classes - 1),) * 2]
+    autoattack(Linear(classes), images(), labels(classes=classes), ball=LINF, version=version)
+    assert seen == [(runs, targets)]
+    caveats = parse_attack("autoattack").caveats(classes)
+    assert [text.split(":")[0] for text in caveats] == (
+        [f"with {classes} classes AutoAttack ran apgd-ce, fab-t and square only"]
+        if classes < 4
+        else []
+    )
+
+
+def test_autoattack_needs_two_classes() -> None:
+    with pytest.raises(InputError, match="at least 2 classes, and the model has 1"):
+        autoattack(Linear(1), images(), labels(classes=1), ball=LINF)
+
+
+@pytest.mark.parametrize(("version", "classes"), [("standard", 2), ("standard", 3), ("plus", 5)])
+def test_autoattack_breaks_what_a_linear_model_allows(version: Any, classes: int) -> None:
+    """A perturbation of eps changes the lead over class i by up to eps |w_i - w_y|_1."""
+    model, x = Linear(classes), images(4, low=0.3, high=0.7)
+    y = model(x).argmax(1)
+    w, z = model.fc.weight.detach(), model(x).detach()
+    reach = (w[:, None] - w[None]).abs().sum(2)[y]
+    needed = torch.where(reach > 0, (z.gather(1, y[:, None]) - z) / reach, torch.inf).amin(1)
+    ball = Linf(1.02 * float(needed.max()))
+    assert ball.eps < 0.3, "the box does not matter"
+    x_adv = autoattack(model, x, y, ball=ball, version=version)
+    assert not bool((model(x_adv).argmax(1) == y).any())
 
 
 @pytest.mark.slow
@@ -590,3 +629,42 @@ def test_autoattack_is_at_least_as_strong_as_pgd() -> None:
     weak = model(pgd(model, x, y, ball=Linf(0.04), steps=50)).argmax(1) == y
     strong = model(autoattack(model, x, y, ball=Linf(0.04))).argmax(1) == y
     assert 0 < int(strong.sum()) <= int(weak.sum()) < 60
+
+
+class NaNGradient(Linear):
+    """Finite logits, but a gradient of NaN at images that begin with a white pixel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        white = 1 - x.flatten(1)[:, :1]
+        z: Tensor = super().forward(x)
+        return z + 0 * white.sqrt()
+
+
+@pytest.mark.parametrize("ball", [Linf(0.1), L2(0.5)], ids=["linf", "l2"])
+@pytest.mark.parametrize("name", ["fgsm", "cw-l2-5", "autoattack"])
+def test_a_gradient_of_nan_leaves_a_finite_image(name: str, ball: Ball) -> None:
+    model, x = NaNGradient(4), images(6)
+    x[:3, :, 0, 0] = 1
+    y = model(x).argmax(1)
+    if name == "autoattack":  # quick: APGD breaks all
+        ball = ball.scaled(6)
+    x_adv = parse_attack(name)(model, x, y, ball=ball, seed=0)
+    assert bool(x_adv.isfinite().all())
+
+
+class NaNAbove(nn.Module):
+    """Two classes; the logits are NaN where the first pixel is above 0.6."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = x.flatten(1)[:, 0]
+        z = torch.stack([first * 0 + 1, first], 1)
+        return torch.where((first > 0.6)[:, None], torch.nan, z)
+
+
+def test_of_several_restarts_the_worst_is_a_number_if_one_is() -> None:
+    x, zeros = torch.full((64, 1, 1, 1), 0.55), torch.zeros(64, dtype=torch.long)
+    model, starts = NaNAbove(), partial(pgd, ball=Linf(0.2), steps=0, restarts=20)
+    found = starts(model, x, zeros, generator=generator(0))
+    assert bool(model(found).isnan().all()), "label 0: only NaN is wrong"
+    found = starts(model, x, zeros + 1, generator=generator(0))
+    assert bool(model(found).isfinite().all()), "label 1: all are wrong, the others have a loss"

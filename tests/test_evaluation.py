@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from amata.attacks import parse_attack, pgd
+from amata.console import results_table
 from amata.data import Arrays
 from amata.errors import InputError
 from amata.evaluation import SINGLE_PROCESS, GradCounter, Shard, evaluate, wilson
@@ -166,6 +169,72 @@ def test_zero_gradients_are_named(masked: int, warns: bool) -> None:
     assert not results["clean"].warnings
     expected = ["3 of 40 images have an input gradient of exactly zero"] if warns else []
     assert [w.split(":")[0] for w in results["pgd-10"].warnings] == expected
+
+
+class Broken(Linear):
+    """A logit of NaN, or of infinity, for class 0 at images that begin with a bright pixel."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__(4)
+        self.value = value
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = super().forward(x)
+        bright = (x.flatten(1)[:, :1] > 0.5) & (torch.arange(4) == 0)
+        return torch.where(bright, self.value, z)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("attack", ["clean", "fgsm", "pgd-3", "pgd-3-2", "cw-l2-3", "autoattack"])
+def test_logits_that_are_not_finite_are_wrong_and_counted(attack: str, value: float) -> None:
+    """Label 0 is what argmax makes of them: 40 of 45 images would count as correct."""
+    model, x = Broken(value), 0.4 * images(45)
+    x[:40, :, 0, 0] = 1
+    y = model(x).argmax(1)
+    if attack == "autoattack":  # labels for which argmax is wrong: to attack them takes minutes
+        x, y = x[:40], y[:40] + 1
+    tiny = Linf(1e-7)  # changes no prediction
+    result = evaluate(model, (x, y), ball=tiny, attacks=[attack], batch_size=16)[attack]
+    assert result.non_finite == 40
+    assert result.accuracy <= (len(x) - 40) / len(x)
+    assert result.accuracy > 0 or attack == "autoattack"
+    assert result.to_dict()["non_finite"] == 40
+    assert f"the logits of 40 of {len(x)} images are not finite" in result.warnings[0]
+    assert f"{len(x)} (40 not finite)" in as_text(results_table({attack: result.to_dict()}))
+
+
+def as_text(table: Table) -> str:
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get()
+
+
+class SquareRoot(Linear):
+    """Finite logits, and a gradient of NaN at images that begin with a white pixel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = super().forward(x)
+        return z + 0 * (1 - x.flatten(1)[:, :1]).sqrt()
+
+
+def test_gradients_that_are_not_finite_are_a_warning_that_names_the_attack() -> None:
+    model, x = SquareRoot(4), 0.9 * images(40)
+    x[:3, :, 0, 0] = 1
+    y = model(x).argmax(1)
+    results = evaluate(model, (x, y), ball=BALL, attacks=["clean", "fgsm"], batch_size=7)
+    assert results["clean"].warnings == []
+    (warning,) = results["fgsm"].warnings
+    assert warning.startswith("7.5% of the input gradients of fgsm are not finite: it cannot")
+    assert results["fgsm"].non_finite == 0
+    assert results["fgsm"].accuracy >= 3 / 40
+
+
+def test_what_few_classes_leave_of_autoattack_is_a_warning() -> None:
+    model, x = Linear(3), images(4)
+    y = (model(x).argmax(1) + 1) % 3  # wrong already: nothing is left to attack
+    (warning,) = evaluate(model, (x, y), ball=BALL, attacks="autoattack")["autoattack"].warnings
+    assert warning.startswith("with 3 classes AutoAttack ran apgd-ce, fab-t and square only")
 
 
 def test_shards_attack_the_same_images_as_one_process() -> None:

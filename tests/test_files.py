@@ -19,7 +19,6 @@ from amata.runs.files import (
     describe_weights,
     link_atomic,
     read_record,
-    read_tensors,
     read_text,
     remove_partial,
     save_tensors,
@@ -27,6 +26,7 @@ from amata.runs.files import (
     write_json,
     write_record,
 )
+from amata.tensors import read_tensors
 
 
 def test_files_of_tensors_are_what_the_safetensors_library_reads_and_writes(tmp_path: Path) -> None:

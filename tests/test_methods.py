@@ -655,6 +655,37 @@ def test_methods_refuse_what_they_cannot_train_on() -> None:
             fit(small_net(), train_on, None, recipes.load("mnist5k-amata", overrides))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["method.name=yopo", "schedule.name=constant", "schedule.steps=0"],
+            "with 0 steps, as in epoch 1, YOPO does not update the weights; raise K",
+        ),
+        (
+            ["method.name=free", "schedule.name=piecewise", "schedule.stages=[[0, 2], [3, 0]]"],
+            "with 0 steps, as in epoch 4, Free does not update the weights",
+        ),
+        (
+            ["method.name=trades", "optim.label_smoothing=0.1"],
+            "TRADES trains on a loss of its own, without label smoothing; set optim.label_smooth",
+        ),
+    ],
+)
+def test_settings_without_effect_are_refused_before_training(
+    overrides: list[str], message: str
+) -> None:
+    from amata import recipes
+    from amata.errors import InputError
+    from tests.toy import fit
+
+    named = any("schedule.name" in o for o in overrides)
+    size = "schedule.step_size=0.1" if "schedule.name=constant" in overrides else "schedule.tau=0.1"
+    recipe = recipes.load("mnist5k-amata", [*overrides, *([size] if named else [])])
+    with pytest.raises(InputError, match=message):
+        fit(small_net(), (images(8), labels(8)), None, recipe)
+
+
 def test_a_first_layer_that_is_not_there_is_named() -> None:
     from amata.errors import InputError
 

@@ -224,6 +224,36 @@ def test_fractions_are_exact_quotients(top: int, bottom: int) -> None:
         ("lr=1", "must read table.key=value"),
         ("method.name=[1]", "method.name: unknown method '[1]'"),
         ("optim.lr.x.y=1", "optim.lr.x.y is inside a value, not a table"),
+        (
+            "train.epochs=1" + 20 * "0",
+            "train.epochs: input should be less than or equal to 100000",
+        ),
+        ("train.epochs=true", "train.epochs: True is not a whole number"),
+        ("train.epochs=" + 4300 * "9", "train.epochs: "),
+        ("train.epochs=" + 5000 * "9", "train.epochs: "),
+        ("train.seed=9223372036854775808", "train.seed: input should be less than 922337203685477"),
+        ("data.batch_size=1000000000000", "data.batch_size: input should be less than or equal to"),
+        ("data.pad=100000", "data.pad: input should be less than or equal to 1000"),
+        ("data.workers=100000", "data.workers: input should be less than or equal to 1000"),
+        ("data.crop=100000", "data.crop: input should be less than or equal to 10000"),
+        ("optim.lr=1e39", "optim.lr: value = 1e+39 is outside the range of float32"),
+        ("optim.lr=1e308", "optim.lr: value = 1e+308 is outside the range of float32"),
+        ("optim.lr=1e-46", "optim.lr: value = 1e-46 is outside the range of float32"),
+        ("optim.lr=" + 400 * "9", "optim.lr: value = 99999"),
+        ("optim.lr=nan", "optim.lr: value = nan is not finite"),
+        ("optim.weight_decay=inf", "optim.weight_decay: value = inf is not finite"),
+        ("optim.milestones=[-1]", "optim.milestones.0: input should be greater than or equal to 0"),
+        (
+            f"optim.milestones={list(range(2000))}",
+            "optim.milestones: list should have at most",
+        ),
+        (f"eval.attacks={100_000 * ['clean']}", "eval.attacks: list should have at most 100 items"),
+        ("eval.step_size=nan", "eval.step_size: value = nan is not finite"),
+        ("eval.cw_c=0", "eval.cw_c: input should be greater than 0"),
+        ("model.std=[0]", "model.std.0: input should be greater than 0"),
+        ("threat.eps=1e-39", "threat.eps: eps = 1e-39 is outside the range of float32"),
+        ("method.random_start=maybe", "method.random_start: input should be a valid boolean"),
+        ("method.reach=9", "[method] reach = 9 is too large: eps = 1.8 is more than 1"),
     ],
 )
 def test_errors_name_the_key(override: str, message: str) -> None:
@@ -231,12 +261,21 @@ def test_errors_name_the_key(override: str, message: str) -> None:
         load("mnist5k-amata", [override])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 250
 
 
 @pytest.mark.parametrize(
     ("method", "key", "message"),
     [
-        ("fat", "tau=[[5, 1]]", "[method] tau = [[5, 1]] must begin at epoch 0"),
+        ("fat", "tau=[[0, -1]]", "[method] tau: value = -1 must be a whole number of at least 0"),
+        ("fat", "tau=[[0, 1], [5, 2], [3, 1]]", "must start at epoch 0, with rising epochs"),
+        ("fat", "omega=-0.1", "[method] omega = -0.1 must be at least 0"),
+        ("trades", "beta=-6", "[method] beta = -6.0 must be at least 0"),
+        ("trades", "noise=-1", "[method] noise = -1.0 must be at least 0"),
+        ("dat", "c_max=-1", "[method] c_max = -1.0 must be at least 0"),
+        ("atta", "early_epochs=-1", "[method] early_epochs = -1 must be a whole number"),
+        ("fast", "init=bogus", "method.init: input should be 'random', 'zero', 'previous' or"),
+        ("fat", "tau=[[5, 1]]", "[method] tau = [[5, 1]] must start at epoch 0"),
         (
             "dat",
             "dynamic_epochs=0",
@@ -253,6 +292,14 @@ def test_bad_settings_of_methods_are_refused_before_training(
     with pytest.raises(InputError) as error:
         load("mnist5k-amata", [f"method.name={method}", f"method.{key}"])
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("digits", [4300, 5000])
+def test_a_file_with_absurd_numbers_is_named(tmp_path: Path, digits: int) -> None:
+    write(tmp_path, mine=f'extends = "mnist5k-pgd"\n[train]\nepochs = {digits * "9"}\n')
+    with pytest.raises(InputError, match="recipe mine: ") as error:
+        load(tmp_path / "mine.toml")
+    assert len(str(error.value)) < 250
 
 
 def test_unreadable_recipes_are_named(tmp_path) -> None:  # type: ignore[no-untyped-def]

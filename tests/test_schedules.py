@@ -18,6 +18,7 @@ from amata.schedules import (
     Linear,
     Piecewise,
     Response,
+    Schedule,
     planned_controls,
 )
 
@@ -59,15 +60,34 @@ def test_exponential_matches_the_appendix_and_ends_where_it_should() -> None:
     assert schedule(10, 10).steps == 40
 
 
-@pytest.mark.parametrize("epoch", [-1, 11])
-def test_epochs_outside_the_run_are_refused(epoch: int) -> None:
-    for schedule in (
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Constant(steps=3, step_size=0.1),
         Linear(k_min=2, k_max=10, tau=0.1),
         Exponential(k_min=2, k_max=10, tau=0.1),
         Piecewise(stages=((0, 2), (5, 3)), tau=0.1),
-    ):
-        with pytest.raises(InputError, match="is not between 0 and epochs = 10"):
-            schedule(epoch, 10)
+    ],
+    ids=lambda schedule: type(schedule).__name__,
+)
+@pytest.mark.parametrize(
+    ("epoch", "total", "message"),
+    [
+        (-1, 10, "epoch = -1 is not between 0 and epochs = 10"),
+        (11, 10, "epoch = 11 is not between 0 and epochs = 10"),
+        (10, 5, "epoch = 10 is not between 0 and epochs = 5"),
+        (0, 0, "epochs = 0 must be a whole number of at least 1"),
+        (-5, -2, "epochs = -2 must be a whole number of at least 1"),
+        (0, math.nan, "epochs = nan is not finite"),
+        (1.5, 10, "epoch = 1.5 must be a whole number"),
+        (0, 10**20, "epochs = 100000000000000000000 must be at most 1000000000"),
+    ],
+)
+def test_epochs_outside_the_run_are_refused(
+    schedule: Schedule, epoch: int, total: int, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        schedule(epoch, total)
 
 
 def test_piecewise_holds_each_stage() -> None:
@@ -217,3 +237,16 @@ def test_adaptive_refuses_what_it_cannot_do() -> None:
     flat = [Response(u, 1.0, 2.0) for u in schedule.candidates()]
     with pytest.raises(InputError, match="costs no more for more steps"):
         schedule.choose([flat], Account(0, 10, 0.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("control", "message"),
+    [
+        ((-1, 0.1), "steps of the schedule = -1 must be a whole number of at least 0"),
+        ((1, -0.1), "step_size of the schedule = -0.1 must be at least 0"),
+        ((1, math.nan), "step_size of the schedule = nan is not finite"),
+    ],
+)
+def test_a_users_schedule_is_checked(control: tuple[int, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        planned_controls(lambda epoch, epochs: Control(*control), 3)

@@ -125,9 +125,9 @@ def results_table(results: dict[str, dict[str, Any]]) -> Table:
     for name, r in results.items():
         params = _describe(r["params"])
         interval = f"{100 * r['low']:.1f} .. {100 * r['high']:.1f}%"
-        table.add_row(
-            name, f"{r['accuracy']:.1%}", interval, f"{r['n']:,}", f"{r['grad_evals']:,}", params
-        )
+        bad = r.get("non_finite")  # results of older runs have no such count
+        count = f"{r['n']:,}" + (f" ({bad:,} not finite)" if bad else "")
+        table.add_row(name, f"{r['accuracy']:.1%}", interval, count, f"{r['grad_evals']:,}", params)
     return table
 
 

@@ -1,6 +1,6 @@
 """Losses of logits z and labels y, one value per sample (no reduction).
 
-Attacks ascend them, training descends them.
+Attacks ascend them, training descends them. `correct` is what accuracy counts.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def correct(z: Tensor, y: Tensor) -> Tensor:
+    """Whether each sample is classified correctly. Logits that are not finite are wrong: argmax
+    would take NaN for a prediction."""
+    return (z.argmax(1) == y) & finite(z)
+
+
+def finite(z: Tensor) -> Tensor:
+    """Whether all logits of each sample are finite."""
+    return z.isfinite().all(1)
 
 
 def ce(z: Tensor, y: Tensor) -> Tensor:

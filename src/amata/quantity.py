@@ -1,9 +1,41 @@
-"""Parse and format numbers written as 0.3, "0.3" or "8/255"."""
+"""Parse, check and format values: numbers written as 0.3, "0.3" or "8/255", whole numbers, choices.
 
+A reader takes (value, name) and returns the value, or raises an InputError that names it. The
+annotated types below carry their reader, and `read_fields` applies those of a dataclass:
+
+>>> @dataclasses.dataclass(frozen=True)
+... class Step:
+...     size: Positive = 0.1
+...     def __post_init__(self) -> None:
+...         read_fields(self)
+>>> Step(-1)
+Traceback (most recent call last):
+amata.errors.InputError: size = -1 must be above 0
+"""
+
+import dataclasses
 import math
-from typing import Any
+import operator
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from amata.errors import InputError
+from amata.errors import InputError, nearest
+
+SMALLEST, LARGEST = 2.0**-126, 2.0**128
+"""The range of float32: a smaller number counts as zero there, a larger one as infinite."""
+MOST = 10**9
+"""The largest whole number, where nothing else is said."""
+
+
+def shown(value: object) -> str:
+    """The value in an error message: long ones are cut."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not print integers of more than 4,300 digits
+        return "an integer of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:60]}..."
 
 
 def number(value: Any, name: str = "value") -> float:
@@ -12,18 +44,22 @@ def number(value: Any, name: str = "value") -> float:
     >>> number("8/255") == 8 / 255
     True
     """
-    if isinstance(value, bool):
-        raise InputError(f'{name} = {value!r} is not a number; write 0.3 or "8/255"')
     try:
+        if isinstance(value, bool):
+            raise TypeError
         if isinstance(value, str):
             top, _, bottom = value.partition("/")
             result = float(top) / float(bottom) if bottom else float(value)
         else:
             result = float(value)
-    except (TypeError, ValueError, ZeroDivisionError):
-        raise InputError(f'{name} = {value!r} is not a number; write 0.3 or "8/255"') from None
+    except (TypeError, ValueError, ZeroDivisionError, RuntimeError):
+        raise InputError(f'{name} = {shown(value)} is not a number; write 0.3 or "8/255"') from None
+    except OverflowError:
+        result = math.inf
     if not math.isfinite(result):
-        raise InputError(f"{name} = {value!r} is not finite")
+        raise InputError(f"{name} = {shown(value)} is not finite")
+    if result and not SMALLEST <= abs(result) < LARGEST:
+        raise InputError(f"{name} = {shown(value)} is outside the range of float32")
     return result
 
 
@@ -31,16 +67,109 @@ def positive(value: Any, name: str) -> float:
     """Parse a number above zero."""
     result = number(value, name)
     if result <= 0:
-        raise InputError(f"{name} = {value!r} must be above 0")
+        raise InputError(f"{name} = {shown(value)} must be above 0")
     return result
 
 
-def whole(value: Any, name: str, least: int) -> int:
-    """Parse an integer of at least `least`; 2.0 and "2" become 2."""
+def not_negative(value: Any, name: str) -> float:
+    """Parse a number of at least zero."""
     result = number(value, name)
+    if result < 0:
+        raise InputError(f"{name} = {shown(value)} must be at least 0")
+    return result
+
+
+def whole(value: Any, name: str, least: int, most: int = MOST) -> int:
+    """Parse an integer from `least` to `most`; 2.0 and "2" become 2."""
+    try:
+        result = number(value, name) if isinstance(value, bool | str) else operator.index(value)
+    except TypeError:
+        result = number(value, name)
     if result != int(result) or result < least:
-        raise InputError(f"{name} = {value!r} must be a whole number of at least {least}")
+        raise InputError(f"{name} = {shown(value)} must be a whole number of at least {least}")
+    if result > most:
+        raise InputError(f"{name} = {shown(value)} must be at most {most}")
     return int(result)
+
+
+def stages(value: Any, name: str) -> tuple[tuple[int, int], ...]:
+    """Parse (first epoch, whole number) pairs, from epoch 0 on with rising epochs."""
+    try:
+        pairs = [(first, of_stage) for first, of_stage in value]
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{name} = {shown(value)} must be pairs, as in [[0, 2], [5, 10]]"
+        ) from None
+    result = tuple(
+        (whole(first, f"{name}: first epoch", 0), whole(of_stage, f"{name}: value", 0))
+        for first, of_stage in pairs
+    )
+    starts = [first for first, _ in result]
+    if not result or starts[0] != 0 or starts != sorted(set(starts)):
+        raise InputError(
+            f"{name} = {shown([list(stage) for stage in result])} must start at epoch 0, with "
+            "rising epochs, as in [[0, 2], [5, 10]]"
+        )
+    return result
+
+
+def choice(value: Any, name: str, options: Sequence[Any]) -> Any:
+    """One of the options."""
+    if value not in options:
+        hint = nearest(str(value), [str(option) for option in options])
+        raise InputError(f"{name} = {shown(value)} is unknown; {hint}")
+    return value
+
+
+def switch(value: Any, name: str) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name} = {shown(value)} must be True or False")
+    return value
+
+
+Positive = Annotated[float, positive]
+NotNegative = Annotated[float, not_negative]
+Whole = Annotated[int, partial(whole, least=0)]
+Count = Annotated[int, partial(whole, least=1)]
+Stages = Annotated[tuple[tuple[int, int], ...], stages]
+
+Reader = Callable[[Any, str], Any]
+
+
+def read_fields(value: Any) -> None:
+    """Replace every field of a frozen dataclass by what its annotation's reader makes of it."""
+    cls: Any = type(value)
+    for name, read in _readers(cls).items():
+        object.__setattr__(value, name, read(getattr(value, name), name))
+
+
+@cache
+def _readers(cls: type) -> dict[str, Reader]:
+    try:
+        hints = get_type_hints(cls, include_extras=True)
+    except NameError:  # somebody's class, with names that exist for type checkers only
+        return {}
+    found = {f.name: _reader(hints[f.name]) for f in dataclasses.fields(cls)}
+    return {name: read for name, read in found.items() if read is not None}
+
+
+def _reader(hint: Any) -> Reader | None:
+    """The reader of an annotation; None for types that are not checked here."""
+    kind = get_origin(hint)
+    if kind is Annotated:
+        return next((extra for extra in hint.__metadata__ if callable(extra)), None)
+    if kind is Literal:
+        return partial(choice, options=get_args(hint))
+    if kind in (Union, UnionType):
+        inner = [_reader(part) for part in get_args(hint) if part is not type(None)]
+        return partial(_optional, read=inner[0]) if len(inner) == 1 and inner[0] else None
+    simple: dict[Any, Reader] = {bool: switch, float: number, int: partial(whole, least=-MOST)}
+    return simple.get(hint)
+
+
+def _optional(value: Any, name: str, read: Reader) -> Any:
+    return None if value is None else read(value, name)
 
 
 def to_fractions(value: Any) -> Any:

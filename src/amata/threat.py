@@ -163,7 +163,9 @@ class L2:
         return (x_adv - x).flatten(1).norm(dim=1)
 
     def direction(self, g: Tensor) -> Tensor:
-        # Divide by the largest entry first, so that tiny gradients keep their direction.
+        # NaN and infinite entries have no direction; the sign of NaN is 0 too. Divide by the
+        # largest entry first, so that tiny gradients keep their direction.
+        g = torch.nan_to_num(g, 0.0, 0.0, 0.0)
         g = g / g.flatten(1).abs().amax(1).clamp_min(torch.finfo(g.dtype).tiny).view(
             -1, *[1] * (g.dim() - 1)
         )

@@ -3,11 +3,14 @@ code.
 
 The `standard` version runs APGD-CE, targeted APGD-DLR and targeted FAB (100 iterations each), then
 Square (5,000 queries). Each attacks only the images that the previous ones did not break.
+
+The DLR loss compares three logits, its targeted form four. Models with fewer classes are attacked
+by the others alone. Targeted attacks have nine target classes, or all but one of fewer.
 """
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +20,11 @@ from amata.attacks.checks import check_images, check_model
 from amata.attacks.preserve import untouched
 from amata.attacks.randomness import draw_seed
 from amata.errors import InputError, missing
+from amata.quantity import choice, whole
 from amata.threat import Ball, check_ball
 
 _NORMS = {"linf": "Linf", "l2": "L2"}
+_MIN_CLASSES = {"apgd-t": 4, "apgd-dlr": 3}
 Version = Literal["standard", "plus", "rand"]
 
 
@@ -37,6 +42,8 @@ def autoattack(
 
     Its seed is drawn from `generator`, or from torch's global generator.
     """
+    choice(version, "version", get_args(Version))
+    batch_size = whole(batch_size, "batch_size", 1)
     return _run(model, x, y, ball, version, batch_size, draw_seed(generator))
 
 
@@ -57,23 +64,22 @@ def _run(
     check_images(x, y)
     with untouched(model):
         classes = check_model(model, x, y)
-        if classes < 4:
-            raise InputError(
-                f"AutoAttack needs at least 4 classes, and the model has {classes}: its targeted "
-                "loss compares four logits; use pgd or cw-pgd"
-            )
+        if classes < 2:
+            raise InputError("AutoAttack needs at least 2 classes, and the model has 1")
         with _fork_rng(x.device):
             attack: Any = pyautoattack.AutoAttack(
-                model,
+                _FiniteGradients(model),
                 eps=ball.eps,
                 norm=_NORMS[ball.norm],
                 device=x.device,
                 seed=seed % 2**32,
                 version=version,
             )
-            # the default of nine target classes needs ten classes
-            if version == "standard" and classes < 10:
-                attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = classes - 1
+            attack.attacks_to_run = [
+                name for name in attack.attacks_to_run if classes >= _MIN_CLASSES.get(name, 2)
+            ]
+            attack.apgd_targeted.n_target_classes = min(9, classes - 1)
+            attack.fab.n_target_classes = min(9, classes - 1)
             x_adv, _ = attack.run_standard_evaluation(x, y, batch_size=batch_size)
     return x_adv.detach()
 
@@ -81,6 +87,23 @@ def _run(
 def _fork_rng(device: torch.device) -> AbstractContextManager[None]:
     """Restore torch's global generators afterwards: AutoAttack seeds them."""
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+class _FiniteGradients(nn.Module):
+    """The model with input gradients of zero where they are not finite. In L2 the library would
+    return images of NaN for such gradients and count them as broken."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.training = model.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad and torch.is_grad_enabled():
+            x = x.view_as(x)
+            x.register_hook(lambda g: torch.nan_to_num(g, 0.0, 0.0, 0.0))
+        z: Tensor = self.model(x)
+        return z
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +122,14 @@ class AutoAttack(Attack):
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ball: Ball, seed: int) -> Tensor:
         return _run(model, x, y, ball, "standard", batch_size=len(x), seed=seed)
+
+    def caveats(self, classes: int) -> list[str]:
+        if classes >= 4:
+            return []
+        return [
+            f"with {classes} classes AutoAttack ran apgd-ce, fab-t and square only: the loss of "
+            "apgd-t compares four logits"
+        ]
 
     def searches_harder(self, other: Attack, ball: Ball) -> bool:
         return other.in_ball and not isinstance(other, AutoAttack)

@@ -9,10 +9,12 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from amata.errors import InputError
+from amata.quantity import Count, read_fields
 from amata.threat import Ball
 
-INT = r"(?:0|[1-9]\d*)"
-"""An integer in a `pattern`. Zero matches, so that the error can say what is wrong with it."""
+INT = r"(?:0|[1-9]\d{0,8})"
+"""An integer below 10^9 in a `pattern`. Zero matches, so that the error can say what is wrong with
+it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +36,11 @@ class Attack(ABC):
 
     name: str
     """As the user wrote it. Results are stored under this name."""
-    limit: int | None = None
+    limit: Count | None = None
     """Attack only the first `limit` images; None means all."""
+
+    def __post_init__(self) -> None:
+        read_fields(self)
 
     @classmethod
     def parse(cls, name: str, options: Mapping[str, Any]) -> Self | None:
@@ -61,6 +66,10 @@ class Attack(ABC):
     @abstractmethod
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ball: Ball, seed: int) -> Tensor:
         """Adversarial images for x. `seed` determines all random draws."""
+
+    def caveats(self, classes: int) -> list[str]:
+        """Warnings about this attack on a model with so many classes."""
+        return []
 
     def stronger_than(self, other: "Attack", ball: Ball) -> bool:
         """Whether accuracy under this attack should be at most that under `other`. If it is

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from amata.attacks.base import INT, Attack
 from amata.attacks.checks import check_images, check_model
 from amata.attacks.preserve import untouched
-from amata.errors import InputError
 from amata.losses import margin
+from amata.quantity import Count, Positive, not_negative, positive, whole
 from amata.threat import Ball
 
 
@@ -43,13 +43,10 @@ def cw_l2(
     """The nearest adversarial image found for each sample, or the sample itself if there is none.
     No ball limits the distance."""
     check_images(x, y)
-    if c <= 0 or steps < 1 or lr <= 0 or search_steps < 0:
-        raise InputError(
-            f"cw-l2 needs c > 0, steps >= 1, lr > 0 and search_steps >= 0, not {c}, {steps}, "
-            f"{lr}, {search_steps}"
-        )
+    c, lr, kappa = positive(c, "c"), positive(lr, "lr"), not_negative(kappa, "kappa")
+    steps, search_steps = whole(steps, "steps", 1), whole(search_steps, "search_steps", 0)
     nearest, distance = x.clone(), torch.full((len(x),), torch.inf, device=x.device)
-    constant = torch.full((len(x),), float(c), device=x.device)
+    constant = torch.full((len(x),), c, device=x.device)
     low, high = torch.zeros_like(constant), torch.full_like(constant, torch.inf)
     with untouched(model):
         check_model(model, x, y)
@@ -61,7 +58,8 @@ def cw_l2(
                 squared = (x_adv - x).flatten(1).square().sum(1)
                 lead = margin(model(x_adv), y)
                 loss = squared + constant * (kappa - lead).clamp_min(0)
-                (x_adv.grad,) = torch.autograd.grad(loss.sum(), x_adv)
+                (g,) = torch.autograd.grad(loss.sum(), x_adv)
+                x_adv.grad = torch.nan_to_num(g, 0.0, 0.0, 0.0)
                 with torch.no_grad():
                     success = (lead > 0) & (lead >= kappa)
                     succeeded |= success
@@ -116,8 +114,8 @@ class CarliniWagnerL2(Attack):
     examples: ClassVar[tuple[str, ...]] = ("cw-l2", "cw-l2-100")
     in_ball: ClassVar[bool] = False
 
-    steps: int = 100
-    c: float = 1.0
+    steps: Count = 100
+    c: Positive = 1.0
 
     def params(self, ball: Ball) -> dict[str, Any]:
         return {

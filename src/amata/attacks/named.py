@@ -22,7 +22,7 @@ def parse_attack(text: str, *, step_size: float | None = None, c: float = 1.0) -
     attacks only the first N images. `step_size` is for the PGD attacks, `c` for cw-l2.
     """
     name = text.strip()
-    if match := re.fullmatch(r"([^@]+)@([1-9]\d*)", name):
+    if match := re.fullmatch(r"([^@]+)@([1-9]\d{0,8})", name):
         attack = parse_attack(match[1], step_size=step_size, c=c)
         return replace(attack, name=name, limit=int(match[2]))
     for kind in ATTACKS:

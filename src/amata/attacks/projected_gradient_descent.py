@@ -18,8 +18,8 @@ from amata.attacks.checks import check_images, check_model
 from amata.attacks.fast_gradient_sign import FGSM, goal_of
 from amata.attacks.preserve import input_grad, untouched
 from amata.attacks.randomness import generator_on
-from amata.errors import InputError
-from amata.losses import Loss, ce
+from amata.losses import Loss, ce, correct
+from amata.quantity import Count, Positive, positive, whole
 from amata.threat import Ball, check_ball
 
 
@@ -54,11 +54,10 @@ def pgd(
     check_ball(ball)
     goal, climb = goal_of(y, targets, loss)
     check_images(x, goal)
-    if steps < 0 or restarts < 1:
-        raise InputError(
-            f"steps = {steps} must be at least 0, and restarts = {restarts} at least 1"
-        )
-    alpha = default_step_size(ball, steps) if step_size is None else step_size
+    steps, restarts = whole(steps, "steps", 0), whole(restarts, "restarts", 1)
+    alpha = (
+        default_step_size(ball, steps) if step_size is None else positive(step_size, "step_size")
+    )
     region = ball.around(x)
     worst: _Candidates | None = None
     with untouched(model):
@@ -77,8 +76,10 @@ def pgd(
                 return x_adv.detach()
             with torch.no_grad():
                 z = model(x_adv)
-                fooled = z.argmax(1) != y if targets is None else z.argmax(1) == targets
-                candidates = _Candidates(x_adv.detach(), fooled, climb(z, goal))
+                fooled = ~correct(z, y) if targets is None else correct(z, targets)
+                # A loss that is not a number must not win against one that is.
+                loss_now = torch.nan_to_num(climb(z, goal), -torch.inf, torch.inf, -torch.inf)
+                candidates = _Candidates(x_adv.detach(), fooled, loss_now)
             worst = candidates if worst is None else worst.or_worse(candidates)
     assert worst is not None
     return worst.x
@@ -109,9 +110,9 @@ class PGD(Attack):
     pattern: ClassVar[str] = rf"pgd-(?P<steps>{INT})(?:-(?P<restarts>{INT}))?"
     examples: ClassVar[tuple[str, ...]] = ("pgd-20", "pgd-50-10")
 
-    steps: int = 20
-    restarts: int = 1
-    step_size: float | None = None
+    steps: Count = 20
+    restarts: Count = 1
+    step_size: Positive | None = None
     loss: Loss = ce
 
     def params(self, ball: Ball) -> dict[str, Any]:
@@ -135,7 +136,7 @@ class PGD(Attack):
         for restart in range(self.restarts):  # on the images that are still classified correctly
             x_adv[left] = self.once(model, x[left], y[left], ball, seeds.derive(seed, restart))
             with untouched(model), torch.no_grad():
-                left = left[model(x_adv[left]).argmax(1) == y[left]]
+                left = left[correct(model(x_adv[left]), y[left])]
             if len(left) == 0:
                 break
         return x_adv

@@ -4,7 +4,7 @@ look masked."""
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -16,7 +16,8 @@ from amata.attacks.preserve import input_grad, untouched
 from amata.data import ImageSet, Loader, as_images
 from amata.engine import EvalCopy, compiled_for_eval, no_cudnn_benchmark, tf32
 from amata.errors import InputError
-from amata.losses import ce
+from amata.losses import ce, correct, finite
+from amata.quantity import choice, positive, whole
 from amata.seeds import derive
 from amata.threat import Ball, check_ball
 
@@ -48,6 +49,8 @@ class Result:
     seconds: float
     params: dict[str, Any]
     warnings: list[str] = field(default_factory=list)
+    non_finite: int = 0
+    """Images with logits that are NaN or infinite. They count as wrong."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -63,12 +66,14 @@ def wilson(correct: int, n: int) -> tuple[float, float]:
 
 
 class GradCounter(nn.Module):
-    """A wrapper that counts gradient evaluations: one for each image and backward pass."""
+    """A wrapper that counts gradient evaluations: one for each image and backward pass. Those that
+    are not finite are counted on the device."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
         self.grad_evals = 0
+        self.non_finite = torch.zeros((), dtype=torch.long)
         self.training = model.training  # train() would change the model's mode
 
     def forward(self, x: Tensor) -> Tensor:
@@ -80,6 +85,9 @@ class GradCounter(nn.Module):
 
     def _count(self, g: Tensor) -> None:
         self.grad_evals += len(g)
+        # The sum of an image's gradient is finite only if all of it is.
+        sums = g.sum(dim=tuple(range(1, g.dim())), dtype=torch.float32)
+        self.non_finite = self.non_finite.to(g.device) + (~sums.isfinite()).sum()
 
 
 @torch.inference_mode(False)  # a caller's inference mode would record no gradients
@@ -114,6 +122,11 @@ def evaluate(
     """
     check_ball(ball)
     check_module(model)
+    cw_c, batch_size = positive(cw_c, "cw_c"), whole(batch_size, "batch_size", 1)
+    limit = None if limit is None else whole(limit, "limit", 1)
+    seed = whole(seed, "seed", 0, 2**63 - 1)
+    choice(engine, "engine", ("auto", "plain"))
+    choice(precision, "precision", ("tf32", "fp32"))
     named = attacks.split(",") if isinstance(attacks, str) else attacks
     parsed = [
         parse_attack(name, step_size=step_size, c=cw_c)
@@ -127,7 +140,7 @@ def evaluate(
         compiled_for_eval(model) if on_gpu and engine == "auto" and perturbs else model
     )
     tallies = {attack: _Tally() for attack in parsed}
-    n, stats = 0, _ModelStats()
+    n, stats, classes = 0, _ModelStats(), 0
     total = min(limit or 2**62, count)
     with tf32(precision == "tf32"), no_cudnn_benchmark():
         for number, (x, y) in enumerate(batches):
@@ -140,6 +153,7 @@ def evaluate(
             with untouched(model), torch.no_grad():
                 z = forward(model, x) if number == 0 else model(x)
                 check_logits(z, y)
+            classes = z.shape[1]
             stats.add(z, y)
             if index == 0 and perturbs:
                 stats.add_gradients(model, x, y, z)
@@ -149,7 +163,9 @@ def evaluate(
                 count = len(x) if attack.limit is None else min(len(x), attack.limit - first)
                 if count <= 0:
                     continue
-                before, started = counter.grad_evals, time.perf_counter()
+                counter.grad_evals = 0
+                counter.non_finite = torch.zeros((), dtype=torch.long, device=device)
+                started = time.perf_counter()
                 x_adv = attack(
                     counter,
                     x[:count],
@@ -159,12 +175,10 @@ def evaluate(
                 )
                 with untouched(model), torch.no_grad():
                     z_adv = model(x_adv) if attack.perturbs else z[:count]
-                tally.add(
-                    int((z_adv.argmax(1) == y[:count]).sum()),
-                    count,
-                    counter.grad_evals - before,
-                    time.perf_counter() - started,
-                )
+                right, bad = correct(z_adv, y[:count]).sum(), (~finite(z_adv)).sum()
+                counts = torch.stack([right, bad, counter.non_finite]).tolist()
+                spent = counter.grad_evals, time.perf_counter() - started
+                tally.add(count, *counts, *spent)
                 if progress:
                     progress(attack.name, n + len(x), total)
             n += len(x)
@@ -173,9 +187,11 @@ def evaluate(
         raise InputError("data has no images to evaluate")
     extra = {"precision": precision} if on_gpu else {}
     results = {
-        attack.name: tally.result(attack.params(ball) | extra, part)
+        attack.name: tally.result(attack, attack.params(ball) | extra, part)
         for attack, tally in tallies.items()
     }
+    for attack in parsed if classes else []:
+        results[attack.name].warnings += attack.caveats(classes)
     _warn(parsed, results, ball, _ModelStats(*summed))
     return results
 
@@ -184,19 +200,35 @@ def evaluate(
 class _Tally:
     """The counts of one attack so far, in this process."""
 
-    correct: int = 0
     images: int = 0
+    correct: int = 0
+    non_finite: int = 0
+    """Images with logits that are not finite."""
+    bad_gradients: int = 0
+    """Gradient evaluations that are not finite."""
     grad_evals: int = 0
     seconds: float = 0.0
 
-    def add(self, correct: int, images: int, grad_evals: int, seconds: float) -> None:
-        self.correct, self.images = self.correct + correct, self.images + images
-        self.grad_evals, self.seconds = self.grad_evals + grad_evals, self.seconds + seconds
+    def add(self, *more: float) -> None:
+        """Add to each field, in their order."""
+        for f, value in zip(fields(self), more, strict=True):
+            setattr(self, f.name, getattr(self, f.name) + value)
 
-    def result(self, params: dict[str, Any], part: Shard) -> Result:
+    def result(self, attack: Attack, params: dict[str, Any], part: Shard) -> Result:
         """The result over all processes. Its time is their mean."""
-        *counts, seconds = part.sum([self.correct, self.images, self.grad_evals, self.seconds])
-        correct, images, grad_evals = map(int, counts)
+        *counts, seconds = part.sum(astuple(self))
+        images, correct, non_finite, bad_gradients, grad_evals = map(int, counts)
+        warnings = []
+        if non_finite:
+            warnings.append(
+                f"the logits of {non_finite} of {images} images are not finite; these images count "
+                "as wrong"
+            )
+        if bad_gradients:
+            warnings.append(
+                f"{bad_gradients / grad_evals:.1%} of the input gradients of {attack.name} are not "
+                "finite: it cannot attack these images, so this accuracy is only an upper bound"
+            )
         return Result(
             correct / images,
             images,
@@ -204,6 +236,8 @@ class _Tally:
             grad_evals,
             round(seconds / part.size, 3),
             params,
+            warnings,
+            non_finite,
         )
 
 
@@ -248,6 +282,7 @@ class _ModelStats:
 
     images: int = 0
     correct: int = 0
+    non_finite: int = 0
     class_sum: int = 0
     class_square_sum: int = 0
     """Sums over the predicted class indices and over their squares."""
@@ -258,21 +293,21 @@ class _ModelStats:
 
     def add(self, z: Tensor, y: Tensor) -> None:
         predicted = z.argmax(1)
-        counts = torch.stack(
-            [(predicted == y).sum(), predicted.sum(), predicted.square().sum()]
-        ).tolist()
+        sums = [correct(z, y), ~finite(z), predicted, predicted.square()]
+        counts = torch.stack([row.sum() for row in sums]).tolist()
         self.images += len(y)
         self.correct += counts[0]
-        self.class_sum += counts[1]
-        self.class_square_sum += counts[2]
+        self.non_finite += counts[1]
+        self.class_sum += counts[2]
+        self.class_square_sum += counts[3]
 
     def add_gradients(self, model: nn.Module, x: Tensor, y: Tensor, z: Tensor) -> None:
         # Take the whole batch: a new batch size for the correct images would be slow on a GPU.
         with untouched(model):
             g = input_grad(model, x, y, ce)
-        correct = z.argmax(1) == y
-        self.probed = int(correct.sum())
-        self.zero_gradient = int((correct & (g.flatten(1).abs().amax(1) == 0)).sum())
+        right = correct(z, y)
+        self.probed = int(right.sum())
+        self.zero_gradient = int((right & (g.flatten(1).abs().amax(1) == 0)).sum())
 
     @property
     def predicts_one_class(self) -> bool:
@@ -281,7 +316,8 @@ class _ModelStats:
         All predictions are equal when the mean of their squares is the square of their mean.
         """
         constant = self.images * self.class_square_sum == self.class_sum**2
-        return constant and self.images >= 50 and self.correct <= 0.9 * self.images
+        known = self.images >= 50 and self.non_finite == 0
+        return known and constant and self.correct <= 0.9 * self.images
 
 
 def _warn(

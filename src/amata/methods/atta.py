@@ -18,7 +18,7 @@ from torch import Tensor
 from amata.batch import Batch
 from amata.errors import InputError
 from amata.methods.contract import Memory, Method, Net
-from amata.quantity import whole
+from amata.quantity import Count, NotNegative, Whole
 from amata.schedules import Control
 from amata.seeds import draw
 
@@ -26,22 +26,18 @@ from amata.seeds import draw
 @dataclass(frozen=True, kw_only=True)
 class ATTA(Method):
     one_process: ClassVar[bool] = True  # the store covers all samples, in any order
-    reset: int = 10
+    reset: Count = 10
     """Epochs between two resets of the stored perturbations."""
-    early_reset: int = 0
+    early_reset: Whole = 0
     """The same during the early epochs; 0 turns it off."""
-    early_epochs: int = 5
+    early_epochs: Whole = 5
     """How many epochs count as early."""
-    noise: float = 0.001
+    noise: NotNegative = 0.001
     """Standard deviation of the start after a reset."""
     loss_scale: Literal["mean", "reference"] = "mean"
     """Mean loss, or as in the reference code: divided by the batch size once more."""
     store: Literal["device", "cpu"] = "device"
     """Where the perturbations are stored."""
-
-    def __post_init__(self) -> None:
-        whole(self.reset, "reset", 1)
-        whole(self.early_reset, "early_reset", 0)
 
     def step(
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory

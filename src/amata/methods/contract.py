@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from amata.batch import Batch
+from amata.errors import InputError
+from amata.quantity import read_fields
 from amata.schedules import Control
-from amata.threat import Ball, Region
+from amata.threat import Ball, Region, check_ball
 
 
 class Net(Protocol):
@@ -121,6 +123,22 @@ class Method(ABC):
     """Whether its memory cannot be divided among processes."""
     memory_rows: ClassVar[tuple[str, ...]] = ()
     """Names in `memory` that hold one row per image of a batch: each process keeps its own rows."""
+    min_steps: ClassVar[int] = 0
+    """The fewest steps K with which it updates the weights."""
+    own_loss: ClassVar[bool] = False
+    """Whether updates minimise a loss of its own, which `optim.label_smoothing` does not change."""
+
+    def __post_init__(self) -> None:
+        check_ball(self.ball)
+        read_fields(self)
+
+    def scaled_ball(self, name: str) -> Ball:
+        """The ball times the field `name`, which an error names."""
+        factor = getattr(self, name)
+        try:
+            return self.ball.scaled(factor)
+        except InputError as error:
+            raise InputError(f"{name} = {factor:g} is too large: {error}") from None
 
     @property
     def whole_batch(self) -> bool:

@@ -15,21 +15,18 @@ import torch
 
 from amata.batch import Batch
 from amata.methods.contract import Memory, Method, Net
-from amata.quantity import whole
+from amata.quantity import Count, NotNegative
 from amata.schedules import Control
 
 
 @dataclass(frozen=True, kw_only=True)
 class DAT(Method):
-    c_max: float = 0.5
+    c_max: NotNegative = 0.5
     """The FOSC at which samples stop in the first epoch."""
-    dynamic_epochs: int = 100
+    dynamic_epochs: Count = 100
     """Epochs over which that falls to 0."""
     centre: Literal["natural", "start"] = "natural"
     """What FOSC is measured from: the image, or the random start as in the reference."""
-
-    def __post_init__(self) -> None:
-        whole(self.dynamic_epochs, "dynamic_epochs", 1)
 
     def step(
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory

@@ -11,24 +11,17 @@ from dataclasses import dataclass
 import torch
 
 from amata.batch import Batch
-from amata.errors import InputError
 from amata.methods.contract import Memory, Method, Net
+from amata.quantity import NotNegative, Stages
 from amata.schedules import Control
 
 
 @dataclass(frozen=True, kw_only=True)
 class FAT(Method):
-    tau: tuple[tuple[int, int], ...] = ((0, 0),)
+    tau: Stages = ((0, 0),)
     """(First epoch, tau) stages: how many more steps a sample is attacked after its first error."""
-    omega: float = 0.001
+    omega: NotNegative = 0.001
     """Standard deviation of the noise in every step."""
-
-    def __post_init__(self) -> None:
-        if not self.tau or self.tau[0][0] != 0:
-            raise InputError(
-                f"tau = {[list(stage) for stage in self.tau]} must begin at epoch 0, as in "
-                "[[0, 0], [50, 1]]"
-            )
 
     def step(
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory

@@ -19,6 +19,7 @@ from amata.schedules import Control
 @dataclass(frozen=True, kw_only=True)
 class Free(Method):
     memory_rows: ClassVar[tuple[str, ...]] = ("noise",)
+    min_steps: ClassVar[int] = 1
 
     @property
     def whole_batch(self) -> bool:

@@ -12,25 +12,26 @@ import torch
 
 from amata.batch import Batch
 from amata.methods.contract import Memory, Method, Net
-from amata.quantity import positive
+from amata.quantity import Positive
 from amata.schedules import Control
 
 
 @dataclass(frozen=True, kw_only=True)
 class NFGSM(Method):
     may_collapse: ClassVar[bool] = True
-    noise: float = 2.0
+    noise: Positive = 2.0
     """k: the noise is uniform in k eps."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "noise", positive(self.noise, "noise"))
+        super().__post_init__()
+        self.scaled_ball("noise")
 
     def step(
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
     ) -> None:
         x, y = batch.x, batch.y
         # x + eta, eta ~ U(-k eps, k eps)
-        x_noisy = self.ball.scaled(self.noise).around(x).start(rng, batch.rows)
+        x_noisy = self.scaled_ball("noise").around(x).start(rng, batch.rows)
         x_adv = x_noisy
         for _ in range(u.steps):  # one step in the paper
             g = net.input_grad(x_adv, y)

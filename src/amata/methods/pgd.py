@@ -14,7 +14,7 @@ import torch
 
 from amata.batch import Batch
 from amata.methods.contract import Memory, Method, Net
-from amata.quantity import positive
+from amata.quantity import Positive
 from amata.schedules import Control
 from amata.threat import Ball
 
@@ -27,16 +27,17 @@ class PGD(Method):
     clean_term: bool = False
     """Whether the clean loss is added, as the PGD baseline of YOPO's code does and Madry's training
     does not."""
-    reach: float = 1.0
+    reach: Positive = 1.0
     """How far training images may be moved, in eps: beyond 1, against more than the model is tested
     against."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reach", positive(self.reach, "reach"))
+        super().__post_init__()
+        _ = self.training_ball
 
     @property
     def training_ball(self) -> Ball:
-        return self.ball.scaled(self.reach)
+        return self.scaled_ball("reach")
 
     def step(
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory

@@ -7,6 +7,7 @@ plain cross-entropy, without label smoothing.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,15 +15,17 @@ from torch import Tensor
 from amata.batch import Batch
 from amata.losses import ce, kl
 from amata.methods.contract import Memory, Method, Net
+from amata.quantity import NotNegative
 from amata.schedules import Control
 from amata.seeds import draw
 
 
 @dataclass(frozen=True, kw_only=True)
 class TRADES(Method):
-    beta: float = 6.0
+    own_loss: ClassVar[bool] = True
+    beta: NotNegative = 6.0
     """The weight of the robust term."""
-    noise: float = 0.001
+    noise: NotNegative = 0.001
     """Standard deviation of the start."""
 
     def step(

@@ -10,25 +10,23 @@ layer may die (docs/paper.md); `layer_one` is the choice.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from amata.batch import Batch
 from amata.methods.contract import Memory, Method, Net
-from amata.quantity import whole
+from amata.quantity import Count
 from amata.schedules import Control
 
 
 @dataclass(frozen=True, kw_only=True)
 class YOPO(Method):
-    inner: int = 10
+    min_steps: ClassVar[int] = 1
+    inner: Count = 10
     """n: cheap steps through the first layer after each full pass."""
     layer_one: Literal["paper", "reference"] = "reference"
     """Whether layer one gets the new image's gradient alone, or the full pass's too."""
-
-    def __post_init__(self) -> None:
-        whole(self.inner, "inner", 1)
 
     def step(
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory

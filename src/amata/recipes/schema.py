@@ -3,18 +3,38 @@ fields of the class that they name."""
 
 import dataclasses
 from functools import cache, partial
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 
-from amata.quantity import number
+from amata.errors import InputError
+from amata.quantity import MOST, number
+from amata.recipes.problems import first_problem
 from amata.threat import Ball
+
+
+def _not_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise InputError(f"{value} is not a whole number")
+    return value
+
 
 Number = Annotated[float, BeforeValidator(number)]
 Share = Annotated[float, BeforeValidator(number), Field(ge=0, lt=1)]
 Positive = Annotated[float, BeforeValidator(number), Field(gt=0)]
 NotNegative = Annotated[float, BeforeValidator(number), Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
+Int = Annotated[int, BeforeValidator(_not_bool)]
+Count = Annotated[int, Field(ge=1, le=MOST), BeforeValidator(_not_bool)]
+Whole = Annotated[int, Field(ge=0, le=MOST), BeforeValidator(_not_bool)]
+Pixels = Annotated[int, Field(ge=1, le=10_000), BeforeValidator(_not_bool)]
 
 
 class Table(BaseModel):
@@ -30,17 +50,17 @@ class Data(Table):
     """Images per update, over all processes."""
     augment: Literal["none", "flip", "crop-flip"] = "none"
     """Augmentation of training images: random flips, or random crops and flips."""
-    pad: int = Field(default=4, ge=0)
+    pad: Int = Field(default=4, ge=0, le=1000)
     """crop-flip: zero padding on each side, in pixels."""
-    valid: int = Field(default=0, ge=0)
+    valid: Whole = 0
     """Training images held out as validation split, to select the best checkpoint."""
     drop_last: bool = False
     """Drop the last batch of an epoch if it is smaller than the others."""
-    workers: int = Field(default=4, ge=0)
+    workers: Int = Field(default=4, ge=0, le=1000)
     """Image folders: worker processes that decode images."""
-    resize: Count = 256
+    resize: Pixels = 256
     """Image folders: the shorter side is scaled to this length."""
-    crop: Count = 224
+    crop: Pixels = 224
     """Image folders: side of the square crop."""
     random_scale: bool = False
     """Image folders: random-resized crops in training, as usual on ImageNet."""
@@ -56,9 +76,9 @@ class Model(Table):
     and classes or num_classes."""
     args: dict[str, Any] = {}
     """Further arguments of the network, such as {stem = "small"}."""
-    mean: list[Number] | None = None
+    mean: list[Number] | None = Field(default=None, max_length=1000)
     """Mean of each channel, for the normalisation inside the network."""
-    std: list[Positive] | None = None
+    std: list[Positive] | None = Field(default=None, max_length=1000)
     """Standard deviation of each channel, for the same normalisation."""
     weights: str | None = None
     """Weights file to start from."""
@@ -83,7 +103,7 @@ class Optim(Table):
     """Apply weight decay to biases and BatchNorm parameters too, as reference codes do."""
     lr_schedule: Literal["constant", "piecewise", "one-cycle", "cosine"] = "constant"
     """How the learning rate changes over the epochs."""
-    milestones: list[Number] = []
+    milestones: list[NotNegative] = Field(default=[], max_length=1000)
     """piecewise: epochs at which the learning rate drops."""
     factor: Positive = 0.1
     """piecewise: factor of each drop."""
@@ -104,9 +124,9 @@ class Optim(Table):
 
 
 class Train(Table):
-    epochs: Count = 10
+    epochs: Int = Field(default=10, ge=1, le=10**6)
     """Passes over the training images."""
-    seed: int = Field(default=0, ge=0)
+    seed: Int = Field(default=0, ge=0, lt=2**63)
     """Seed of every random draw."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
@@ -142,7 +162,7 @@ class Train(Table):
 
 
 class Eval(Table):
-    attacks: list[str] = ["clean", "pgd-20"]
+    attacks: list[str] = Field(default=["clean", "pgd-20"], max_length=100)
     """Attacks on the trained model: clean, fgsm, pgd-K, pgd-K-RESTARTS, cw-pgd-K, cw-l2-K,
     autoattack; @N after a name attacks N images only."""
     step_size: Positive | None = None
@@ -157,13 +177,26 @@ class Eval(Table):
     """Evaluate the first N test images only."""
 
 
-class SGD(Optim):
+class PythonOptim(Optim):
+    """An optimiser that is made in Python: what is wrong with it is an InputError."""
+
+    if not TYPE_CHECKING:  # type checkers see the fields
+
+        def __init__(self, **fields: Any) -> None:
+            try:
+                super().__init__(**fields)
+            except ValidationError as error:
+                name = type(self).__name__
+                raise InputError(f"{name}(): {first_problem(error, type(self))}") from None
+
+
+class SGD(PythonOptim):
     """Stochastic gradient descent with momentum."""
 
     name: Literal["sgd"] = "sgd"
 
 
-class AdamW(Optim):
+class AdamW(PythonOptim):
     """Adam with decoupled weight decay."""
 
     name: Literal["adamw"] = "adamw"
@@ -171,7 +204,7 @@ class AdamW(Optim):
     weight_decay: NotNegative = 0.01
 
 
-class Muon(Optim):
+class Muon(PythonOptim):
     """Orthogonal updates for hidden weight matrices and filters, SGD for the rest."""
 
     name: Literal["muon"] = "muon"

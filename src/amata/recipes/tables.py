@@ -11,6 +11,7 @@ from amata.errors import InputError, nearest, unknown
 from amata.methods import METHODS
 from amata.recipes import recorded, schema
 from amata.recipes.files import KEYED
+from amata.recipes.problems import first_problem
 from amata.recipes.recipe import Recipe, Tables
 from amata.schedules import SCHEDULES, planned_controls
 from amata.threat import BALLS
@@ -67,7 +68,7 @@ def _table_of(section: str, value: Any, exclude_defaults: bool) -> dict[str, Any
     try:
         checked = table.model_validate(given)
     except ValidationError as error:
-        raise InputError(f"[{section}] {_first_line(error, table)}") from None
+        raise InputError(f"[{section}] {first_problem(error, table)}") from None
     return checked.model_dump(mode="json", exclude_defaults=exclude_defaults)
 
 
@@ -93,7 +94,7 @@ def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Reci
     try:
         checked: Any = model.model_validate(raw)
     except ValidationError as error:
-        raise InputError(f"recipe {name}: {_first_line(error, model)}") from None
+        raise InputError(f"recipe {name}: {first_problem(error, model)}") from None
     ball = _build("threat", checked.threat, name)
     return Recipe(
         name=name,
@@ -146,7 +147,7 @@ def _override(raw: dict[str, Any], text: str) -> None:
         raise InputError(f"--set {text!r} must read table.key=value, as in --set optim.lr=0.1")
     try:
         parsed = tomllib.loads(f"v = {value}")["v"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # also of numbers with thousands of digits
         parsed = value.strip()  # a bare word or fraction: a string
     table = raw.setdefault(section, {})
     *parents, leaf = key.split(".")
@@ -158,25 +159,3 @@ def _override(raw: dict[str, Any], text: str) -> None:
     if _renames(text) and table.get(key) != parsed:
         table.clear()
     table[leaf] = parsed
-
-
-def _first_line(error: Any, model: Any) -> str:
-    """The first error with its place, and the nearest key for a mistyped one."""
-    problems = error.errors(include_url=False)
-    first = problems[0]
-    place = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        known: Any = model
-        for part in first["loc"][:-1]:
-            known = known.model_fields[part].annotation
-        message = f"unknown key; {nearest(str(first['loc'][-1]), known.model_fields)}"
-    elif first["type"] == "missing":
-        places = [p["loc"] for p in problems if p["type"] == "missing"]
-        lacking = [".".join(map(str, loc)) if len(loc) > 1 else f"[{loc[0]}]" for loc in places]
-        return f"{' and '.join(lacking)}: {'this is' if len(lacking) == 1 else 'these are'} needed"
-    elif first["type"] == "value_error":
-        message = str(first["ctx"]["error"])
-    else:
-        message = f"{first['msg'][0].lower()}{first['msg'][1:]}, not {first['input']!r}"
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"{place}: {message}{more}"

@@ -15,11 +15,12 @@ has nothing to compare with and takes k_min. A run ends within half a step of it
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Annotated, Literal
 
 from amata.errors import InputError
-from amata.quantity import positive, whole
-from amata.schedules.annealing import check_range
+from amata.quantity import Count, Positive, whole
+from amata.schedules.annealing import read_range
 from amata.schedules.contract import Account, Choice, Control, Response
 
 
@@ -28,33 +29,28 @@ class Adaptive:
     """Chooses u_t = (K, tau / K) by probing. Give `gamma`, or `budget` in gradient evaluations per
     image and epoch, which includes probing."""
 
-    k_min: int = 1
+    k_min: Count = 1
     """The fewest steps."""
-    k_max: int = 10
+    k_max: Count = 10
     """The most steps."""
-    tau: float
+    tau: Positive
     """K alpha, which is constant."""
-    gamma: float | None = None
+    gamma: Positive | None = None
     """The price of a step, as in the criterion; or give `budget`."""
-    budget: float | None = None
+    budget: Positive | None = None
     """Gradient evaluations per image and epoch, probing included; or give `gamma`."""
-    probed: int = 3
+    probed: Annotated[int, partial(whole, least=2)] = 3
     """How many values of K are probed, evenly spaced in ratio from k_min to k_max."""
-    probe_batches: int = 2
+    probe_batches: Count = 2
     """Batches per epoch that every candidate is measured on."""
     scale: Literal["paper", "relative"] = "paper"
     """"relative" divides f by its largest value of the epoch: for optimisers whose step does not
     grow with the gradient, such as Adam."""
 
     def __post_init__(self) -> None:
-        check_range(self)
-        whole(self.probed, "probed", 2)
-        whole(self.probe_batches, "probe_batches", 1)
+        read_range(self)
         if (self.gamma is None) == (self.budget is None):
             raise InputError("an adaptive schedule needs gamma or budget, one of the two")
-        for name in ("gamma", "budget"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, positive(getattr(self, name), name))
         if self.k_min == self.k_max:
             raise InputError(
                 f"k_min = k_max = {self.k_min} leaves an adaptive schedule nothing to choose; "

@@ -14,25 +14,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from amata.errors import InputError
-from amata.quantity import number, positive, whole
-from amata.schedules.contract import Control
+from amata.quantity import Count, NotNegative, Positive, Stages, Whole, read_fields
+from amata.schedules.contract import Control, check_epoch
 
 
 def _half_up(value: float) -> int:
     return math.floor(value + 0.5)
 
 
-def _check_epoch(epoch: int, epochs: int) -> None:
-    if not 0 <= epoch <= epochs:
-        raise InputError(f"epoch = {epoch} is not between 0 and epochs = {epochs}")
-
-
-def check_range(schedule: Any) -> None:
-    """Read k_min, k_max and tau as numbers; refuse bounds the wrong way round."""
-    set_field = object.__setattr__
-    set_field(schedule, "k_min", whole(schedule.k_min, "k_min", 1))
-    set_field(schedule, "k_max", whole(schedule.k_max, "k_max", 1))
-    set_field(schedule, "tau", positive(schedule.tau, "tau"))
+def read_range(schedule: Any) -> None:
+    """Read the fields; refuse bounds the wrong way round."""
+    read_fields(schedule)
     if schedule.k_min > schedule.k_max:
         raise InputError(
             f"k_min = {schedule.k_min} is above k_max = {schedule.k_max}; annealing goes from "
@@ -44,9 +36,9 @@ def check_range(schedule: Any) -> None:
 class Constant:
     """K_t = steps, alpha_t = step_size: no annealing, the schedule of PGD-K."""
 
-    steps: int
+    steps: Whole
     """K."""
-    step_size: float
+    step_size: NotNegative
     """alpha."""
 
     if TYPE_CHECKING:  # fractions such as "2/255" are read as numbers
@@ -54,12 +46,10 @@ class Constant:
         def __init__(self, *, steps: int, step_size: float | str) -> None: ...
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", whole(self.steps, "steps", 0))
-        object.__setattr__(self, "step_size", number(self.step_size, "step_size"))
-        if self.step_size < 0:
-            raise InputError(f"step_size = {self.step_size} must not be negative")
+        read_fields(self)
 
     def __call__(self, epoch: int, epochs: int) -> Control:
+        check_epoch(epoch, epochs)
         return Control(self.steps, self.step_size)
 
 
@@ -68,11 +58,11 @@ class Linear:
     """Amata (Algorithm 1): K_t = k_min + (k_max - k_min) t / T, rounded half up; alpha_t = tau /
     K_t, so that K_t alpha_t = tau."""
 
-    k_min: int
+    k_min: Count
     """K in the first epoch."""
-    k_max: int
+    k_max: Count
     """K towards the end."""
-    tau: float
+    tau: Positive
     """K alpha, which is constant."""
 
     if TYPE_CHECKING:
@@ -80,10 +70,10 @@ class Linear:
         def __init__(self, *, k_min: int, k_max: int, tau: float | str) -> None: ...
 
     def __post_init__(self) -> None:
-        check_range(self)
+        read_range(self)
 
     def __call__(self, epoch: int, epochs: int) -> Control:
-        _check_epoch(epoch, epochs)
+        check_epoch(epoch, epochs)
         # Integers are multiplied before the one division, so that a half is an exact half and
         # rounds up on every machine.
         steps = _half_up(self.k_min + (self.k_max - self.k_min) * epoch / epochs)
@@ -95,13 +85,13 @@ class Exponential:
     """The paper's appendix: K_t = k_min + (k_max - k_min) (1 - e^(-eta t)) / (1 - e^(-eta T)),
     rounded half up; alpha_t = tau / K_t."""
 
-    k_min: int
+    k_min: Count
     """K in the first epoch."""
-    k_max: int
+    k_max: Count
     """K towards the end."""
-    tau: float
+    tau: Positive
     """K alpha, which is constant."""
-    eta: float = 1.0
+    eta: Positive = 1.0
     """How early K rises: the larger, the earlier."""
 
     if TYPE_CHECKING:
@@ -111,11 +101,10 @@ class Exponential:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        check_range(self)
-        object.__setattr__(self, "eta", positive(self.eta, "eta"))
+        read_range(self)
 
     def __call__(self, epoch: int, epochs: int) -> Control:
-        _check_epoch(epoch, epochs)
+        check_epoch(epoch, epochs)
         share = math.expm1(-self.eta * epoch) / math.expm1(-self.eta * epochs)
         steps = _half_up(self.k_min + (self.k_max - self.k_min) * share)
         return Control(steps, self.tau / steps)
@@ -130,9 +119,9 @@ class Piecewise:
     Control(steps=2, step_size=0.25)
     """
 
-    stages: tuple[tuple[int, int], ...]
+    stages: Stages
     """(First epoch, K) pairs, from epoch 0 on."""
-    tau: float
+    tau: Positive
     """K alpha, which is constant."""
 
     if TYPE_CHECKING:
@@ -140,20 +129,9 @@ class Piecewise:
         def __init__(self, *, stages: Sequence[tuple[int, int]], tau: float | str) -> None: ...
 
     def __post_init__(self) -> None:
-        stages = tuple(
-            (whole(epoch, "stage's first epoch", 0), whole(steps, "stage's K", 0))
-            for epoch, steps in self.stages
-        )
-        object.__setattr__(self, "stages", stages)
-        object.__setattr__(self, "tau", positive(self.tau, "tau"))
-        starts = [epoch for epoch, _ in stages]
-        if not stages or starts[0] != 0 or starts != sorted(set(starts)):
-            raise InputError(
-                f"stages = {list(stages)} must start at epoch 0, with rising epochs, "
-                "as in [[0, 2], [5, 10]]"
-            )
+        read_fields(self)
 
     def __call__(self, epoch: int, epochs: int) -> Control:
-        _check_epoch(epoch, epochs)
+        check_epoch(epoch, epochs)
         steps = [k for first, k in self.stages if first <= epoch][-1]
         return Control(steps, self.tau / max(steps, 1))

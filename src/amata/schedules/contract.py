@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from amata.errors import InputError
-from amata.quantity import number, whole
+from amata.quantity import MOST, not_negative, whole
 
 
 class Control(NamedTuple):
@@ -72,6 +72,14 @@ class ClosedLoop(Protocol):
 AnySchedule = Schedule | ClosedLoop
 
 
+def check_epoch(epoch: int, epochs: int) -> None:
+    """Refuse an epoch outside the run. The last epoch is epochs - 1; `epochs` itself, the end of
+    the run, is the formulas' t = T."""
+    end, now = whole(epochs, "epochs", 1), whole(epoch, "epoch", -MOST)
+    if not 0 <= now <= end:
+        raise InputError(f"epoch = {epoch} is not between 0 and epochs = {epochs}")
+
+
 # Only these two functions know both kinds.
 
 
@@ -95,4 +103,7 @@ def _as_control(value: Any) -> Control:
         raise InputError(
             f"a schedule must return (steps, step_size) for an epoch, not {value!r}"
         ) from None
-    return Control(whole(steps, "steps of the schedule", 0), number(step_size, "step_size"))
+    return Control(
+        whole(steps, "steps of the schedule", 0),
+        not_negative(step_size, "step_size of the schedule"),
+    )

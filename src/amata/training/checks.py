@@ -1,8 +1,9 @@
-"""Checks of what several processes train: the same thing, which can be divided among them."""
+"""Checks of a recipe as a whole: settings that contradict each other, processes that differ, and
+what cannot be divided among them or into parts of a batch."""
 
 import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,24 @@ import amata
 from amata.distributed import Ranks
 from amata.errors import InputError
 from amata.recipes import Recipe
+from amata.schedules import Control
+
+
+def check_consistent(recipe: Recipe, plan: Sequence[Control] | None) -> None:
+    """Refuse settings that would have no effect, and controls with which nothing is trained."""
+    method, name = recipe.method, type(recipe.method).__name__
+    if method.own_loss and recipe.optim.label_smoothing > 0:
+        raise InputError(
+            f"{name} trains on a loss of its own, without label smoothing; set "
+            "optim.label_smoothing=0"
+        )
+    for epoch, u in enumerate(plan or []):
+        if u.steps < method.min_steps:
+            raise InputError(
+                f"with {u.steps} steps, as in epoch {epoch + 1}, {name} does not update the "
+                "weights; raise K in [schedule]"
+            )
+
 
 OWN = frozenset(
     {

@@ -19,7 +19,8 @@ from amata.recipes.schema import PythonData
 from amata.reporter import Reporter
 from amata.runs import RunFolder, resume_call
 from amata.runs.files import describe_weights
-from amata.training.checks import check_divisible, check_equal_ranks
+from amata.schedules import planned_controls
+from amata.training.checks import check_consistent, check_divisible, check_equal_ranks
 from amata.training.device import resolve_device
 from amata.training.loop import part_of, train_model
 from amata.training.trust import remember, review
@@ -124,6 +125,7 @@ def _run(recipe: Recipe, folder: Callable[[], RunFolder], reporter: Reporter) ->
     device = resolve_device(recipe.train.device)
     for attack in [recipe.train.valid_attack, *recipe.eval.attacks]:
         parse_attack(attack)
+    check_consistent(recipe, planned_controls(recipe.schedule, recipe.train.epochs))
     splits = load_data(recipe)
     model = build_model(recipe, splits.train, trust=True)
     remember(recipe, reporter.note)

@@ -19,6 +19,7 @@ from amata.evaluation import parse_attack
 from amata.methods import ERM, Method
 from amata.models import load_weights
 from amata.recipes import Recipe, load
+from amata.recipes.problems import first_problem
 from amata.recipes.schema import Data, Eval, Optim, PythonData, PythonModel, Train
 from amata.reporter import Reporter
 from amata.runs import RunFolder
@@ -192,8 +193,7 @@ def _updated(table: Any, given: dict[str, Any]) -> Any:
     try:
         return type(table).model_validate({**table.model_dump(), **changed})
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise InputError(f"fit(): {first['loc'][0]} = {first['input']!r}: {first['msg']}") from None
+        raise InputError(f"fit(): {first_problem(error, type(table))}") from None
 
 
 def _described_data(images: Any, valid: Any, table: Data) -> PythonData:

@@ -19,6 +19,7 @@ from amata.attacks.checks import check_images, check_logits, forward
 from amata.attacks.preserve import untouched
 from amata.engine import no_cudnn_benchmark
 from amata.errors import AmataError, InputError
+from amata.losses import correct
 from amata.metrics import Event
 from amata.training.batches import Batches
 from amata.training.trainer import Snapshot, Trainer
@@ -135,7 +136,7 @@ def guard_stats(model: nn.Module, batches: Batches) -> GuardStats:
     )
     return GuardStats(
         images=len(y),
-        accuracy=float((z.argmax(1) == y).float().mean()),
+        accuracy=float(correct(z, y).float().mean()),
         same=float(predictions.max()),
         loss=float(cross_entropy(z, y)),
         informed=-float(torch.special.xlogy(labels, labels).sum()),

@@ -241,6 +241,11 @@ class _Loop:
             results = self._validate(self.valid, ("clean", self.valid_attack))
             row["valid"] = {name: result.accuracy for name, result in results.items()}
             row["valid_n"] = results["clean"].n
+            if bad := max(result.non_finite for result in results.values()):
+                self.reporter.note(
+                    f"epoch {state.epoch + 1}: the logits of {bad} of {row['valid_n']} held-out "
+                    "images are not finite; they count as wrong"
+                )
             by_clean = self.recipe.method.chosen_by == "clean"
             self._keep_if_best(row["valid"]["clean" if by_clean else self.valid_attack])
         self.epochs.append(row)

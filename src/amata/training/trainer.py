@@ -22,7 +22,7 @@ from amata.runs.files import under
 from amata.schedules import Account, ClosedLoop, Control, closed_loop, planned_controls
 from amata.seeds import derive, generator
 from amata.training.batches import Batches, CheckedStream
-from amata.training.checks import check_divisible, check_equal_batches
+from amata.training.checks import check_consistent, check_divisible, check_equal_batches
 from amata.training.clock import Clock
 from amata.training.optim import learning_rate, make_optimizer
 from amata.training.probing import probe
@@ -45,6 +45,9 @@ class Trainer:
     ) -> None:
         self.recipe, self.batches, self.device = recipe, batches, device
         self.ranks = current()
+        self.plan = planned_controls(recipe.schedule, recipe.train.epochs)
+        self.closed_loop = closed_loop(recipe.schedule)
+        check_consistent(recipe, self.plan)
         check_divisible(recipe, self.ranks)
         check_equal_batches(len(batches), self.ranks)
         self.model = model.to(device)
@@ -70,8 +73,6 @@ class Trainer:
             first_layer=recipe.model.first_layer,
             ranks=self.ranks,
         )
-        self.plan = planned_controls(recipe.schedule, recipe.train.epochs)
-        self.closed_loop = closed_loop(recipe.schedule)
         self.clock = Clock(device)
         self.memory: Memory = {}
         self.state = TrainState()
