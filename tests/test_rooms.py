@@ -43,7 +43,7 @@ ARROWS: dict[str, set[str]] = {
         "seeds",
         "threat",
     },
-    "report": {"errors", "quantity"},
+    "report": {"errors", "quantity", "runs"},
     "training": {
         "attacks",
         "batch",
@@ -89,7 +89,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "export": {"data", "errors", "models", "recipes", "runs", "training"},
     "runs": {"data", "errors", "metrics", "recipes"},
-    "console": {"metrics", "reporter"},
+    "console": {"errors", "metrics", "reporter"},
     "cli": {
         "console",
         "control",

@@ -168,7 +168,7 @@ def test_criterion_trains_measures_and_resumes(amata: Amata, tmp_path: Path) -> 
         "criterion",
         run,
         "--out",
-        tmp_path / "d",
+        tmp_path / "e",
         "--batches",
         "1",
         "--alphas",

@@ -17,6 +17,8 @@ class EpochRow(TypedDict):
     grad_evals_per_image: float
     first_layer_evals: NotRequired[int]
     lr: float
+    unix_seconds: NotRequired[float]
+    """When the training of the epoch ended; runs that trained at the same time slow each other."""
     gamma: NotRequired[float]
     """The price of a step that a closed-loop schedule used."""
     probe_evals: NotRequired[int]

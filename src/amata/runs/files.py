@@ -81,6 +81,16 @@ def unwritable(path: Path, error: OSError) -> InputError:
     )
 
 
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; a damaged one is an InputError."""
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"cannot read {path} ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} is damaged: it is not JSON") from None
+
+
 def write_json(path: Path, value: Any) -> None:
     write_atomic(path, (json.dumps(value, indent=2) + "\n").encode())
 

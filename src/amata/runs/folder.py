@@ -12,12 +12,12 @@ import torch
 
 from amata import recipes
 from amata.data import Splits
-from amata.errors import InputError
+from amata.errors import InputError, printable, quoted
 from amata.metrics import EpochRow, Event, Row, is_event
 from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
 from amata.runs.environment import environment
-from amata.runs.files import link_atomic, unwritable, write_atomic, write_json
+from amata.runs.files import link_atomic, read_json, unwritable, write_atomic, write_json
 
 
 class RunFolder:
@@ -39,7 +39,7 @@ class RunFolder:
             raise InputError(
                 f"output folder {path} cannot be created ({error.strerror}); choose another folder"
             ) from None
-        text = f"# {recipe.name}, with every default filled in\n{recipe.to_toml()}"
+        text = f"# {printable(recipe.name)}, with every default filled in\n{recipe.to_toml()}"
         write_atomic(path / "recipe.toml", text.encode())
         return cls(path)
 
@@ -102,6 +102,14 @@ class RunFolder:
         # Written by an earlier version, it may lack keys.
         if not file.is_file() or json.loads(file.read_text()).keys() != split.keys():
             write_json(file, split)
+
+    def split(self) -> dict[str, Any]:
+        """The record of the run's data; empty for published results, which do not have it."""
+        file = self.path / "split.json"
+        found = read_json(file) if file.is_file() else {}
+        if not isinstance(found, dict):
+            raise InputError(f"{file} is damaged; copy it from the original run")
+        return found
 
     def check_test(self, splits: Splits) -> None:
         """Refuse other test images than the run set aside: it may have trained on some of them."""
@@ -186,7 +194,7 @@ def resume_call(path: Path, recipe: Recipe) -> str:
     """How to resume a run: a Python call where data and model came from Python."""
     if isinstance(recipe.data, PythonData):
         return f"amata.fit(model, train, valid, resume={str(path)!r})"
-    return f"`amata train --resume {path}`"
+    return f"`amata train --resume {quoted(path)}`"
 
 
 def _is_empty_run(path: Path) -> bool:

@@ -7,7 +7,6 @@ The grid ignores the ball and the box [0, 1]. The attacks respect both; the figu
 points projected onto the plane.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from amata.errors import InputError
 from amata.losses import ce
 from amata.quantity import positive
 from amata.runs import RunFolder
-from amata.runs.files import load_tensors, under
+from amata.runs.files import load_tensors, read_json, under
 from amata.schedules import Control
 from amata.seeds import generator
 from amata.threat import Ball
@@ -166,9 +165,16 @@ def run_landscapes(
     """
     if not path.is_dir():
         raise InputError(f"{path} is not a run folder; a landscape needs the run's controls")
-    model, recipe, splits = load_trained(path)
     alpha = None if alpha is None else positive(alpha, "alpha")
-    run, device = RunFolder(path), next(model.parameters()).device
+    if not steps:
+        raise InputError("the landscape needs an attack; --steps 40,2 are the default")
+    run = RunFolder.open(path)[0]
+    trained = {row["epoch"] + 1: Control(row["steps"], row["step_size"]) for row in run.epochs()}
+    if not trained:
+        raise InputError(f"{path} has no finished epoch; train it first")
+    states = {epoch: _state(run, epoch, len(trained)) for epoch in epochs}
+    model, recipe, splits = load_trained(path)
+    device = next(model.parameters()).device
     if sample is not None and not 0 <= sample < len(splits.test):
         raise InputError(
             f"--sample {sample} is not one of the {len(splits.test)} test images, 0 to "
@@ -176,8 +182,7 @@ def run_landscapes(
         )
     chosen = list(range(min(CANDIDATES, len(splits.test)))) if sample is None else [sample]
     x, y = next(iter(splits.test.read([torch.tensor(chosen)], device, None)))
-    trained = {row["epoch"] + 1: Control(row["steps"], row["step_size"]) for row in run.epochs()}
-    best = json.loads((path / "summary.json").read_text())["best_epoch"] if run.finished else None
+    best = read_json(path / "summary.json")["best_epoch"] if run.finished else None
     best = max(trained) if best is None else best + 1
     tau = getattr(recipe.schedule, "tau", 2.5 * recipe.ball.eps)
     attacks = {f"PGD-{k}": Control(k, alpha or tau / k) for k in steps}
@@ -185,7 +190,7 @@ def run_landscapes(
     wanted: Sequence[int | None] = epochs or [None]
     for epoch in wanted:
         if epoch is not None:
-            state = load_tensors(_state(run, epoch, len(trained)))
+            state = load_tensors(states[epoch])
             # EMA weights if there are any: evaluation uses them
             model.load_state_dict(under(state, "ema/") or under(state, "model/"))
         own = trained[epoch or best]

@@ -12,7 +12,7 @@ from torch import nn
 from amata import data, models, recipes
 from amata.attacks.checks import forward
 from amata.distributed import current, init_distributed, is_main, launched
-from amata.errors import InputError
+from amata.errors import InputError, quoted
 from amata.evaluation import Result, evaluate, parse_attack
 from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
@@ -136,7 +136,7 @@ def _train_and_evaluate(
     run: RunFolder, recipe: Recipe, model: nn.Module, splits: data.Splits, reporter: Reporter
 ) -> None:
     fitted = train_model(model, splits.train, splits.valid, recipe, run=run, reporter=reporter)
-    again = f"training is done and saved, `amata train --resume {run.path}` evaluates again"
+    again = f"training is done and saved, `amata train --resume {quoted(run.path)}` evaluates again"
     try:
         results = evaluate_recipe(fitted.model, recipe, splits.test, reporter)
     except KeyboardInterrupt:
@@ -202,7 +202,7 @@ def load_trained(
             again = (
                 "its weights were not kept"
                 if run.finished
-                else f"`amata train --resume {path}` trains until there is one"
+                else f"`amata train --resume {quoted(path)}` trains until there is one"
             )
             raise InputError(f"{path} has no model.safetensors; {again}")
     elif path.is_file():

@@ -12,7 +12,7 @@ from torch import nn
 
 from amata.data import Arrays, ImageSet
 from amata.distributed import current
-from amata.errors import InputError
+from amata.errors import InputError, quoted
 from amata.evaluation import parse_attack
 from amata.methods import ERM, Method
 from amata.models import load_weights
@@ -75,7 +75,8 @@ def fit(
         folder, base = RunFolder.open(Path(resume).expanduser())
         if not isinstance(base.data, PythonData):
             raise InputError(
-                f"{resume} was trained by a recipe; `amata train --resume {resume}` resumes it"
+                f"{resume} was trained by a recipe; resume it with `amata train --resume "
+                f"{quoted(resume)}`"
             )
     chosen = _recipe(base, method, schedule, model)
     images, held_out = as_images(train), as_images(valid)
