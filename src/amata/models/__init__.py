@@ -8,6 +8,7 @@ A name is one of MODELS, `timm/NAME` where timm is installed, or an import path
 import importlib
 import inspect
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     try:
         model.load_state_dict(state)
     except (RuntimeError, AttributeError, TypeError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = textwrap.shorten(str(error), 400, placeholder=" ...")
         raise InputError(
             f"weights {path} do not fit the model {type(model).__name__}: {reason}"
         ) from None

@@ -38,6 +38,9 @@ from amata.training.batches import training_batches
 from amata.training.device import resolve_device
 from amata.training.experiment import build_model, load_data
 
+MAX_STEPS = 10_000
+"""The largest K of a fixed control."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CriterionSettings:
@@ -288,4 +291,7 @@ def parse_z(text: str) -> tuple[int, float]:
     steps, comma, alpha = text.partition(",")
     if not comma:
         raise InputError(f"--z {text!r} must be K,ALPHA, as in --z 20,0.025")
-    return whole(steps, "K of --z", 1), positive(alpha, "ALPHA of --z")
+    k = whole(steps, "K of --z", 1)
+    if k > MAX_STEPS:
+        raise InputError(f"K of --z = {k} must be at most {MAX_STEPS:,}")
+    return k, positive(alpha, "ALPHA of --z")
