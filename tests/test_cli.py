@@ -1,10 +1,12 @@
 """The command line: output, exit status, and one-line errors."""
 
 import gzip
+import importlib.util
 import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -342,6 +344,37 @@ BAD: dict[str, tuple[Setup, str]] = {
         r"--help`",
     ),
     "unknown command": (lambda tmp: ["trian"], r"No such command 'trian'"),
+    "huge grid": (
+        lambda tmp: ["landscape", str(tmp), "--grid", "100000", "--out", str(tmp / "new")],
+        r"--grid.* 1000 ",
+    ),
+    "huge steps": (
+        lambda tmp: ["landscape", str(tmp), "--steps", f"{10**20}", "--out", str(tmp / "new")],
+        r"--steps '1000+' must be from 1 to 10,000",
+    ),
+    "huge batch": (
+        lambda tmp: ["bench", "mnist5k-pgd2", "--batch", f"{10**20}", "--out", str(tmp / "new")],
+        r"--batch '1000+' must be from 1 to 65,536",
+    ),
+    "endless seconds": (
+        lambda tmp: ["bench", "mnist5k-pgd2", "--seconds", "inf", "--out", str(tmp / "new")],
+        r"seconds = inf is not finite",
+    ),
+    "huge seeds": (
+        lambda tmp: ["compare", "mnist5k-pgd2", "--seeds", f"{10**20}", "--out", str(tmp / "new")],
+        r"--seeds.* 1000 ",
+    ),
+    "huge fixed control": (
+        lambda tmp: ["criterion", "mnist5k-pgd2", "--z", "1e18,1", "--out", str(tmp / "new")],
+        r"K of --z = '1e18' must be at most 10,000",
+    ),
+    "huge probe": (
+        lambda tmp: ["criterion", "mnist5k-pgd2", "--k-max", f"{10**9}", "--out", str(tmp / "new")],
+        r"--k-max.* 10000 ",
+    ),
+    "huge problem": (lambda tmp: ["toy", "--parts", f"{10**12}"], r"--parts.* 10000 "),
+    "nan problem": (lambda tmp: ["toy", "--horizon", "nan"], r"horizon = nan is not finite"),
+    "a name that is too long": (lambda tmp: ["eval", "a" * 300], r"a{300}: File name too long"),
     "bad --set": (
         lambda tmp: ["train", "mnist5k-amata", "--set", "lr"],
         r"must read table\.key=value",
@@ -510,3 +543,120 @@ def test_control_characters_in_an_error_are_escaped(capsys: pytest.CaptureFixtur
     text = capsys.readouterr().err
     assert r"runs/\x1b[31mred\nsecond line" in text
     assert len(text.splitlines()) == 1
+
+
+# What a command needs is checked before it works
+
+NO_DATA = ["--set=data.root=/nowhere"]
+COMMANDS: dict[str, list[str]] = {
+    "compare": ["compare", "mnist-pgd40", *NO_DATA],
+    "report": ["report", "runs"],
+    "criterion": ["criterion", "mnist-pgd40", *NO_DATA],
+    "search": ["search", "mnist-amata", "--budget", "0.9", *NO_DATA],
+    "landscape": ["landscape", "run"],
+    "bench": ["bench", "mnist5k-pgd2", "--seconds", "1e9"],
+    "toy": ["toy", "--parts", "10000"],
+    "convergence": ["convergence", "--repeats", "100000"],
+    "export": ["export", "run", "--to", "onnx"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("place", ["below a file", "not writable"])
+def test_a_folder_that_cannot_be_written_is_noticed_first(
+    name: str, place: str, amata: Amata, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "out" if place == "below a file" else Path("/proc/self/task")
+    called = amata(*COMMANDS[name], "--out", out)
+    assert (called.code, called.out, called.err.count("\n")) == (2, "", 1), called.err
+    assert f"error: cannot write to output folder {out} (" in called.err
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [(name, "onnxruntime" if name == "export" else "matplotlib") for name in COMMANDS],
+)
+def test_a_missing_package_is_noticed_first(
+    name: str, package: str, amata: Amata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amata.cli.root.find_spec", lambda _: None)
+    called = amata(*COMMANDS[name], "--out", tmp_path / "new")
+    assert (called.code, called.err.count("\n")) == (2, 1), called.err
+    assert f"needs the package {package}, which is not installed" in called.err
+    assert not (tmp_path / "new").exists()
+
+
+def test_autoattacks_package_is_needed_before_the_training(
+    amata: Amata, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "amata.cli.root.find_spec", lambda name: None if "auto" in name else find_spec(name)
+    )
+    wanted = ["--set=eval.attacks=['clean', 'autoattack@5']", "--out", str(tmp_path / "new")]
+    for words in (
+        ["eval", str(run), "--attacks", "clean,autoattack"],
+        ["train", "mnist5k-amata", *wanted],
+        ["compare", "mnist5k-amata", *wanted],
+        ["criterion", "mnist5k-amata", *wanted],
+    ):
+        called = amata(*words)
+        assert called.err.startswith("error: AutoAttack needs the package pyautoattack"), words
+        assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("landscape", "landscape.json"),
+        ("landscape", "landscape-3d.png"),
+        ("bench", "bench.json"),
+        ("bench", "bench.svg"),
+        ("toy", "toy.json"),
+        ("convergence", "convergence.svg"),
+        ("search", "best.toml"),
+        ("compare", "report.html"),
+        ("report", "environment.md"),
+    ],
+)
+def test_no_command_overwrites(name: str, file: str, amata: Amata, tmp_path: Path) -> None:
+    (tmp_path / file).write_text("precious")
+    called = amata(*COMMANDS[name], "--out", tmp_path)
+    assert (called.code, called.err.count("\n")) == (2, 1), called.err
+    assert f"{file} exists already; choose another --out" in called.err
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["precious"]
+
+
+def test_saved_epochs_are_needed_before_the_work(amata: Amata, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "model.safetensors").unlink()
+    for words in (
+        ["criterion", "mnist5k-pgd", str(run)],  # before the recipe is trained
+        ["landscape", str(tmp_path / "run"), "--epochs", "2"],  # before the model is loaded
+    ):
+        called = amata(*words, "--out", tmp_path / "new")
+        assert (called.code, called.err.count("\n")) == (2, 1), called.err
+        assert "has no saved epochs; train it again with --set train.keep_epochs=true" in called.err
+        assert not (tmp_path / "new").exists()
+
+
+def test_a_path_in_a_hint_is_quoted(amata: Amata, run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a run; with 'spaces'"
+    shutil.copytree(run, path)
+    hint = f"`amata train --resume {shlex.quote(str(path))}`"
+    assert hint in amata("train", "mnist5k-amata", "--out", path).err
+    assert hint in amata("train", f"{path}/").err
+    (path / "summary.json").unlink()
+    assert hint in amata("export", path, "--to", "hf", "--out", tmp_path / "new").err
+
+
+def test_names_are_printed_literally(amata: Amata, run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x[" / "y]z [bold] :smile:\x1b[31m\n\udcff"
+    path.parent.mkdir()
+    shutil.copytree(run, path)
+    called = amata("train", "--resume", path)
+    assert called.code == 0
+    shown = str(path.parent) + r"/y]z [bold] :smile:\x1b[31m\n\udcff"
+    assert f"run folder {shown}\n" in called.out
+    assert called.err == f"note: {shown} is finished already\n"

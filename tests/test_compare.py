@@ -1,16 +1,21 @@
 """Comparisons of runs: numbers, resuming after a kill, tables and the HTML page."""
 
+import csv
+import io
 import json
 import math
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
-from dataclasses import asdict
-from html import escape
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,18 +23,24 @@ from typing import Any
 import pytest
 
 from amata.cli import main
+from amata.console import PlainConsole, comparison_table
 from amata.errors import InputError
 from amata.evaluation import Result, wilson
-from amata.recipes import load
-from amata.report.captions import headline
-from amata.report.comparison import comparison_figures, smooth
+from amata.recipes import Recipe, load
+from amata.report.captions import headline, setting
+from amata.report.comparison import _loss, comparison_figures, smooth
+from amata.report.escape import for_csv, for_figure, for_html, for_markdown
+from amata.report.figures import figure
 from amata.report.page import page
 from amata.report.tables import as_csv, as_markdown, result_csv, result_table
 from amata.reporter import Reporter
+from amata.runs import RunFolder
+from amata.runs.files import write_json
+from amata.runs.lock import hold
 from amata.studies.compare import compare_runs
 from amata.studies.comparison_rows import common_target
 from amata.studies.differences import recipe_differences, timing_facts
-from amata.studies.plan import find_runs, plan, run_plan
+from amata.studies.plan import check_same_runs, find_runs, plan, run_name, run_plan
 from amata.training import fit
 from tests.conftest import ENV, ROOT, Called, images, labels, small_net
 
@@ -254,6 +265,241 @@ def _one_run(folder: Path) -> Path:
     return folder / "one" / "runs" / "mnist5k-pgd2-seed0"
 
 
+# Runs that nobody trained: their small files are enough for a report
+
+ENVIRONMENT = {
+    "python": "3.12.0",
+    "platform": "Linux",
+    "machine": "x86_64",
+    "packages": {"torch": "2"},
+    "device": "cpu",
+    "threads": 1,
+    "commit": None,
+}
+
+
+def written_run(
+    folder: Path, recipe: Recipe, start: float | None = 1000.0, **split: str
+) -> RunFolder:
+    """A finished run of two epochs of 10 s, which trained from `start`."""
+    run = RunFolder.create(folder, recipe)
+    write_json(folder / "env.json", ENVIRONMENT)
+    if split:
+        write_json(folder / "split.json", split)
+    for epoch in range(2):
+        row: Any = {
+            "epoch": epoch,
+            "steps": 2,
+            "step_size": 0.1,
+            "loss": 1.0,
+            "train_seconds": 10.0 * (epoch + 1),
+            "data_seconds": 0.0,
+            "grad_evals": 1000 * (epoch + 1),
+            "grad_evals_per_image": 2.0,
+            "lr": 0.1,
+            "valid": {"clean": 0.9, "pgd-2": 0.5 + 0.1 * epoch},
+            "valid_n": 40,
+        }
+        if start is not None:
+            row["unix_seconds"] = start + 10.0 * (epoch + 1)
+        run.append_row(row)
+    evaluation = {
+        name: asdict(Result(0.6, 100, 0.5, 0.7, 0, 1.0, params))
+        for name, params in (("clean", {}), ("pgd-2", {"eps": 0.2}))
+    }
+    summary = {
+        "recipe": recipe.name,
+        "epochs": 2,
+        "train_seconds": 20.0,
+        "grad_evals": 2000,
+        "grad_evals_per_image": 2.0,
+        "best_epoch": 1,
+        "evaluation": evaluation,
+    }
+    write_json(folder / "summary.json", summary)
+    return run
+
+
+def named(recipe: str, name: str, seed: int = 0) -> Recipe:
+    return replace(load(recipe, [*QUICK, f"train.seed={seed}"]), name=name)
+
+
+@pytest.fixture
+def comparison(tmp_path: Path) -> Path:
+    """A finished comparison of two recipes with two seeds."""
+    out = tmp_path / "comparison"
+    planned = plan(RECIPES, QUICK, 2)
+    for index, recipe in enumerate(planned):
+        written_run(out / "runs" / run_name(recipe), recipe, 100.0 * index)
+    write_json(out / "plan.json", {"order": list(map(run_name, planned)), "target": None})
+    return out
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    return {
+        str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None
+        for p in folder.rglob("*")
+    }
+
+
+REFUSED = {
+    "fewer recipes": (["mnist5k-pgd2", "--seeds", "2"], "with other runs (mnist5k-amata-seed0, "),
+    "fewer seeds": ([*RECIPES, "--seeds", "1"], "with other runs (mnist5k-pgd2-seed1, "),
+    "other recipes": (["mnist5k-pgd", "--seeds", "2"], "with other runs ("),
+    "another version": (
+        [*RECIPES, "--seeds", "2", "--set", "optim.lr=0.06"],
+        "holds another version of recipe mnist5k-pgd2; choose another --out",
+    ),
+    "a third recipe that cannot train": (
+        [*RECIPES, "THIRD", "--seeds", "2"],
+        "unknown model.args key",
+    ),
+    "the same recipe twice": (
+        [*RECIPES, "COPY", "--seeds", "2"],
+        "mnist5k-pgd2 and copy are the same recipe; pass only one",
+    ),
+    "no such device": (
+        [*RECIPES, "--seeds", "3", "--set", "train.device=cuda:99"],
+        "train.device = 'cuda:99'",
+    ),
+    "a process that compares": ([*RECIPES, "--seeds", "2"], "another process is comparing recipes"),
+    "target": ([*RECIPES, "--seeds", "2", "--target", "45"], "must be an accuracy"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_comparison_that_is_refused_changes_nothing(
+    name: str, comparison: Path, tmp_path: Path, amata: Callable[..., Called]
+) -> None:
+    arguments, message = REFUSED[name]
+    third = tmp_path / "third.toml"
+    third.write_text(load("mnist5k-pgd", [*QUICK, "model.args={bogus=1}"]).to_toml())
+    copy = tmp_path / "copy.toml"
+    copy.write_text(load("mnist5k-pgd2").to_toml())
+    before = contents(comparison)
+    lock = hold(comparison, "comparing recipes") if "process" in name else nullcontext()
+    with lock:
+        files = {"THIRD": str(third), "COPY": str(copy)}
+        words = [files.get(word, word) for word in arguments]
+        called = amata("compare", *SETS, *words, "--out", comparison)
+    assert (called.code, called.err.count("\n")) == (2, 1), called.err
+    assert message in called.err
+    assert contents(comparison) == before
+
+
+def test_a_report_replaces_only_a_report_of_the_same_runs(
+    comparison: Path, tmp_path: Path, amata: Callable[..., Called]
+) -> None:
+    out = tmp_path / "report"
+    out.mkdir()
+    write_json(out / "compare.json", {"order": ["mnist5k-pgd2-seed0"]})
+    before = contents(out)
+    other = amata("report", comparison / "runs" / "mnist5k-amata-seed0", "--out", out)
+    assert (other.code, contents(out)) == (2, before)
+    assert "holds a comparison with other runs (mnist5k-pgd2-seed0); choose" in other.err
+    check_same_runs(out, ["mnist5k-pgd2-seed0", "another"])  # more runs may join
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "results.csv").write_text("precious")
+    called = amata("report", comparison, "--out", mine)
+    assert (called.code, "results.csv exists already; choose" in called.err) == (2, True)
+    assert contents(mine) == {"results.csv": b"precious"}
+
+
+@pytest.mark.parametrize(
+    ("starts", "trained", "comparable"),
+    [
+        ((100.0, 120.0, 200.0), "sequential", True),
+        ((200.0, 100.0, 150.0), "sequential", True),
+        ((100.0, 300.0, 105.0), "parallel", False),
+        ((100.0, None, 105.0), "unknown", True),
+    ],
+)
+def test_runs_that_trained_at_the_same_time_do_not_claim_comparable_times(
+    starts: tuple[float | None, ...], trained: str, comparable: bool, tmp_path: Path
+) -> None:
+    runs = [
+        written_run(tmp_path / f"run{i}", named(RECIPES[i % 2], f"recipe{i}"), start)
+        for i, start in enumerate(starts)
+        if i < 2
+    ]
+    runs.append(written_run(tmp_path / "run2", load("mnist5k-pgd", QUICK), starts[2]))
+    result = compare_runs(runs)
+    assert (result["trained"], result["times_comparable"]) == (trained, comparable)
+    warning = "run0 and run2 trained at the same time and may have slowed each other"
+    assert any(w.startswith(warning) for w in result["warnings"]) == (trained == "parallel")
+    words = {"sequential": "one after the other", "parallel": "some trained at the same time"}
+    assert words.get(trained, "not recorded") in setting(result)
+    assert ("times</b> as fast" in headline(result)) == comparable
+
+
+def test_a_run_records_when_its_epochs_ended(tmp_path: Path) -> None:
+    before = time.time()
+    run = RunFolder.open(python_run(tmp_path / "run", 1, {}))[0]
+    ends = [row["unix_seconds"] for row in run.epochs()]
+    assert before < ends[0] < ends[1] < ends[2] <= time.time()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "what"),
+    [
+        ({"test_hash": "a"}, {"test_hash": "b"}, "test images"),
+        ({"train_hash": "a", "test_hash": "c"}, {"train_hash": "b"}, "training images"),
+        ({"train_hash": "a", "test_hash": "c"}, {"test_hash": "c"}, None),
+        ({"test_hash": "a"}, {}, None),
+    ],
+)
+def test_runs_on_different_data_are_refused(
+    first: dict[str, str], second: dict[str, str], what: str | None, tmp_path: Path
+) -> None:
+    runs = [
+        written_run(tmp_path / "one", load(RECIPES[0], QUICK), 0.0, **first),
+        written_run(tmp_path / "two", load(RECIPES[1], QUICK), 50.0, **second),
+    ]
+    if what is None:
+        assert compare_runs(runs)["rows"]
+        return
+    with pytest.raises(InputError, match=rf"one and \S+two have different {what}, so they cannot"):
+        compare_runs(runs)
+
+
+def test_a_comparison_refuses_data_that_changed_before_it_trains(
+    comparison: Path, amata: Callable[..., Called]
+) -> None:
+    write_json(comparison / "runs" / "mnist5k-pgd2-seed0" / "split.json", {"test_hash": "old"})
+    before = contents(comparison)
+    called = amata("compare", *RECIPES, *SETS, "--seeds", "3", "--out", comparison)
+    assert (called.code, contents(comparison)) == (2, before)
+    assert "mnist5k-pgd2-seed0 was trained on other images than there are now" in called.err
+
+
+DAMAGES = [
+    ("plan.json", "{", "plan.json is damaged; delete it"),
+    ("plan.json", "[]", "plan.json is damaged; delete it"),
+    ("plan.json", '{"order": ["../comparison"]}', "plan.json is damaged; delete it"),
+    ("plan.json", '{"order": "abc"}', "plan.json is damaged; delete it"),
+    ("plan.json", '{"order": [], "target": "much"}', "plan.json is damaged; delete it"),
+    ("plan.json", "[" * 100_000, "plan.json is damaged; delete it"),
+    ("plan.json", "\udcff", "plan.json is damaged; delete it"),
+    ("criterion.json", "", "criterion.json is damaged; delete it"),
+    ("criterion.json", '{"strategies": [{"strategy": 1}]}', "criterion.json is damaged"),
+    ("runs/mnist5k-pgd2-seed0/env.json", "{}", "env.json is damaged"),
+    ("runs/mnist5k-pgd2-seed0/split.json", "7", "split.json is damaged"),
+    ("compare.json", "{", "compare.json is damaged; delete it"),
+    ("compare.json", '{"order": 7}', "compare.json is damaged; delete it"),
+]
+
+
+@pytest.mark.parametrize(("file", "text", "message"), DAMAGES)
+def test_a_damaged_file_of_a_comparison_is_one_line(
+    file: str, text: str, message: str, comparison: Path, amata: Callable[..., Called]
+) -> None:
+    (comparison / file).write_bytes(text.encode(errors="surrogateescape"))
+    called = amata("report", comparison, "--out", comparison)
+    assert (called.code, called.err.count("\n")) == (2, 1), called.err
+    assert message in called.err
+
+
 def test_smoothing_is_bias_corrected() -> None:
     assert smooth([3.0] * 40, 0.6) == pytest.approx([3.0] * 40)
     noisy = [float(i % 2) for i in range(60)]
@@ -370,31 +616,36 @@ CHROMIUM = (
     shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 )
 LOOK = """<script>
-const figures = [...document.querySelectorAll("figure svg")].map(s => s.getBoundingClientRect());
-const root = document.documentElement;
-parent.document.title = JSON.stringify({over: root.scrollWidth - root.clientWidth,
-  width: root.clientWidth, figures: figures.length,
-  seen: figures.every(b => b.width > 200 && b.height > 100 && b.right <= root.clientWidth),
-  cut: [...document.querySelectorAll(".wide")].filter(e => e.scrollWidth > e.clientWidth).length,
-  main: document.querySelector("main").innerText.length});
+const frame = document.querySelector("iframe");
+frame.onload = () => {
+  const page = frame.contentDocument, root = page.documentElement;
+  const figures = [...page.querySelectorAll("figure svg")].map(s => s.getBoundingClientRect());
+  window.look = {over: root.scrollWidth - root.clientWidth,
+    width: root.clientWidth, figures: figures.length,
+    seen: figures.every(b => b.width > 200 && b.height > 100 && b.right <= root.clientWidth),
+    cut: [...page.querySelectorAll(".wide")].filter(e => e.scrollWidth > e.clientWidth).length,
+    main: page.querySelector("main").innerText.length,
+    text: page.querySelector("main").textContent,
+    pwned: window.pwned ?? null,
+    foreign: page.querySelectorAll("script, img, iframe, object, embed").length};
+  document.title = JSON.stringify(window.look);
+};
 </script>"""
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
-@pytest.mark.parametrize("width", [400, 900, 1600])
-def test_a_browser_shows_the_whole_page(width: int, compared: Path, tmp_path: Path) -> None:
-    inner = (compared / "report.html").read_text().replace("</body>", f"{LOOK}</body>")
-    # a frame, because a browser window cannot be as narrow as a phone
-    outer = tmp_path / "page.html"
+def browse(inner: str, width: int, folder: Path) -> tuple[dict[str, Any], str]:
+    """What a browser shows of a page, and the messages on its console."""
+    # a frame, because a browser window cannot be as narrow as a phone; the page itself may not
+    # run scripts
+    outer = folder / "page.html"
     outer.write_text(
         f'<iframe width="{width}" height="2000" style="border: 0" '
-        f'srcdoc="{escape(inner)}"></iframe>'
+        f'srcdoc="{escape(inner)}"></iframe>{LOOK}'
     )
     options = (
         "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
         "--disable-component-update --disable-sync "
-        f"--enable-logging=stderr --hide-scrollbars --user-data-dir={tmp_path / 'profile'} "
+        f"--enable-logging=stderr --hide-scrollbars --user-data-dir={folder / 'profile'} "
         "--window-size=1700,2100 --dump-dom"
     )
     ran = subprocess.run(
@@ -405,14 +656,127 @@ def test_a_browser_shows_the_whole_page(width: int, compared: Path, tmp_path: Pa
     )
     title = re.search(r"<title>(.*?)</title>", ran.stdout, re.S)
     assert title, ran.stderr[-2000:]
-    found = json.loads(title[1])
+    return json.loads(unescape(title[1])), ran.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@pytest.mark.parametrize("width", [400, 900, 1600])
+def test_a_browser_shows_the_whole_page(width: int, compared: Path, tmp_path: Path) -> None:
+    found, console = browse((compared / "report.html").read_text(), width, tmp_path)
     assert found["width"] == width
     assert found["over"] == 0
     assert found["cut"] == 0
     assert found["figures"] == 7
     assert found["seen"]
     assert found["main"] > 500
-    assert "CONSOLE" not in ran.stderr
+    assert "CONSOLE" not in console
+
+
+HOSTILE = (
+    '<script>parent.pwned = "script"</script>',
+    '<img src=x onerror="parent.pwned = 1">',
+    "<svg onload=parent.pwned=2><a id=\"x\" href='javascript:parent.pwned=3'>$x^2$ url(#y)",
+    "]]>--><iframe srcdoc='<script>top.pwned=4</script>'>\x1b[31m\n</style></title>",
+)
+INJECTED = """<script>parent.pwned = "script"</script><img src="data:," onerror="parent.pwned = 1">
+<svg onload="parent.pwned = 2"></svg><iframe srcdoc="<script>top.pwned = 3</script>"></iframe>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_a_browser_runs_no_script_of_hostile_names(tmp_path: Path) -> None:
+    first, second, third, fourth = HOSTILE
+    runs = [
+        written_run(tmp_path / str(index), named(recipe, name), 100.0 * index)
+        for index, (recipe, name) in enumerate(
+            zip((*RECIPES, "mnist5k-pgd"), HOSTILE, strict=False)
+        )
+    ]
+    result = compare_runs(runs, failures=[fourth])
+    for curve in result["curves"]:
+        curve["run"] = fourth
+        curve["events"] = [
+            {"event": second, "action": first, "epoch": 0, "before": 0.5, "after": 0.1}
+        ]
+    result["order"] = list(HOSTILE)
+    result["data"] = result["environment"]["device"] = result["valid_attack"] = third
+    result["differences"].append({"key": first, "values": dict.fromkeys(HOSTILE, second)})
+    text = page(result, comparison_figures(result, tmp_path / "figures"), " vs ".join(HOSTILE))
+    found, console = browse(text, 900, tmp_path)
+    assert found["pwned"] is None
+    assert found["foreign"] == 0
+    assert "CONSOLE" not in console, "the browser complained"
+    for name in (first, second, third, fourth.replace("\x1b", r"\x1b").replace("\n", r"\n")):
+        assert found["text"].count(name) > 2, name
+    # even a name that is not escaped runs nothing
+    found, console = browse(text.replace("</h1>", f"</h1>{INJECTED}"), 900, tmp_path)
+    assert (found["pwned"], found["foreign"]) == (None, 3)
+    assert "Content Security Policy" in console
+
+
+@pytest.mark.parametrize(
+    ("edge", "text", "shown"),
+    [
+        (
+            for_html,
+            "<b> & \"x\" 'y'\n\x1b[0m",
+            "&lt;b&gt; &amp; &quot;x&quot; &#x27;y&#x27;\\n\\x1b[0m",
+        ),
+        (for_csv, "=1+1", "'=1+1"),
+        (for_csv, "@SUM(A1)", "'@SUM(A1)"),
+        (for_csv, "-cmd|' /C calc'!A0", "'-cmd|' /C calc'!A0"),
+        (for_csv, "+a\t", "'+a\\t"),
+        (for_csv, "-0.5", "-0.5"),
+        (for_csv, "+1e-05", "+1e-05"),
+        (for_csv, "\t=1", "\\t=1"),
+        (for_csv, "mnist-amata", "mnist-amata"),
+        (for_markdown, "a|b\\|c", r"a\|b\\\|c"),
+        (for_markdown, "<img>`*[x](y)", r"&lt;img&gt;\`\*\[x](y)"),
+        (for_markdown, "two\nlines", r"two\\nlines"),
+        (for_figure, "$x^2$ \r", r"\$x^2\$ \r"),
+        (for_figure, "_hidden", " _hidden"),
+        (for_figure, "a" * 255, "a" * 20 + "…" + "a" * 20),
+    ],
+)
+def test_a_name_is_shown_literally(edge: Callable[[str], str], text: str, shown: str) -> None:
+    assert edge(text) == shown
+
+
+def test_tables_and_figures_take_any_name(tmp_path: Path) -> None:
+    names = ("=cmd()", r"$\frac{1}{$ $", "字" * 85, "x[/y]z [bold] :smile: \x1b[31m\n")
+    runs = [
+        written_run(tmp_path / str(i), named(RECIPES[i % 2], name, i))
+        for i, name in enumerate(names)
+    ]
+    result = compare_runs(runs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        drawn = _loss(result, tmp_path)
+    assert r"$\frac{1}{$ $" in drawn.svg
+    table = list(csv.reader(io.StringIO(result_csv(result))))
+    assert {row[0] for row in table[1:]} >= {"'=cmd()", names[1], names[2]}
+    assert as_markdown(result_table(result)).count("\n") == 2 + len(names)
+    console = PlainConsole()
+    console.width = 300
+    with console.capture() as captured:
+        console.print(comparison_table(result))
+        console.print(names[3], soft_wrap=True)
+    assert captured.get().count(r"x[/y]z [bold] :smile: \x1b[31m\n") == 2
+    assert "\x1b" not in captured.get()
+
+
+def test_a_figure_is_replaced_whole(tmp_path: Path) -> None:
+    """Another process that reads a figure sees the old one or the new one."""
+    for title in ("old", "new"):
+        with figure(tmp_path / "f", 1, 1, (1, 1)) as axes:
+            axes[0, 0].set_title(title)
+        for kind in ("svg", "png"):
+            if title == "old":
+                os.link(tmp_path / f"f.{kind}", tmp_path / f"seen.{kind}")
+            else:
+                assert not os.path.samefile(tmp_path / f"f.{kind}", tmp_path / f"seen.{kind}")
+    assert {p.name for p in tmp_path.iterdir()} == {"f.svg", "f.png", "seen.svg", "seen.png"}
 
 
 @pytest.mark.slow
@@ -449,16 +813,12 @@ def test_a_report_needs_no_weights(
     assert (
         "is a run folder; choose another --out" in amata("report", str(kept), "--out", str(one)).err
     )
-    fewer = amata("compare", RECIPES[0], "--seeds", "2", *SETS, "--out", str(kept))
-    assert "note: mnist5k-amata-seed0, mnist5k-amata-seed1 of an earlier plan stay in" in fewer.err
     failed = amata("eval", str(one))
     assert (failed.code, "its weights were not kept" in failed.err) == (2, True)
 
 
 @pytest.mark.slow
 def test_a_clipped_interval_shows_both_ends(compared: Path) -> None:
-    from amata.console import comparison_table
-
     result = json.loads((compared / "compare.json").read_text())
     result["rows"][0]["accuracies"]["clean"] |= {"accuracy": 0.39, "low": 0.0, "high": 1.0}
     result["rows"][1]["accuracies"]["clean"] |= {"accuracy": 0.459, "low": 0.447, "high": 0.471}

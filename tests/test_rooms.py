@@ -54,7 +54,7 @@ ARROWS: dict[str, set[str]] = {
         "seeds",
         "threat",
     },
-    "report": {"errors", "quantity"},
+    "report": {"errors", "quantity", "runs"},
     "training": {
         "attacks",
         "batch",

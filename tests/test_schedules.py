@@ -80,7 +80,7 @@ def test_exponential_matches_the_appendix_and_ends_where_it_should() -> None:
         (-5, -2, "epochs = -2 must be a whole number of at least 1"),
         (0, math.nan, "epochs = nan is not finite"),
         (1.5, 10, "epoch = 1.5 must be a whole number"),
-        (0, 10**20, "epochs = 100000000000000000000 must be at most 1000000000"),
+        (0, 10**20, "epochs = 100000000000000000000 must be at most 1,000,000,000"),
     ],
 )
 def test_epochs_outside_the_run_are_refused(

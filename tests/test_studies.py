@@ -24,10 +24,11 @@ from amata.runs.lock import hold
 from amata.studies.bench import _rows, _schedule_row
 from amata.studies.bench_case import Case, schedule_controls
 from amata.studies.cost import MethodCost
-from amata.studies.criterion import robust_attack
+from amata.studies.criterion import CriterionSettings, robust_attack
 from amata.studies.pareto import winner, with_front
 from amata.studies.search import Search, SearchSettings
 from amata.studies.space import Space, schedule_key
+from amata.studies.trial import TrialResult
 from amata.training.experiment import load_data
 from tests.conftest import ENV, Called
 from tests.toy import QUICK
@@ -168,7 +169,7 @@ def test_criterion_trains_measures_and_resumes(amata: Amata, tmp_path: Path) -> 
         "criterion",
         run,
         "--out",
-        tmp_path / "d",
+        tmp_path / "e",
         "--batches",
         "1",
         "--alphas",
@@ -446,6 +447,69 @@ def test_a_trial_of_another_process_is_not_trained_twice(amata: Amata, tmp_path:
         assert done.user_attrs["key"] != key
     amata(*SEARCH, "--trials", "2", "--out", tmp_path)  # its owner is gone
     assert key in {t.user_attrs["key"] for t in finished(tmp_path)}
+
+
+@pytest.mark.slow
+def test_trials_of_dead_processes_do_not_count(amata: Amata, tmp_path: Path) -> None:
+    """Three processes were killed: two before they had chosen a schedule, one while a worker of it
+    still holds the lock."""
+    recipe = recipes.load("mnist5k-amata", [o.removeprefix("--set=") for o in FAST])
+    settings = SearchSettings(budget=0.9 * 4, k_cap=3, shapes=("linear", "piecewise"))
+    search = Search(recipe, settings, tmp_path, Reporter())
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    for key in (None, None, "locked"):
+        trial = search.study.ask()
+        trial.set_user_attr("process", f"{os.uname().nodename}:{dead.pid}")
+        if key:
+            trial.set_user_attr("key", key)
+    (tmp_path / "trials" / "locked").mkdir()
+    with hold(tmp_path / "trials" / "locked", "training"):
+        called = amata(*SEARCH, "--trials", "1", "--out", tmp_path, "--json")
+    assert called.code == 0, called.err
+    assert [t["state"] for t in json.loads(called.out)["trials"]] == ["complete"]
+    assert len(finished(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"trial": "x"}'])
+def test_a_damaged_result_of_a_trial_is_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(InputError, match=r"result.json is damaged; delete .* to train it again"):
+        TrialResult.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("criterion.json", "{", "criterion.json is damaged; delete it"),
+        ("criterion.json", '{"strategies": 1}', "criterion.json is damaged; delete it"),
+        ("mnist5k-pgd2.criterion.json", "[]", "is damaged; delete it to measure mnist5k-pgd2"),
+        (
+            "criterion.json",
+            '{"settings": {"k_max": 2}, "strategies": []}',
+            "holds the criterion of other strategies or settings; choose another --out",
+        ),
+        (
+            "criterion.json",
+            json.dumps(
+                {
+                    "settings": CriterionSettings().to_dict(2),
+                    "strategies": [{"strategy": "mnist5k-amata"}],
+                }
+            ),
+            "holds the criterion of other strategies or settings; choose another --out",
+        ),
+    ],
+)
+def test_other_or_damaged_results_are_found_before_the_training(
+    file: str, text: str, message: str, amata: Amata, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_text(text)
+    called = amata("criterion", "mnist5k-pgd2", "--out", tmp_path)
+    assert (called.code, called.err.count("\n")) == (2, 1), called.err
+    assert message in called.err
+    assert (tmp_path / file).read_text() == text
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow

@@ -4,16 +4,28 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from amata.errors import printable
 from amata.metrics import EpochRow
 from amata.reporter import BatchInfo, Reporter
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+
+class PlainConsole(Console):
+    """Prints texts literally: names of files may look like markup or hold terminal codes."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Called for every text, in a table too."""
+        return super().render_str(printable(text), **options)
+
+
+out = PlainConsole()
+err = PlainConsole(stderr=True)
 for console in (out, err):
     if not console.is_terminal:
         console.width = 160  # a log has no window: do not fold tables
@@ -34,7 +46,7 @@ class ConsoleReporter(Reporter):
 
     def __init__(self) -> None:
         self.progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TextColumn("{task.percentage:>3.0f}%"),
             TextColumn("{task.fields[left]}"),
@@ -235,7 +247,7 @@ def comparison_table(result: dict[str, Any]) -> Table:
         reached = f"{row['time_to_target']:.1f}" if row["time_to_target"] else "-"
         faster = f"{row['speedup']:.2f}x" if row["speedup"] else "-"
         table.add_row(
-            escape(row["recipe"]),
+            row["recipe"],
             *cells,
             f"{row['train_seconds']:.1f}",
             f"{row['grad_evals']:,.0f}",

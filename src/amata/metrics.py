@@ -26,6 +26,8 @@ class EpochRow(TypedDict):
     grad_evals_per_image: Amount
     first_layer_evals: NotRequired[Index]
     lr: Finite
+    unix_seconds: NotRequired[Amount]
+    """When the training of the epoch ended; runs that trained at the same time slow each other."""
     gamma: NotRequired[Finite]
     """The price of a step that a closed-loop schedule used."""
     probe_evals: NotRequired[Index]

@@ -88,7 +88,7 @@ def whole(value: Any, name: str, least: int, most: int = MOST) -> int:
     if result != int(result) or result < least:
         raise InputError(f"{name} = {shown(value)} must be a whole number of at least {least}")
     if result > most:
-        raise InputError(f"{name} = {shown(value)} must be at most {most}")
+        raise InputError(f"{name} = {shown(value)} must be at most {most:,}")
     return int(result)
 
 

@@ -1,5 +1,6 @@
 """The `amata` command. Only the commands that need torch import it; --help does not."""
 
+import os
 import sys
 from typing import Any
 
@@ -29,6 +30,13 @@ def main(arguments: list[str] | None = None) -> None:
     except _UsageError as error:
         line = printable(" ".join(error.format_message().split()))
         print(f"error: {line} See `amata --help`.", file=sys.stderr)
+        code = 2
+    except BrokenPipeError:  # such as `amata recipes | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    except OSError as error:  # such as a name that is too long, or a folder that is not readable
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {printable(where)}{error.strerror or printable(error)}", file=sys.stderr)
         code = 2
     except (KeyboardInterrupt, typer.Abort):
         print("error: interrupted", file=sys.stderr)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amata.cli.root import Json, Set, app, make_folder, whole_numbers
+from amata.cli.root import Json, Set, app, check_installed, make_folder, whole_numbers
 
 
 @app.command(
@@ -53,15 +53,17 @@ def bench(
     from amata.training.device import resolve_device
 
     where = resolve_device(device, "--device", "--device cpu")
-    sizes, controls = whole_numbers(batch, "--batch"), whole_numbers(steps, "--steps")
+    sizes, controls = whole_numbers(batch, "--batch", 65_536), whole_numbers(steps, "--steps")
     timed = [
         case for name in recipes for case in cases(recipe_files.load(name, set_), sizes, controls)
     ]
+    if out is not None:
+        check_installed("matplotlib", "drawing bench.svg", "plots")
+        make_folder(out, "bench.json", "bench.svg", "bench.png")
     note = lambda text: err.print(f"note: {text}", soft_wrap=True)  # noqa: E731
 
     def save(result: dict[str, Any]) -> None:
         if out is not None:
-            make_folder(out)
             write_json(out / "bench.json", result)
 
     # bf16 is up to a hundred times slower on some CPUs

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from amata.cli.root import app
-from amata.errors import printable, unknown
+from amata.errors import unknown
 
 recipes_app = typer.Typer(help="The built-in recipes.", invoke_without_command=True)
 data_app = typer.Typer(help="Data sets: list, fetch, check.", invoke_without_command=True)
@@ -59,9 +59,9 @@ def list_keys(
         raise unknown("table", table, dict.fromkeys(section.table for section in every))
     for section in every:
         if table in (None, section.table):
-            out.print(section.title, style="bold", markup=False)
+            out.print(section.title, style="bold")
             if section.text:
-                out.print(section.text, style="dim", markup=False)
+                out.print(section.text, style="dim")
             grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
             for key in section.keys:
                 grid.add_row(
@@ -70,7 +70,7 @@ def list_keys(
                     key.values,
                     key.text,
                 )
-            out.print(grid, markup=False)
+            out.print(grid)
             out.print()
 
 
@@ -84,11 +84,13 @@ Root = Annotated[
 def list_data(ctx: typer.Context) -> None:
     """List the data sets; `fetch NAME` downloads one, `check NAME` reads all of one."""
     if ctx.invoked_subcommand is None:
+        from amata.console import out
         from amata.data import DATASETS, data_root
 
         for name, entry in DATASETS.items():
             print(f"{name:10}  {entry.about}{' (fetch)' if entry.source else ''}")
-        print(f"\ndata folder {printable(data_root())}")
+        print()
+        out.print(f"data folder {data_root()}", soft_wrap=True)
 
 
 @data_app.command("fetch", epilog="Example: amata data fetch mnist --root ~/data")
@@ -106,7 +108,7 @@ def fetch_data(
         TimeRemainingColumn,
     )
 
-    from amata.console import err
+    from amata.console import err, out
     from amata.data import DATASETS, data_root
     from amata.data.fetch import fetch
 
@@ -128,7 +130,7 @@ def fetch_data(
                 progress.update(task, completed=done, total=total)
 
             path = fetch(remote, folder, update)
-            print(f"{printable(path)} verified")
+            out.print(f"{path} verified", soft_wrap=True)
 
 
 @data_app.command("check", epilog="Example: amata data check mnist5k")

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amata.cli.root import Json, Set, app, make_folder
-from amata.errors import missing
+from amata.cli.root import Json, Set, app, check_attacks, check_installed, make_folder
 
 Target = Annotated[
     float | None,
@@ -27,7 +26,9 @@ def compare(
         Path, typer.Option(help="A folder for runs and report; repeat the command to resume.")
     ],
     target: Target = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs per recipe, from its seed upwards.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=1000, help="Runs per recipe, from its seed upwards.")
+    ] = 1,
     set_: Set = [],  # noqa: B006
     json_: Json = False,
 ) -> None:
@@ -39,13 +40,13 @@ def compare(
     from amata.studies.compare import compare_runs
     from amata.studies.plan import plan, run_plan
 
-    make_folder(out)
-    _check_matplotlib()
+    _check_folder(out)
     with ConsoleReporter() as reporter:
         planned = plan(recipes, set_, seeds, reporter.note)
+        check_attacks(attack for recipe in planned for attack in recipe.eval.attacks)
         runs, failures = run_plan(planned, out, reporter, target)
     _report(
-        compare_runs(runs, target, out / "criterion.json", together=True, failures=failures),
+        compare_runs(runs, target, out / "criterion.json", failures=failures),
         out,
         json_,
     )
@@ -64,25 +65,27 @@ def report(
     """Write the report of finished runs; their small files suffice. The first recipe is the
     baseline."""
     from amata.studies.compare import compare_runs
-    from amata.studies.plan import find_runs
+    from amata.studies.plan import check_same_runs, find_runs
 
-    make_folder(out)
-    _check_matplotlib()
+    _check_folder(out)
     runs, planned = find_runs(folders)
-    together = len(folders) == 1 and (folders[0] / "plan.json").is_file()
+    check_same_runs(out, [run.path.name for run in runs])
     _report(
-        compare_runs(runs, target or planned, folders[0] / "criterion.json", together=together),
+        compare_runs(runs, planned if target is None else target, folders[0] / "criterion.json"),
         out,
         json_,
     )
 
 
-def _check_matplotlib() -> None:
-    """Fail before the training, not after it."""
-    from importlib.util import find_spec
+TABLES = ("results", "differences", "environment")
 
-    if find_spec("matplotlib") is None:
-        raise missing("matplotlib", "a report", "plots")
+
+def _check_folder(out: Path) -> None:
+    """Fail before the training, not after it. A report replaces only an earlier report."""
+    check_installed("matplotlib", "a report", "plots")
+    ours = (out / "plan.json").is_file() or (out / "compare.json").is_file()
+    files = [f"{name}.{kind}" for name in TABLES for kind in ("csv", "md")]
+    make_folder(out, *([] if ours else ["report.html", "figures", *files]))
 
 
 def _report(result: dict[str, Any], out: Path, json_: bool) -> None:
@@ -101,12 +104,8 @@ def _report(result: dict[str, Any], out: Path, json_: bool) -> None:
     from amata.runs.files import write_atomic, write_json
 
     write_json(out / "compare.json", result)
-    tables = {
-        "results": result_table(result),
-        "differences": difference_table(result),
-        "environment": environment_table(result),
-    }
-    for name, table in tables.items():
+    tables = (result_table(result), difference_table(result), environment_table(result))
+    for name, table in zip(TABLES, tables, strict=True):
         write_atomic(
             out / f"{name}.csv",
             (result_csv(result) if name == "results" else as_csv(table)).encode(),
@@ -123,5 +122,5 @@ def _report(result: dict[str, Any], out: Path, json_: bool) -> None:
         return
     console.print(comparison_table(result))
     for warning in result["warnings"]:
-        console.print(f"note: {warning}", soft_wrap=True, markup=False)
-    console.print(f"report {out / 'report.html'}", soft_wrap=True, markup=False)
+        console.print(f"note: {warning}", soft_wrap=True)
+    console.print(f"report {out / 'report.html'}", soft_wrap=True)

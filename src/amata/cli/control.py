@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from amata.cli.root import Json, Set, Trust, app, make_folder
+from amata.cli.root import Json, Set, Trust, app, check_attacks, check_installed, make_folder
 from amata.errors import InputError
 
 Out = Annotated[
@@ -37,12 +37,14 @@ def criterion(
         str | None,
         typer.Option(metavar="K,ALPHA", help="Use the inner-product form with this fixed control."),
     ] = None,
-    batches: Annotated[int, typer.Option(min=1, help="Probe batches.")] = 4,
+    batches: Annotated[int, typer.Option(min=1, max=10_000, help="Probe batches.")] = 4,
     k_max: Annotated[
         int | None,
-        typer.Option(min=1, help="The largest K of G; default: the strategies' largest."),
+        typer.Option(
+            min=1, max=10_000, help="The largest K of G; default: the strategies' largest."
+        ),
     ] = None,
-    alphas: Annotated[int, typer.Option(min=1, help="Step sizes per K.")] = 6,
+    alphas: Annotated[int, typer.Option(min=1, max=1000, help="Step sizes per K.")] = 6,
     search: Annotated[
         str, typer.Option(help="How step sizes are proposed: grid, tpe or gp.")
     ] = "grid",
@@ -55,7 +57,14 @@ def criterion(
     from amata.console import ConsoleReporter, criterion_table
     from amata.console import out as console
     from amata.report.control import criterion_figure
-    from amata.studies.criterion import CriterionSettings, measure_strategies, parse_z, strategies
+    from amata.studies.criterion import (
+        CriterionSettings,
+        check_strategies,
+        measure_strategies,
+        parse_z,
+        plan_strategies,
+        strategies,
+    )
 
     settings = CriterionSettings(
         gamma=gamma,
@@ -67,9 +76,15 @@ def criterion(
         search=search,
         seed=seed,
     )
+    check_installed("matplotlib", "drawing criterion.svg", "plots")
+    if search != "grid":
+        check_installed("optuna", f"--search {search}", "search")
+    planned = plan_strategies(targets, set_, trust=trust)
+    check_attacks(a for _, recipe in planned if recipe for a in recipe.eval.attacks)
     make_folder(out)
+    check_strategies(planned, settings, out)
     with ConsoleReporter() as reporter:
-        runs = strategies(targets, set_, out, reporter, trust=trust)
+        runs = strategies(planned, out, reporter)
         rows = measure_strategies(runs, settings, out, reporter, trust=trust)
     criterion_figure(rows, out / "criterion")
     if json_:
@@ -99,18 +114,26 @@ def search(
     ] = None,
     grad_evals: Annotated[
         int | None,
-        typer.Option(min=1, help="The budget in gradient evaluations of the whole run."),
+        typer.Option(
+            min=1, max=10**18, help="The budget in gradient evaluations of the whole run."
+        ),
     ] = None,
     reference_steps: Annotated[
         int | None,
-        typer.Option(min=1, help="K of the PGD-K in --budget; default: the schedule's largest."),
+        typer.Option(
+            min=1,
+            max=10_000,
+            help="K of the PGD-K in --budget; default: the schedule's largest.",
+        ),
     ] = None,
     objective: Annotated[
         str, typer.Option(help="robust: highest held-out robust accuracy. criterion: lowest C.")
     ] = "robust",
     trials: Annotated[
         int,
-        typer.Option(min=1, help="Total trials, including earlier calls and other processes."),
+        typer.Option(
+            min=1, max=100_000, help="Total trials, including earlier calls and other processes."
+        ),
     ] = 20,
     shapes: Annotated[
         str, typer.Option(help="Comma-separated schedule shapes.")
@@ -133,9 +156,11 @@ def search(
     from amata.console import ConsoleReporter, err, search_table
     from amata.report.figures import search_figure
     from amata.studies.cost import MethodCost, reference_cost
-    from amata.studies.search import Search, SearchSettings
+    from amata.studies.search import WRITTEN, Search, SearchSettings
     from amata.training.experiment import load_data
 
+    check_installed("matplotlib", "drawing pareto.svg", "plots")
+    make_folder(out, *([] if (out / "study.db").is_file() else WRITTEN))
     loaded = recipes.load(recipe, set_)
     splits = load_data(loaded)
     reference, k_cap = reference_cost(loaded, MethodCost.of(loaded, splits), reference_steps)
@@ -155,7 +180,6 @@ def search(
         seed=seed,
         gamma=gamma,
     )
-    make_folder(out)
     with ConsoleReporter() as reporter:
         result = Search(loaded, settings, out, reporter, splits).run()
     if result is None:
@@ -179,7 +203,7 @@ def toy(
     tau: Annotated[float, typer.Option(help="K alpha; above 1 + theta0^2.")] = 3.0,
     horizon: Annotated[float, typer.Option(help="Length of training.")] = 2.0,
     gamma: Annotated[float, typer.Option(help="The weight of a step.")] = 0.04,
-    parts: Annotated[int, typer.Option(min=2, help="Time steps.")] = 100,
+    parts: Annotated[int, typer.Option(min=2, max=10_000, help="Time steps.")] = 100,
     out: Out = None,
     json_: Json = False,
 ) -> None:
@@ -188,7 +212,9 @@ def toy(
     from amata.control.toy import Toy
     from amata.report.control import toy_figure
 
-    result = Toy(theta0=theta0, tau=tau, horizon=horizon, gamma=gamma, parts=parts).report()
+    problem = Toy(theta0=theta0, tau=tau, horizon=horizon, gamma=gamma, parts=parts)
+    _check_folder(out, "toy")
+    result = problem.report()
     _write(result, out, "toy", toy_figure)
     if json_:
         print(json.dumps(result, indent=2))
@@ -207,7 +233,9 @@ def toy(
 
 @app.command(epilog="Example: amata convergence --out runs/convergence")
 def convergence(
-    repeats: Annotated[int, typer.Option(min=1, help="Independent runs per expectation.")] = 64,
+    repeats: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Independent runs per expectation.")
+    ] = 64,
     out: Out = None,
     json_: Json = False,
 ) -> None:
@@ -216,6 +244,7 @@ def convergence(
     from amata.control.convergence import study
     from amata.report.control import convergence_figure
 
+    _check_folder(out, "convergence")
     result = study(repeats=repeats)
     _write(result, out, "convergence", convergence_figure)
     if json_:
@@ -229,8 +258,15 @@ def convergence(
         )
 
 
-def _write(result: dict[str, Any], out: Path | None, name: str, draw: Any) -> None:
+def _check_folder(out: Path | None, name: str) -> None:
     if out is not None:
-        make_folder(out)
+        check_installed("matplotlib", f"drawing {name}.svg", "plots")
+        make_folder(out, *(f"{name}.{kind}" for kind in ("json", "svg", "png")))
+
+
+def _write(result: dict[str, Any], out: Path | None, name: str, draw: Any) -> None:
+    from amata.runs.files import write_json
+
+    if out is not None:
         draw(result, out / name)
-        (out / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+        write_json(out / f"{name}.json", result)

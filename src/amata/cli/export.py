@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from amata.cli.root import Trust, app
+from amata.cli.root import Trust, app, check_installed, make_folder
 
 
 @app.command(epilog="Example: amata export runs/mine --to onnx --out exported")
@@ -23,6 +23,10 @@ def export(
     from amata.console import out as console
     from amata.export import export as write
 
+    if to == "onnx":
+        for package in ("onnxruntime", "onnxscript"):
+            check_installed(package, "exporting to ONNX", "onnx")
+    make_folder(out)
     write(run, to, out, name, trust=trust, note=ConsoleReporter().note)
     for path in sorted(p for p in out.rglob("*") if p.is_file()):
         console.print(f"written {path}", soft_wrap=True)

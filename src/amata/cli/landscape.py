@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from amata.cli.root import Json, Trust, app, make_folder, whole_numbers
+from amata.cli.root import Json, Trust, app, check_installed, make_folder, whole_numbers
 
 
 @app.command(epilog="Example: amata landscape runs/mine --epochs 1,4,8,10 --out runs/landscape")
@@ -33,7 +33,7 @@ def landscape(
         float | None,
         typer.Option(help="Step size of all attacks; default: tau / K, and the run's own."),
     ] = None,
-    grid: Annotated[int, typer.Option(min=2, help="Grid points per side.")] = 100,
+    grid: Annotated[int, typer.Option(min=2, max=1000, help="Grid points per side.")] = 100,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the Rademacher direction.")] = 0,
     trust: Trust = False,
     json_: Json = False,
@@ -46,7 +46,9 @@ def landscape(
     from amata.runs.files import write_json
     from amata.studies.landscape import run_landscapes
 
-    make_folder(out)
+    check_installed("matplotlib", "drawing a landscape", "plots")
+    figures = ("landscape.svg", "landscape.png", "landscape-3d.svg", "landscape-3d.png")
+    make_folder(out, "landscape.json", *figures)
     chosen, all_steps = whole_numbers(epochs, "--epochs"), whole_numbers(steps, "--steps")
     result = run_landscapes(
         run,
@@ -59,9 +61,9 @@ def landscape(
         trust=trust,
         note=ConsoleReporter().note,
     )
-    write_json(out / "landscape.json", result)
     landscape_figure(result, out / "landscape")
     surface_figure(result, out / "landscape-3d")
+    write_json(out / "landscape.json", result)
     if json_:
         print(json.dumps(result))
         return

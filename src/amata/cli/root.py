@@ -1,14 +1,18 @@
 """The Typer app, and options that several commands share."""
 
 import contextlib
+import os
 import sys
+from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from amata.errors import InputError, Interrupted, printable
+from amata.errors import InputError, Interrupted, missing, printable
 
 
 class Commands(TyperGroup):
@@ -59,7 +63,7 @@ def amata(
     """Adversarial training at a fraction of its usual cost."""
 
 
-def whole_numbers(text: str, name: str) -> list[int]:
+def whole_numbers(text: str, name: str, most: int = 10_000) -> list[int]:
     """Parse an option such as 128,512."""
     try:
         numbers = [int(part) for part in text.split(",") if part.strip()]
@@ -67,26 +71,47 @@ def whole_numbers(text: str, name: str) -> list[int]:
         raise InputError(
             f"{name} {text!r} must be whole numbers separated by commas, as in {name} 128,512"
         ) from None
-    if any(n < 1 for n in numbers):
-        raise InputError(f"{name} {text!r} must be at least 1")
+    if any(not 1 <= n <= most for n in numbers):
+        raise InputError(f"{name} {text!r} must be from 1 to {most:,}")
     return numbers
+
+
+def check_installed(package: str, purpose: str, extra: str) -> None:
+    """Refuse a command whose optional package is missing, before it works for minutes."""
+    if find_spec(package) is None:
+        raise missing(package, purpose, extra)
+
+
+def check_attacks(names: Iterable[str]) -> None:
+    """Refuse unknown attacks, and AutoAttack without its package."""
+    from amata.evaluation import parse_attack
+
+    for name in names:
+        if parse_attack(name).name.startswith("autoattack"):
+            check_installed("pyautoattack", "AutoAttack", "autoattack")
 
 
 CREATED: list[Path] = []
 """The output folders that this command created."""
 
 
-def make_folder(path: Path) -> None:
-    """Create an output folder before the work begins."""
-    if (path / "recipe.toml").is_file():
-        raise InputError(f"{path} is a run folder; choose another --out")
-    CREATED.extend(folder for folder in reversed((path, *path.parents)) if not folder.is_dir())
+def make_folder(path: Path, *files: str) -> None:
+    """Create an output folder before the work begins. It must be writable, no run folder, and
+    without the files that the command writes."""
     try:
+        if (path / "recipe.toml").is_file():
+            raise InputError(f"{path} is a run folder; choose another --out")
+        CREATED.extend(folder for folder in reversed((path, *path.parents)) if not folder.is_dir())
         path.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass
+        there = next((path / name for name in files if os.path.lexists(path / name)), None)
     except OSError as error:
         raise InputError(
-            f"cannot create output folder {path} ({error.strerror}); choose another --out"
+            f"cannot write to output folder {path} ({error.strerror}); choose another --out"
         ) from None
+    if there is not None:
+        raise InputError(f"{there} exists already; choose another --out")
 
 
 def remove_empty_folders() -> None:

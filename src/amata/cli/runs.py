@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from amata.cli.root import Json, Set, Trust, app
+from amata.cli.root import Json, Set, Trust, app, check_attacks
 from amata.errors import InputError
 
 
@@ -61,6 +61,7 @@ def train(
         else:
             assert recipe is not None
             loaded = recipe_files.load(recipe, set_)
+            check_attacks([loaded.train.valid_attack, *loaded.eval.attacks])
             run = train_recipe(loaded, out or _free_folder(Path("runs") / loaded.name), reporter)
     if not is_main():
         return
@@ -107,12 +108,10 @@ def evaluate(
     """Evaluate a trained model on the test set under attacks."""
     from amata.console import ConsoleReporter, err, results_table
     from amata.console import out as console
-    from amata.evaluation import parse_attack
     from amata.training.experiment import evaluate_recipe, load_trained
 
     names = [name.strip() for name in attacks.split(",")] if attacks else None
-    for name in names or []:
-        parse_attack(name)
+    check_attacks(names or [])
     with ConsoleReporter() as reporter:
         net, loaded, splits = load_trained(
             model, tuple(set_), recipe, to_test=True, trust=trust, note=reporter.note

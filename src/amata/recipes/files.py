@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from amata.errors import InputError, unknown
+from amata.errors import InputError, quoted, unknown
 
 Tables = dict[str, Any]
 
@@ -106,8 +106,8 @@ def _find(text: str, folder: Path) -> Source:
         path = folder / Path(text).expanduser()
         if (path / "recipe.toml").is_file():
             raise InputError(
-                f"{path} is a run folder: resume it with `amata train --resume {path}`, or use "
-                f"its recipe {path}/recipe.toml"
+                f"{path} is a run folder: resume it with `amata train --resume {quoted(path)}`, or "
+                f"use its recipe {path}/recipe.toml"
             )
         if not path.is_file():
             raise InputError(f"no recipe file {path}; `amata recipes` lists the built-in ones")

@@ -1,10 +1,10 @@
 """The text of a comparison page: headline, captions and events, as HTML or plain sentences."""
 
-from html import escape
 from typing import Any
 
 from amata.quantity import to_fractions
 from amata.report.comparison import smoothing_weight
+from amata.report.escape import for_html
 
 Row = dict[str, Any]
 
@@ -23,8 +23,8 @@ def headline(result: dict[str, Any]) -> str:
     sentences = []
     for row in rows[1:]:
         text = (
-            f"{escape(row['recipe'])} used {row['cost_ratio']:.2f} times the gradient evaluations "
-            f"of {escape(baseline['recipe'])}"
+            f"{for_html(row['recipe'])} used {row['cost_ratio']:.2f} times the gradient "
+            f"evaluations of {for_html(baseline['recipe'])}"
         )
         if row["speedup"] and result["times_comparable"]:
             text += f" and trained <b>{row['speedup']:.2f} times</b> as fast"
@@ -35,7 +35,7 @@ def headline(result: dict[str, Any]) -> str:
 
 
 def _alone(row: Row, split: str) -> str:
-    name, attack = escape(row["recipe"]), _strongest(row, split)
+    name, attack = for_html(row["recipe"]), _strongest(row, split)
     if attack is None:
         return (
             f"{name} trained for {row['train_seconds']:,.1f} s with {row['grad_evals']:,.0f} "
@@ -51,7 +51,7 @@ def _against(row: Row, baseline: Row, split: str) -> str:
     mine, theirs = row["accuracies"][attack], baseline["accuracies"][other]
     gap = round(100 * (mine["accuracy"] - theirs["accuracy"]), 1)
     place = f"{abs(gap)} points {'above' if gap > 0 else 'below'}" if gap else "equal to"
-    reference = f"{escape(baseline['recipe'])} ({escape(_attack(other))})"
+    reference = f"{for_html(baseline['recipe'])} ({for_html(_attack(other))})"
     overlap = mine["low"] <= theirs["high"] and theirs["low"] <= mine["high"]
     return (
         f" It reaches {_accuracy(row, attack, split)}, {place} {reference}"
@@ -62,8 +62,8 @@ def _against(row: Row, baseline: Row, split: str) -> str:
 def _accuracy(row: Row, attack: str, split: str) -> str:
     percent = f"<b>{100 * row['accuracies'][attack]['accuracy']:.1f}%</b>"
     if split == "test":
-        return f"{percent} under its strongest attack ({escape(attack)})"
-    return f"{percent} held-out accuracy under {escape(_attack(attack))}"
+        return f"{percent} under its strongest attack ({for_html(attack)})"
+    return f"{percent} held-out accuracy under {for_html(_attack(attack))}"
 
 
 def _attack(name: str) -> str:
@@ -84,11 +84,15 @@ def _strongest(row: Row, split: str) -> str | None:
 def setting(result: dict[str, Any]) -> str:
     """Data, threat and device."""
     threat = result["threat"]
-    where = (
-        f"trained by one process on {result['environment']['device']}, one run after the other"
-        if result["together"]
-        else "trained separately"
-    )
+    where = {
+        "sequential": "trained one after the other",
+        "parallel": "some trained at the same time",
+        "unknown": "trained at times that are not recorded",
+    }[result["trained"]]
+    where = where if len(result["curves"]) > 1 else "one"
+    device = result["environment"]["device"]
+    if all(env["device"] == device for env in result["other_environments"]):
+        where += f" on {device}"
     data = "passed in Python" if result["data"] == "python" else result["data"]
     return (
         f"Data: {data}. Threat: {threat['norm']}, eps {to_fractions(threat['eps'])}. Runs: {where}."
@@ -150,8 +154,8 @@ def about_curves(result: dict[str, Any]) -> str:
 def events(result: dict[str, Any]) -> str:
     """HTML: the events of all runs, or nothing."""
     lines = [
-        f"<li>{escape(c['run'])}, epoch {e['epoch'] + 1}: {escape(e['event'])}, "
-        f"{escape(e['action'])} "
+        f"<li>{for_html(c['run'])}, epoch {e['epoch'] + 1}: {for_html(e['event'])}, "
+        f"{for_html(e['action'])} "
         f"({100 * e['before']:.1f}% to {100 * e['after']:.1f}%){_remedy(e)}</li>"
         for c in result["curves"]
         for e in c["events"]

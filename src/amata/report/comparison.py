@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from amata.report.figures import INK, SERIES, figure
+from amata.report.escape import for_figure
+from amata.report.figures import INK, SERIES, drawing, save
 
 SMOOTHING = 0.6
 """The largest smoothing weight of a curve, as in TensorBoard; short curves get less."""
@@ -95,7 +96,7 @@ def comparison_figures(result: dict[str, Any], folder: Path) -> list[PageFigure]
 class Line(NamedTuple):
     """The line style of a recipe, and its curves."""
 
-    label: str
+    recipe: str
     colour: str
     marker: str
     style: str
@@ -113,7 +114,7 @@ def _lines(result: dict[str, Any]) -> list[Line]:
         style = ("-", "--", ":", "-.")[index // len(SERIES) % 4]
         found.append(
             Line(
-                _escape_label(row["recipe"]),
+                row["recipe"],
                 colour,
                 marker,
                 style,
@@ -123,24 +124,21 @@ def _lines(result: dict[str, Any]) -> list[Line]:
     return found
 
 
-def _escape_label(name: str) -> str:
-    """A name that matplotlib prints literally: it reads $ as mathtext and hides labels that begin
-    with _."""
-    return " " * name.startswith("_") + name.replace("$", r"\$")
-
-
 def _legend(ax: Any, lines: Sequence[Line]) -> None:
     for line in lines:
-        ax.plot([], [], **line.kwargs, marker=line.marker, ms=4, lw=1.8, label=line.label)
+        ax.plot(
+            [], [], **line.kwargs, marker=line.marker, ms=4, lw=1.8, label=for_figure(line.recipe)
+        )
     ax.legend(frameon=False, fontsize=9 if len(lines) < 5 else 7, ncols=1 if len(lines) < 5 else 2)
 
 
 def _draw(
     folder: Path, name: str, title: str, alt: str, paint: Callable[[Any], None]
 ) -> PageFigure:
-    with figure(folder / name, 1, 1, SIZE, page=True) as axes:
+    with drawing(name, 1, 1, SIZE, page=True) as (axes, files):
         paint(axes[0, 0])
-    return PageFigure(name, title, alt, (folder / f"{name}.svg").read_text())
+    save(folder / name, files)
+    return PageFigure(name, title, alt, files[".svg"].decode())
 
 
 def _curves(
@@ -168,7 +166,7 @@ def _curves(
                 ax.plot(xs, ys, **line.kwargs, marker=line.marker, ms=3.5, lw=0.8, alpha=0.35)
                 ax.plot(xs, smooth(ys, weight), **line.kwargs, lw=1.8)
                 if index == 0 and points:
-                    ends.append(f"{line.label} ends at {ys[-1]:.1f}% after {_amount(xs[-1], key)}")
+                    ends.append(f"{line.recipe} ends at {ys[-1]:.1f}% after {_amount(xs[-1], key)}")
                 for event in curve["events"]:
                     at = [p[key] for p in curve["points"] if p["epoch"] == event["epoch"]]
                     ax.plot(
@@ -227,7 +225,7 @@ def _steps(
         _epochs(ax, label, lines)
 
     ranges = [
-        f"{line.label} from {line.curves[0]['points'][0][key]:.4g} to "
+        f"{line.recipe} from {line.curves[0]['points'][0][key]:.4g} to "
         f"{line.curves[0]['points'][-1][key]:.4g}"
         for line in lines
     ]
@@ -247,7 +245,7 @@ def _loss(result: dict[str, Any], folder: Path) -> PageFigure:
                 ax.plot(xs, ys, **line.kwargs, marker=line.marker, ms=3, lw=1.4, alpha=0.8)
         _epochs(ax, "loss on attacked images", lines)
 
-    ends = [f"{line.label} ends at {line.curves[0]['points'][-1]['loss']:.3f}" for line in lines]
+    ends = [f"{line.recipe} ends at {line.curves[0]['points'][-1]['loss']:.3f}" for line in lines]
     return _draw(
         folder, "loss", "Training loss", f"Training loss over epochs: {'; '.join(ends)}.", paint
     )

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from amata.report.escape import for_figure
 from amata.report.figures import BLUE, GREEN, GREY, INK, ORANGE, figure
 
 COLOURS = (ORANGE, GREY, BLUE, GREEN, "#7e22ce", "#a16207", "#0e7490", "#be185d")
@@ -26,7 +27,7 @@ def criterion_figure(strategies: list[dict[str, Any]], path: Path) -> None:
             top.plot(epochs, best, color=ORANGE, marker="o", ms=3, label="max over v of H(v)")
             top.plot(epochs, own, color=INK, marker="o", ms=3, label="H(u_t)")
             error = f" ± {s['c_stderr']:.2f}" if s["c_stderr"] is not None else ""
-            top.set_title(f"{s['strategy']}\nC = {s['c']:.2f}{error}")
+            top.set_title(f"{for_figure(s['strategy'])}\nC = {s['c']:.2f}{error}")
             bottom.step(
                 epochs,
                 [e["best_steps"] for e in s["epochs"]],

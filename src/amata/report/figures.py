@@ -1,11 +1,15 @@
 """Draw figures from plain results, as SVG and PNG."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from amata.errors import InputError, missing
+from amata.report.escape import for_figure
+from amata.runs.files import write_atomic
 
 INK, GREY, ORANGE, BLUE, GREEN = "#1f2328", "#7a7a7a", "#c2410c", "#1d4ed8", "#15803d"
 SERIES = (
@@ -23,26 +27,48 @@ SERIES = (
 
 @contextmanager
 def figure(
-    path: Path,
+    path: Path, rows: int, columns: int, size: tuple[float, float], **options: Any
+) -> Iterator[Any]:
+    """A grid of axes in the package's style, saved as PATH.svg and PATH.png when the block ends."""
+    with drawing(path.stem, rows, columns, size, **options) as (axes, files):
+        yield axes
+    save(path, files)
+
+
+def save(path: Path, files: dict[str, bytes]) -> None:
+    """Write the files of a figure as PATH.svg and PATH.png."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path}.svg ({error.strerror}); choose another folder"
+        ) from None
+    for suffix, content in files.items():
+        write_atomic(path.with_suffix(suffix), content)
+
+
+@contextmanager
+def drawing(
+    name: str,
     rows: int,
     columns: int,
     size: tuple[float, float],
     *,
     page: bool = False,
     **options: Any,
-) -> Iterator[Any]:
-    """A grid of axes in the package's style, saved as PATH.svg and PATH.png when the block ends.
+) -> Iterator[tuple[Any, dict[str, bytes]]]:
+    """A grid of axes, and the content of its files by suffix, which is there when the block ends.
 
     With `page`, the SVG keeps text as text, for use inside an HTML page.
     """
     try:
         import matplotlib
     except ImportError:
-        raise missing("matplotlib", f"drawing {path.name}", "plots") from None
+        raise missing("matplotlib", f"drawing {name}", "plots") from None
     from matplotlib.figure import Figure
 
     style: Any = {
-        "svg.hashsalt": path.stem,
+        "svg.hashsalt": name,
         "svg.fonttype": "none" if page else "path",
         "font.size": 9,
         "axes.titlesize": 9.5,
@@ -52,20 +78,19 @@ def figure(
             ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
         ),
     }
-    with matplotlib.rc_context(style):
-        drawing = Figure(figsize=size, layout="constrained", facecolor="white")
-        axes = drawing.subplots(rows, columns, squeeze=False, **options)
+    files: dict[str, bytes] = {}
+    with matplotlib.rc_context(style), warnings.catch_warnings():
+        # names in a script that the font lacks, or too long for the figure
+        warnings.filterwarnings("ignore", "Glyph|constrained_layout")
+        drawn = Figure(figsize=size, layout="constrained", facecolor="white")
+        axes = drawn.subplots(rows, columns, squeeze=False, **options)
         for ax in axes.flat:
             ax.grid(alpha=0.25, linewidth=0.6)
-        yield axes
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            drawing.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-            drawing.savefig(path.with_suffix(".png"), dpi=150)
-        except OSError as error:
-            raise InputError(
-                f"cannot write {path}.svg ({error.strerror}); choose another folder"
-            ) from None
+        yield axes, files
+        for suffix, more in ((".svg", {"metadata": {"Date": None}}), (".png", {"dpi": 150})):
+            content = BytesIO()
+            drawn.savefig(content, format=suffix[1:], **more)
+            files[suffix] = content.getvalue()
 
 
 def search_figure(search: dict[str, Any], path: Path) -> None:
@@ -96,7 +121,7 @@ def search_figure(search: dict[str, Any], path: Path) -> None:
             mfc="none",
             mec=ORANGE,
             mew=2,
-            label=f"winner: {best['schedule']['name']}",
+            label=f"winner: {for_figure(best['schedule']['name'])}",
         )
         ax.axvline(search["budget"], color=GREY, lw=1, ls="--")
         ax.text(
@@ -110,7 +135,7 @@ def search_figure(search: dict[str, Any], path: Path) -> None:
         )
         ax.set(
             xlabel="gradient evaluations per image and epoch",
-            ylabel=f"held-out {search['attack']} accuracy (%)",
+            ylabel=f"held-out {for_figure(search['attack'])} accuracy (%)",
         )
         ax.legend(frameon=False, fontsize=8, loc="upper left")
 
@@ -131,6 +156,9 @@ def bench_figure(result: dict[str, Any], path: Path) -> None:
                 for r in rows
             ]
             ax.bar_label(bars, labels, padding=3, fontsize=8)
-            ax.set(title=f"{case[0]}\nbatch {case[1]}, K = {case[2]}", xlabel="seconds per epoch")
+            ax.set(
+                title=f"{for_figure(case[0])}\nbatch {case[1]}, K = {case[2]}",
+                xlabel="seconds per epoch",
+            )
             ax.set_xlim(0, 1.35 * max(r["seconds_per_epoch"] for r in rows))
             ax.invert_yaxis()

@@ -4,6 +4,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from amata.report.escape import for_figure
 from amata.report.figures import BLUE, GREEN, INK, ORANGE, figure
 
 PATHS = ((BLUE, "o"), (GREEN, "^"), (ORANGE, "s"), ("#7e22ce", "v"), ("#a16207", "D"))
@@ -28,7 +29,7 @@ def landscape_figure(result: dict[str, Any], path: Path) -> None:
                     marker=marker,
                     ms=3,
                     lw=1.3,
-                    label=f"{course['name']}: {course['loss'][-1]:#.3g}",
+                    label=f"{for_figure(course['name'])}: {course['loss'][-1]:#.3g}",
                 )
             ax.plot(0, 0, "o", color=INK, ms=5, label=f"image: {picture['clean_loss']:#.3g}")
             title = f"epoch {picture['epoch']}" if picture["epoch"] else "best model"
@@ -52,7 +53,7 @@ def surface_figure(result: dict[str, Any], path: Path) -> None:
             )
             for (colour, marker), course in zip(cycle(PATHS), picture["courses"], strict=False):
                 xs, ys = zip(*course["points"], strict=True)
-                label = f"{course['name']}: {course['loss'][-1]:#.3g}"
+                label = f"{for_figure(course['name'])}: {course['loss'][-1]:#.3g}"
                 ax.plot(
                     xs,
                     ys,

@@ -3,12 +3,12 @@ phones and print."""
 
 import re
 from collections.abc import Sequence
-from html import escape
 from importlib import resources
 from typing import Any
 
 from amata.report.captions import about_curves, about_results, events, headline, setting
 from amata.report.comparison import PageFigure
+from amata.report.escape import for_html
 from amata.report.figures import INK
 from amata.report.tables import (
     Cell,
@@ -19,23 +19,28 @@ from amata.report.tables import (
     result_table,
 )
 
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    "form-action 'none'"
+)
+"""The Content-Security-Policy: no script and no network, even if a name were not escaped."""
 STYLE = resources.files("amata.report").joinpath("style.css").read_text()
 
 
 def page(result: dict[str, Any], figures: Sequence[PageFigure], title: str) -> str:
     """The HTML of the page."""
-    warnings = "".join(f'<p class="warn">{escape(w)}</p>' for w in result["warnings"])
+    warnings = "".join(f'<p class="warn">{for_html(w)}</p>' for w in result["warnings"])
     parts = [
-        f"<h1>{escape(title)}</h1>",
+        f"<h1>{for_html(title)}</h1>",
         f'<p class="headline">{headline(result)}</p>',
-        f'<p class="soft">{escape(setting(result))}</p>',
+        f'<p class="soft">{for_html(setting(result))}</p>',
         warnings,
         "<h2>Results</h2>",
         _table(result_table(result), "Results per recipe"),
-        f'<p class="soft">{escape(about_results(result))}</p>',
+        f'<p class="soft">{for_html(about_results(result))}</p>',
         "<h2>Curves</h2>",
         f'<div class="figures">{"".join(_figure(f) for f in figures)}</div>',
-        f'<p class="soft">{escape(about_curves(result))}</p>',
+        f'<p class="soft">{for_html(about_curves(result))}</p>',
         events(result),
         "<h2>Recipe differences</h2>",
         _table(difference_table(result), "Keys that differ between the recipes", prose=True)
@@ -43,13 +48,14 @@ def page(result: dict[str, Any], figures: Sequence[PageFigure], title: str) -> s
         else "<p>No differences.</p>",
         "<h2>Environment</h2>",
         _table(environment_table(result), "Environment", prose=True),
-        f'<p class="soft">Run order: {escape(", ".join(result["order"]))}. Times are training '
+        f'<p class="soft">Run order: {for_html(", ".join(result["order"]))}. Times are training '
         "times, measured with device synchronisation. They exclude compilation and validation.</p>",
     ]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<title>{escape(title)}</title>\n<link rel="icon" '
+        f'<title>{for_html(title)}</title>\n<link rel="icon" '
         f'href="data:,">\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n'
         + "\n".join(part for part in parts if part)
         + "\n</main>\n</body>\n</html>\n"
@@ -72,11 +78,11 @@ def _table(table: list[list[Cell]], caption: str, *, prose: bool = False) -> str
         kind = ' class="text"' if prose or column == 0 else ""
         scope = {"columnheader": ' scope="col"', "rowheader": ' scope="row"'}.get(role, "")
         label = (
-            f' data-label="{escape(flat(table[0][column]))}"'
+            f' data-label="{for_html(flat(table[0][column]))}"'
             if role == "cell" and not prose
             else ""
         )
-        first = escape(first_line(value))
+        first = for_html(first_line(value))
         if small and role == "columnheader":  # an attack's name
             first = first.replace("-", "&#8209;").replace("@", "<wbr>@")
         return f'<{tag} role="{role}"{scope}{label}{kind}>{first}{small}</{tag}>'
@@ -92,7 +98,7 @@ def _table(table: list[list[Cell]], caption: str, *, prose: bool = False) -> str
     )
     kind = "wide prose" if prose else "wide cards"
     return (
-        f'<div class="{kind}" tabindex="0" role="region" aria-label="{escape(caption)}"><table '
+        f'<div class="{kind}" tabindex="0" role="region" aria-label="{for_html(caption)}"><table '
         'role="table">'
         f'<thead role="rowgroup"><tr role="row">{head}</tr></thead><tbody '
         f'role="rowgroup">{body}</tbody></table></div>'
@@ -101,17 +107,14 @@ def _table(table: list[list[Cell]], caption: str, *, prose: bool = False) -> str
 
 def _keep_intervals(words: str) -> str:
     """Escape, and keep an interval on one line."""
-    return re.sub(r"([\d.]+) to ([\d.]+)", r"\1&nbsp;to&nbsp;\2", escape(words))
+    return re.sub(r"([\d.]+) to ([\d.]+)", r"\1&nbsp;to&nbsp;\2", for_html(words))
 
 
 def _figure(figure: PageFigure) -> str:
     """The SVG inline, with the page's text colour and background."""
     svg = figure.svg[figure.svg.index("<svg") :]
-    svg = svg.replace(INK, "currentColor")
     svg = re.sub(r'<g id="patch_1">.*?</g>', "", svg, count=1, flags=re.S)  # the white background
-    svg = re.sub(r"fill: #ffffff", "fill: none", svg)
-    svg = re.sub(r'\bid="', f'id="{figure.name}-', svg)
-    svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{figure.name}-", svg)
+    svg = re.sub(r"<[^>]*>", lambda tag: _for_page(tag[0], figure.name), svg)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
     svg = re.sub(
         r'<svg ([^>]*?)width="[^"]*" height="[^"]*"|<svg ([^>]*?)height="[^"]*"( '
@@ -120,8 +123,15 @@ def _figure(figure: PageFigure) -> str:
         svg,
         count=1,
     )
-    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(figure.alt)}" ', 1)
-    return f"<figure><figcaption>{escape(figure.title)}</figcaption>{svg}</figure>"
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{for_html(figure.alt)}" ', 1)
+    return f"<figure><figcaption>{for_html(figure.title)}</figcaption>{svg}</figure>"
+
+
+def _for_page(tag: str, name: str) -> str:
+    """A tag of a figure with the page's colours, and ids that are unique in the page."""
+    tag = tag.replace(INK, "currentColor").replace("fill: #ffffff", "fill: none")
+    tag = re.sub(r'\bid="', f'id="{name}-', tag)
+    return re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", tag)
 
 
 def _unsized(match: "re.Match[str]") -> str:

@@ -5,6 +5,7 @@ import io
 from typing import Any
 
 from amata.quantity import to_fractions
+from amata.report.escape import for_csv, for_markdown
 
 Cell = str | tuple[str, str]
 """The text of a cell, or the text and a smaller second line."""
@@ -110,14 +111,13 @@ def _facts(env: dict[str, Any]) -> dict[str, str]:
 
 def as_csv(table: list[list[Cell]]) -> str:
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([[flat(cell) for cell in row] for row in table])
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerows([[for_csv(flat(cell)) for cell in row] for row in table])
     return out.getvalue()
 
 
 def as_markdown(table: list[list[Cell]]) -> str:
-    lines = [
-        "| " + " | ".join(flat(cell).replace("|", "\\|") for cell in row) + " |" for row in table
-    ]
+    lines = ["| " + " | ".join(for_markdown(flat(cell)) for cell in row) + " |" for row in table]
     return "\n".join([lines[0], "|---" * len(table[0]) + "|", *lines[1:]]) + "\n"
 
 

@@ -24,13 +24,16 @@ import torch
 from torch import Tensor
 
 from amata.engine import backend_settings
-from amata.errors import AmataError, unknown
+from amata.errors import AmataError, InputError, unknown
+from amata.quantity import number
 from amata.schedules import Control, planned_controls
 from amata.seeds import generator
 from amata.studies.bench_case import VARIANTS, Case
 
 ATTEMPTS = 4
 """How often a timing is repeated that was interrupted by compilation."""
+MAX_SECONDS = 3600
+"""The longest measuring time per variant and K."""
 
 Row = dict[str, Any]
 Note = Callable[[str], None]
@@ -54,6 +57,8 @@ def bench(
     for variant in variants:
         if variant not in VARIANTS:
             raise unknown("variant", variant, VARIANTS)
+    if not 0 < number(seconds, "seconds") <= MAX_SECONDS:
+        raise InputError(f"seconds = {seconds:g} must be above 0 and at most {MAX_SECONDS:,}")
     on_gpu = device.type == "cuda"
     ceiling = matmul_ceiling(
         device, torch.bfloat16 if on_gpu else torch.float32, 8192 if on_gpu else 1024

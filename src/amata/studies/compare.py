@@ -10,11 +10,14 @@ from amata.errors import InputError
 from amata.metrics import EpochRow
 from amata.recipes import Recipe
 from amata.runs import RunFolder
+from amata.runs.files import read_json
 from amata.studies.comparison_rows import common_target, recipe_rows
 from amata.studies.differences import (
+    check_same_data,
     comparability_warnings,
     recipe_differences,
     timing_facts,
+    training_times,
 )
 from amata.studies.plan import check_target
 
@@ -24,22 +27,23 @@ def compare_runs(
     target: float | None = None,
     criterion: Path | None = None,
     *,
-    together: bool = False,
     failures: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The contents of a report as plain data: a row per recipe, a curve per run, the differences
     between the recipes, and the environment.
 
-    The first recipe is the baseline. `together` says that one process trained all runs, one after
-    the other. Where a run has no test evaluation, the rows hold held-out accuracies as well.
+    The first recipe is the baseline. Where a run has no test evaluation, the rows hold held-out
+    accuracies as well.
     """
     check_target(target)
     opened = [(run, RunFolder.open(run.path)[1]) for run in runs]
+    check_same_data(opened)
     titles = _titles(opened)
     curves = [
         _curve(run, recipe, title) for (run, recipe), title in zip(opened, titles, strict=True)
     ]
-    warnings = [*failures, *comparability_warnings(opened)]
+    trained, overlap = training_times(runs)
+    warnings = [*failures, *comparability_warnings(opened), *overlap]
     source = "given"
     if target is None:
         target, problem = common_target(curves)
@@ -59,10 +63,9 @@ def compare_runs(
         "valid_attack": first.train.valid_attack,
         "valid_n": curves[0]["valid_n"],
         "order": [run.path.name for run in runs],
-        "together": together,
-        "times_comparable": all(
-            timing_facts(env) == timing_facts(environments[0]) for env in environments
-        ),
+        "trained": trained,
+        "times_comparable": trained != "parallel"
+        and all(timing_facts(env) == timing_facts(environments[0]) for env in environments),
         "attacks": sorted(accuracies, key=lambda name: accuracies[name]["split"] != "test"),
         "images": sorted(
             {a["n"] for row in rows for a in row["accuracies"].values() if a["split"] == "test"}
@@ -86,10 +89,20 @@ def compare_runs(
 def _read_criterion(file: Path | None) -> list[dict[str, Any]]:
     if file is None or not file.is_file():
         return []
-    return [
-        {"run": m["strategy"], "c": m["c"], "c_stderr": m["c_stderr"], "epochs": m["epochs"]}
-        for m in json.loads(file.read_text())["strategies"]
-    ]
+    try:
+        measured = read_json(file)["strategies"]
+        for m in measured:
+            float(m["c"])
+            for epoch in m["epochs"]:
+                [float(epoch[key]) for key in ("epoch", "hamiltonian", "best_hamiltonian")]
+        return [
+            {"run": m["strategy"], "c": m["c"], "c_stderr": m["c_stderr"], "epochs": m["epochs"]}
+            for m in measured
+        ]
+    except (KeyError, TypeError, ValueError):
+        raise InputError(
+            f"{file} is damaged; delete it, or repeat `amata criterion` in {file.parent}"
+        ) from None
 
 
 def _attack_warnings(row: dict[str, Any]) -> list[str]:

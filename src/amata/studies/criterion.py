@@ -32,14 +32,17 @@ from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
 from amata.reporter import Reporter
 from amata.runs import RunFolder
-from amata.runs.files import under, write_json
+from amata.runs.files import read_json, under, write_json
 from amata.schedules import Control
-from amata.studies.runs import train_or_resume
+from amata.studies.runs import check_runs, train_or_resume
 from amata.tensors import read_tensors
 from amata.training.batches import training_batches
 from amata.training.device import resolve_device
 from amata.training.experiment import build_model, load_data
 from amata.training.trust import review
+
+MAX_STEPS = 10_000
+"""The largest K of a fixed control."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,17 +75,16 @@ class CriterionSettings:
         return json.loads(json.dumps({**asdict(self), "k_max": self.k_max or k_max}))
 
 
-def strategies(
-    targets: Sequence[str],
-    overrides: Sequence[str],
-    out: Path,
-    reporter: Reporter,
-    *,
-    trust: bool = False,
-) -> list[RunFolder]:
-    """The run folders of the targets. Recipes are trained in `out`, or resumed there. `trust` runs
-    the code that the recipes of run folders name."""
-    plans: list[tuple[str, Recipe | None]] = []
+Plan = list[tuple[str, Recipe | None]]
+"""The strategies of a study: the path of a run folder, or the name of a recipe with the recipe."""
+
+
+def plan_strategies(
+    targets: Sequence[str], overrides: Sequence[str], *, trust: bool = False
+) -> Plan:
+    """The run folders and recipes that are named. `trust` runs the code that the recipes of run
+    folders name."""
+    plans: Plan = []
     for target in targets:
         if (Path(target) / "recipe.toml").is_file():
             if overrides:
@@ -100,13 +102,49 @@ def strategies(
             f"two strategies are named {next(n for n in names if names.count(n) > 1)!r}; rename "
             "one folder or file"
         )
-    runs = []
-    for name, planned in plans:
-        if planned is None:
-            runs.append(RunFolder.open(Path(name))[0])
-            continue
-        runs.append(train_or_resume(out / "runs" / name, planned, reporter))
-    return runs
+    return plans
+
+
+def check_strategies(plans: Plan, settings: CriterionSettings, out: Path) -> None:
+    """Refuse runs without saved epochs, recipes that cannot train, and a folder with the results of
+    other strategies or settings, before the first recipe trains."""
+    for name, recipe in plans:
+        if recipe is None:
+            check_epochs(RunFolder.open(Path(name))[0])
+        _read_epochs(out, Path(name).name)
+    check_runs([(out / "runs" / name, recipe) for name, recipe in plans if recipe])
+    file = out / "criterion.json"
+    if not file.is_file():
+        return
+    try:
+        known = read_json(file)
+        there, before = [str(row["strategy"]) for row in known["strategies"]], known["settings"]
+        given = settings.to_dict(before["k_max"])
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"{file} is damaged; delete it, or choose another --out") from None
+    if not set(there) <= {Path(name).name for name, _ in plans} or given != before:
+        raise InputError(
+            f"{out} holds the criterion of other strategies or settings; choose another --out"
+        )
+
+
+def check_epochs(run: RunFolder) -> None:
+    """Refuse an unfinished run, and one whose epochs were not kept."""
+    run.check_finished()
+    if not all(run.epoch_file(epoch).is_file() for epoch in range(len(_controls(run)))):
+        raise InputError(
+            f"{run.path} has no saved epochs; train it again with --set train.keep_epochs=true"
+        )
+
+
+def strategies(plans: Plan, out: Path, reporter: Reporter) -> list[RunFolder]:
+    """The run folders of the strategies. Recipes are trained in `out`, or resumed there."""
+    return [
+        RunFolder.open(Path(name))[0]
+        if recipe is None
+        else train_or_resume(out / "runs" / name, recipe, reporter)
+        for name, recipe in plans
+    ]
 
 
 def measure_strategies(
@@ -121,11 +159,7 @@ def measure_strategies(
     `trust` runs the code that the runs' recipes name."""
     opened = [_reviewed(run, trust, reporter) for run in runs]
     for run in runs:
-        run.check_finished()
-        if not run.epoch_file(0).is_file():
-            raise InputError(
-                f"{run.path} has no saved epochs; train it again with --set train.keep_epochs=true"
-            )
+        check_epochs(run)
     controls = {run.path: _controls(run) for run in runs}
     k_max = settings.k_max or max(
         u.steps for run_controls in controls.values() for u in run_controls
@@ -145,6 +179,25 @@ def _reviewed(run: RunFolder, trust: bool, reporter: Reporter) -> Recipe:
     return recipe
 
 
+def _epochs_file(out: Path, name: str) -> Path:
+    return out / f"{name}.criterion.json"
+
+
+def _read_epochs(out: Path, name: str) -> tuple[Any, list[dict[str, Any]]]:
+    """What an interrupted study measured of a strategy: its settings, and a row per epoch."""
+    file = _epochs_file(out, name)
+    if not file.is_file():
+        return None, []
+    try:
+        known = read_json(file)
+        rows = known["epochs"]
+        for row in rows:
+            _criterion(row)
+        return known["about"], list(rows)
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"{file} is damaged; delete it to measure {name} again") from None
+
+
 def _controls(run: RunFolder) -> list[Control]:
     """The control of every epoch; a rolled-back epoch counts with its last one."""
     of_epoch = {row["epoch"]: Control(row["steps"], row["step_size"]) for row in run.epochs()}
@@ -160,10 +213,10 @@ def _measure(
     out: Path,
     reporter: Reporter,
 ) -> dict[str, Any]:
-    file = out / f"{run.path.name}.criterion.json"
+    file = _epochs_file(out, run.path.name)
     about = {"recipe": recipe.name, "fingerprint": recipe.fingerprint(), **settings.to_dict(k_max)}
-    known = json.loads(file.read_text()) if file.is_file() else {}
-    epochs: list[dict[str, Any]] = known["epochs"] if known.get("about") == about else []
+    known, rows = _read_epochs(out, run.path.name)
+    epochs = rows if known == about else []
     if len(epochs) < len(controls):
         device = resolve_device(recipe.train.device)
         images = load_data(recipe).train
@@ -263,4 +316,4 @@ def parse_z(text: str) -> tuple[int, float]:
     steps, comma, alpha = text.partition(",")
     if not comma:
         raise InputError(f"--z {text!r} must be K,ALPHA, as in --z 20,0.025")
-    return whole(steps, "K of --z", 1), positive(alpha, "ALPHA of --z")
+    return whole(steps, "K of --z", 1, MAX_STEPS), positive(alpha, "ALPHA of --z")

@@ -1,8 +1,9 @@
 """What differs between the runs of a comparison: recipe keys, devices, package versions, data."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
+from amata.errors import InputError
 from amata.recipes import Recipe
 from amata.runs import RunFolder
 
@@ -22,6 +23,58 @@ LOADING = frozenset(
     {"augment", "batch_size", "drop_last", "in_memory", "pad", "random_scale", "workers"}
 )
 """Keys of [data] that say how images are loaded, not which ones."""
+
+Trained = Literal["sequential", "parallel", "unknown"]
+"""Whether runs trained one after the other, some at the same time, or that is not recorded."""
+
+
+def which_images(recipe: Recipe) -> dict[str, Any]:
+    """The keys of [data] that decide which images a run uses."""
+    return {key: value for key, value in recipe.tables["data"].items() if key not in LOADING}
+
+
+def check_same_data(opened: Sequence[tuple[RunFolder, Recipe]]) -> None:
+    """Refuse runs whose records of their data differ. Published results have no record."""
+    hashes = {
+        "test images": lambda run, _: run.split().get("test_hash"),
+        "training images": lambda run, recipe: (
+            run.split().get("train_hash") or recipe.tables["data"].get("sha256")
+        ),
+        "validation images": lambda _, recipe: recipe.tables["data"].get("valid_sha256"),
+    }
+    for what, of in hashes.items():
+        known: dict[Any, RunFolder] = {}
+        for run, recipe in opened:
+            if (found := of(run, recipe)) is not None:
+                known.setdefault(found, run)
+        if len(known) > 1:
+            one, other, *_ = (run.path for run in known.values())
+            raise InputError(
+                f"{one} and {other} have different {what}, so they cannot be compared; report "
+                "them separately"
+            )
+
+
+def training_times(runs: Sequence[RunFolder]) -> tuple[Trained, list[str]]:
+    """Whether the runs trained one after the other, and a warning if some did not."""
+    spans: list[tuple[float, float, str]] = []
+    for run in runs:
+        before = 0.0
+        for row in run.epochs():
+            if "unix_seconds" not in row:
+                return "unknown", []
+            end, seconds = row["unix_seconds"], row["train_seconds"] - before
+            spans.append((end - seconds, end, run.path.name))
+            before = row["train_seconds"]
+    end, last = 0.0, ""
+    for start, stop, name in sorted(spans):
+        if start < end and name != last:
+            return "parallel", [
+                f"{last} and {name} trained at the same time and may have slowed each other: "
+                "compare gradient evaluations, not seconds"
+            ]
+        end, last = (stop, name) if stop >= end else (end, last)
+    return "sequential", []
 
 
 def comparability_warnings(opened: Sequence[tuple[RunFolder, Recipe]]) -> list[str]:
@@ -47,9 +100,7 @@ def comparability_warnings(opened: Sequence[tuple[RunFolder, Recipe]]) -> list[s
     first = opened[0][1]
     shared = {
         "threats, so their robust accuracies are not comparable": lambda r: r.tables["threat"],
-        "training or test images": lambda r: {
-            key: value for key, value in r.tables["data"].items() if key not in LOADING
-        },
+        "training or test images": which_images,
         "evaluations": lambda r: r.tables["eval"],
         "validation, so curves and target are not comparable": lambda r: (
             r.train.valid_attack,

@@ -169,9 +169,16 @@ def run_landscapes(
     """
     if not path.is_dir():
         raise InputError(f"{path} is not a run folder; a landscape needs the run's controls")
-    model, recipe, splits = load_trained(path, trust=trust, note=note)
     alpha = None if alpha is None else positive(alpha, "alpha")
-    run, device = RunFolder(path), next(model.parameters()).device
+    if not steps:
+        raise InputError("the landscape needs an attack; --steps 40,2 are the default")
+    run = RunFolder.open(path)[0]
+    trained = {row["epoch"] + 1: Control(row["steps"], row["step_size"]) for row in run.epochs()}
+    if not trained:
+        raise InputError(f"{path} has no finished epoch; train it first")
+    states = {epoch: _state(run, epoch, len(trained)) for epoch in epochs}
+    model, recipe, splits = load_trained(path, trust=trust, note=note)
+    device = next(model.parameters()).device
     if sample is not None and not 0 <= sample < len(splits.test):
         raise InputError(
             f"--sample {sample} is not one of the {len(splits.test)} test images, 0 to "
@@ -179,7 +186,6 @@ def run_landscapes(
         )
     chosen = list(range(min(CANDIDATES, len(splits.test)))) if sample is None else [sample]
     x, y = next(iter(splits.test.read([torch.tensor(chosen)], device, None)))
-    trained = {row["epoch"] + 1: Control(row["steps"], row["step_size"]) for row in run.epochs()}
     best = run.summary()["best_epoch"] if run.finished else None
     best = max(trained) if best is None else best + 1
     tau = getattr(recipe.schedule, "tau", 2.5 * recipe.ball.eps)
@@ -188,10 +194,9 @@ def run_landscapes(
     wanted: Sequence[int | None] = epochs or [None]
     for epoch in wanted:
         if epoch is not None:
-            file = _state(run, epoch, len(trained))
-            state = read_tensors(file)
+            state = read_tensors(states[epoch])
             # EMA weights if there are any: evaluation uses them
-            load_state(model, under(state, "ema/") or under(state, "model/"), file)
+            load_state(model, under(state, "ema/") or under(state, "model/"), states[epoch])
         own = trained[epoch or best]
         controls = {
             **attacks,

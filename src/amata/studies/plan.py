@@ -4,7 +4,6 @@ All recipes use the first one's data, threat, evaluation and validation. An inte
 resumes where it stopped.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
 from amata.reporter import Reporter
 from amata.runs import RunFolder
-from amata.runs.files import write_json
-from amata.studies.runs import train_or_resume
+from amata.runs.files import read_json, write_json
+from amata.runs.lock import hold
+from amata.studies.runs import check_runs, train_or_resume
 from amata.training import Interrupted
 
 SHARED = (
@@ -74,6 +74,12 @@ def plan(
                         )
             tables["train"]["seed"] = seed
             planned.append(recipes.parse(tables, recipe.name))
+    seen: dict[str, str] = {}
+    for recipe in planned[: len(loaded)]:
+        if (other := seen.setdefault(recipe.fingerprint(), recipe.name)) != recipe.name:
+            raise InputError(
+                f"{other} and {recipe.name} are the same recipe; pass only one of them"
+            )
     return planned
 
 
@@ -85,18 +91,23 @@ def run_plan(
     planned: Sequence[Recipe], out: Path, reporter: Reporter, target: float | None = None
 ) -> tuple[list[RunFolder], list[str]]:
     """Train the runs of a plan, or resume them. Returns the finished runs and a message for each
-    failed one."""
+    failed one.
+
+    Everything that can be refused is refused before plan.json is written.
+    """
     check_target(target)
     out.mkdir(parents=True, exist_ok=True)
-    names, before = [run_name(recipe) for recipe in planned], _read_plan(out).get("order", [])
-    if left_out := [
-        name for name in before if name not in names and (out / "runs" / name).is_dir()
-    ]:
-        reporter.note(
-            f"{', '.join(left_out)} of an earlier plan stay in {out / 'runs'} but are not in this "
-            "report"
-        )
-    write_json(out / "plan.json", {"order": names, "target": target})
+    names = [run_name(recipe) for recipe in planned]
+    with hold(out, "comparing recipes"):
+        check_same_runs(out, names)
+        check_runs([(out / "runs" / run_name(recipe), recipe) for recipe in planned])
+        write_json(out / "plan.json", {"order": names, "target": target})
+        return _train(planned, out, reporter)
+
+
+def _train(
+    planned: Sequence[Recipe], out: Path, reporter: Reporter
+) -> tuple[list[RunFolder], list[str]]:
     runs, failures = [], []
     for recipe in planned:
         try:
@@ -109,6 +120,26 @@ def run_plan(
     if not runs:
         raise AmataError(f"every run failed: {failures[0]}")
     return runs, failures
+
+
+def check_same_runs(out: Path, names: Sequence[str]) -> None:
+    """Refuse a folder whose plan or report has other runs. More runs may join them."""
+    planned = [name for name in _read_plan(out)["order"] if (out / "runs" / name).is_dir()]
+    before = [*planned, *_reported(out)]
+    if others := [name for name in dict.fromkeys(before) if name not in names]:
+        raise InputError(
+            f"{out} holds a comparison with other runs ({', '.join(others[:3])}"
+            f"{', ...' if len(others) > 3 else ''}); choose another --out"
+        )
+
+
+def _reported(out: Path) -> list[str]:
+    """The runs of the report in a folder."""
+    file = out / "compare.json"
+    try:
+        return [str(name) for name in read_json(file)["order"]] if file.is_file() else []
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"{file} is damaged; delete it, or choose another --out") from None
 
 
 def find_runs(targets: Sequence[Path]) -> tuple[list[RunFolder], float | None]:
@@ -147,12 +178,16 @@ def find_runs(targets: Sequence[Path]) -> tuple[list[RunFolder], float | None]:
 def _read_plan(folder: Path) -> dict[str, Any]:
     file = folder / "plan.json"
     try:
-        found = json.loads(file.read_text()) if file.is_file() else {}
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise InputError(f"{file} is damaged; delete it to use all runs in {folder / 'runs'}")
-    return found
+        found = read_json(file) if file.is_file() else {}
+        order, target = found.get("order", []), found.get("target")
+        if not isinstance(order, list) or any(name != Path(name).name for name in order):
+            raise ValueError  # such as ../other
+        check_target(target)
+    except (AttributeError, TypeError, ValueError):
+        raise InputError(
+            f"{file} is damaged; delete it to use all runs in {folder / 'runs'}"
+        ) from None
+    return {"order": order, "target": target}
 
 
 def check_target(target: float | None) -> None:

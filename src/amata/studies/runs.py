@@ -1,14 +1,61 @@
-"""The runs of a study: trained once, resumed after an interruption."""
+"""The runs of a study: checked before the first one starts, trained once, resumed after an
+interruption."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from amata.errors import InputError
+from amata.evaluation import parse_attack
 from amata.recipes import Recipe
 from amata.reporter import Reporter
 from amata.runs import RunFolder
+from amata.studies.differences import which_images
 from amata.training import Interrupted
-from amata.training.experiment import resume, train
+from amata.training.device import resolve_device
+from amata.training.experiment import build_model, load_data, resume, train
 from amata.training.trust import remember
+
+
+def check_runs(planned: Sequence[tuple[Path, Recipe]]) -> None:
+    """Find the input errors of all runs before the first one trains: another recipe in a folder,
+    device, attacks, data, networks. A finished run needs no data."""
+    seen: set[str] = set()
+    data: list[tuple[dict[str, Any], dict[str, str]]] = []
+    for folder, recipe in planned:
+        if (folder / "recipe.toml").is_file():
+            check_same_recipe(folder, recipe)
+        else:
+            RunFolder.check_free(folder)
+        if RunFolder(folder).finished or recipe.name in seen:
+            continue
+        seen.add(recipe.name)
+        resolve_device(recipe.train.device)
+        for attack in [recipe.train.valid_attack, *recipe.eval.attacks]:
+            parse_attack(attack)
+        # decoding all images is left to the training
+        lazy = recipe.data.model_copy(update={"in_memory": False, "workers": 0})
+        splits = load_data(replace(recipe, data=lazy))
+        build_model(recipe, splits.train, trust=True)  # the user named it
+        data.append((which_images(recipe), splits.hashes))
+    for folder, recipe in planned:
+        known = RunFolder(folder).split()
+        for tables, hashes in data:
+            if which_images(recipe) == tables and any(
+                known.get(key, value) != value for key, value in hashes.items()
+            ):
+                raise InputError(
+                    f"{folder} was trained on other images than there are now; restore them, or "
+                    "choose another --out"
+                )
+
+
+def check_same_recipe(folder: Path, recipe: Recipe) -> None:
+    if RunFolder.open(folder)[1].fingerprint() != recipe.fingerprint():
+        raise InputError(
+            f"{folder} holds another version of recipe {recipe.name}; choose another --out"
+        )
 
 
 def train_or_resume(folder: Path, recipe: Recipe, reporter: Reporter) -> RunFolder:
@@ -25,9 +72,6 @@ def _train_or_resume(folder: Path, recipe: Recipe, reporter: Reporter) -> RunFol
         reporter.note(f"training {folder.name}")
         folder.parent.mkdir(parents=True, exist_ok=True)
         return train(recipe, folder, reporter)
-    if RunFolder.open(folder)[1].fingerprint() != recipe.fingerprint():
-        raise InputError(
-            f"{folder} holds another version of recipe {recipe.name}; choose another --out"
-        )
+    check_same_recipe(folder, recipe)
     remember(recipe, reporter.note)  # it is the user's own, and equal to the one in the folder
     return resume(folder, reporter=reporter)

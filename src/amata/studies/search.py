@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from amata.data import Splits
-from amata.errors import AmataError, InputError, missing, unknown
+from amata.errors import AmataError, InputError, missing, printable, unknown
 from amata.evaluation import parse_attack
 from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
 from amata.reporter import Reporter
-from amata.runs.files import write_json
+from amata.runs.files import write_atomic, write_json
 from amata.runs.lock import Busy, hold
 from amata.seeds import derive
 from amata.studies.cost import MethodCost
@@ -38,12 +38,15 @@ try:
 except ImportError:
     raise missing("optuna", "amata search", "search") from None
 
+WRITTEN = ("trials", "search.json", "best.toml", "pareto.svg", "pareto.png")
+"""What a search writes besides its study.db."""
 MAX_STALE = 100
 """Proposals in a row that were all trained before: the space is exhausted."""
 MAX_FAILED = 5
 """Failed trainings in a row: the cause is not the schedule, so the search stops."""
 
 _State = optuna.trial.TrialState
+_FINISHED = (_State.COMPLETE, _State.PRUNED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +164,7 @@ class Search:
             earlier = [
                 t
                 for t in self.study.get_trials(deepcopy=False)
-                if _counts(t) and t.number < trial.number
+                if t.number < trial.number and (t.state in _FINISHED or _is_running(t))
             ]
             if len(earlier) >= self.settings.trials:
                 self.study.tell(trial, state=_State.FAIL)
@@ -178,8 +181,8 @@ class Search:
             stale = 0 if self._try(trial) else stale + 1
         if stale >= MAX_STALE:
             self.reporter.note("no untried schedule is left within the budget")
-        states = {t.state for t in self.study.get_trials(deepcopy=False)}
-        if _State.COMPLETE not in states and _State.RUNNING in states:
+        every = self.study.get_trials(deepcopy=False)
+        if not any(t.state == _State.COMPLETE for t in every) and any(map(_is_running, every)):
             self.reporter.note(
                 "other processes are training all trials; the last one prints the result"
             )
@@ -188,14 +191,16 @@ class Search:
 
     def _release_killed_trials(self) -> None:
         """Requeue running trials whose process died: nobody locks their folder, or they never got
-        one."""
+        one. A lock may outlive its process for seconds, in a worker that loads data."""
         for frozen in self.study.get_trials(deepcopy=False, states=(_State.RUNNING,)):
-            key, started = frozen.user_attrs.get("key"), frozen.datetime_start or datetime.now()
+            key = frozen.user_attrs.get("key")
             try:
                 with hold(self.out / "trials" / key, "training") if key else nullcontext():
-                    dead = key is not None or datetime.now() - started > timedelta(minutes=1)
+                    dead = key is not None or not _is_running(frozen)
             except Busy:
                 dead = False
+            except FileNotFoundError:  # somebody deleted it
+                dead = True
             if dead:
                 self._requeue(frozen.number, frozen.params)
 
@@ -254,9 +259,9 @@ class Search:
     def _adopt(self, trial: optuna.Trial, folder: Path) -> bool:
         """Take over the result of a schedule that is trained already. True only if its process was
         killed before the study got the result."""
-        result = TrialResult(**json.loads((folder / "result.json").read_text()))
-        owner = self.study.get_trials(deepcopy=False)[result.trial]
-        if result.state == "FAIL" or owner.state in (_State.COMPLETE, _State.PRUNED):
+        result = TrialResult.read(folder)
+        owners = self.study.get_trials(deepcopy=False)[result.trial :][:1]
+        if result.state == "FAIL" or any(owner.state in _FINISHED for owner in owners):
             self.study.tell(trial, state=_State.FAIL)
             return False
         adopted = TrialResult(**{**asdict(result), "trial": trial.number})
@@ -296,11 +301,7 @@ class Search:
     def summary(self) -> dict[str, Any]:
         """Every trial so far, the Pareto front of cost and held-out accuracy, and the winner."""
         trials = with_front(
-            [
-                to_row(t)
-                for t in self.study.get_trials(deepcopy=False)
-                if t.state in (_State.COMPLETE, _State.PRUNED)
-            ]
+            [to_row(t) for t in self.study.get_trials(deepcopy=False) if t.state in _FINISHED]
         )
         best = winner(trials, highest=self.direction == "maximize")
         if best is None:
@@ -317,15 +318,27 @@ class Search:
             "trials": trials,
         }
         write_json(self.out / "search.json", result)
-        (self.out / "best.toml").write_text(
-            f"# {describe(best['schedule'])}: found for {self.recipe.name} by amata "
-            f"search\n{recipe.to_toml()}"
-        )
+        found_for = f"found for {printable(self.recipe.name)} by amata search"
+        text = f"# {describe(best['schedule'])}: {found_for}\n{recipe.to_toml()}"
+        write_atomic(self.out / "best.toml", text.encode())
         return result
 
 
-def _counts(trial: Any) -> bool:
-    return trial.state in (_State.COMPLETE, _State.PRUNED, _State.RUNNING)
+def _is_running(trial: Any) -> bool:
+    """Whether a trial's process is alive, as far as this machine can know. A trial of another
+    machine, or of a process that just began, counts as running for a minute without a folder."""
+    if trial.state != _State.RUNNING:
+        return False
+    host, _, process = trial.user_attrs.get("process", "").rpartition(":")
+    if os.name == "posix" and host == socket.gethostname() and process.isdecimal():
+        try:
+            os.kill(int(process), 0)
+        except ProcessLookupError:
+            return False
+        except OSError:
+            pass  # the process of another user
+    started = trial.datetime_start or datetime.now()
+    return "key" in trial.user_attrs or datetime.now() - started < timedelta(minutes=1)
 
 
 def _process() -> str:

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Literal
 
 from amata.data import Splits
-from amata.errors import missing
+from amata.errors import InputError, missing
+from amata.quantity import number
 from amata.recipes import Recipe
 from amata.reporter import Reporter
 from amata.runs import RunFolder
-from amata.runs.files import write_json
+from amata.runs.files import read_json, write_json
 from amata.studies.criterion import CriterionSettings, measure_strategies
 from amata.studies.pruning import PruningReporter
 from amata.training import train_model
@@ -33,6 +34,18 @@ class TrialResult:
     value: float | None
     """The objective: held-out robust accuracy or C. Only complete trials have it."""
     grad_evals: int | None
+
+    @classmethod
+    def read(cls, folder: Path) -> "TrialResult":
+        file = folder / "result.json"
+        try:
+            result = cls(**read_json(file))
+            number(result.accuracy), number(0 if result.value is None else result.value)
+            if result.state not in ("COMPLETE", "PRUNED", "FAIL") or result.trial < 0:
+                raise ValueError
+            return result
+        except (TypeError, ValueError):
+            raise InputError(f"{file} is damaged; delete {folder} to train it again") from None
 
     def write(self, folder: Path) -> None:
         write_json(folder / "result.json", asdict(self))

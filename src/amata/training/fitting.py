@@ -78,8 +78,8 @@ def fit(
         folder, base = RunFolder.open(Path(resume).expanduser())
         if not isinstance(base.data, PythonData):
             raise InputError(
-                f"{resume} was trained by a recipe; `amata train --resume {quoted(resume)}` "
-                "resumes it"
+                f"{resume} was trained by a recipe; resume it with `amata train --resume "
+                f"{quoted(resume)}`"
             )
     chosen = _recipe(base, method, schedule, model)
     images, held_out = as_images(train), None if valid is None else as_images(valid)

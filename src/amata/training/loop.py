@@ -274,6 +274,7 @@ class _Loop:
             "grad_evals": spent.grad_evals,
             "grad_evals_per_image": spent.grad_evals / spent.images,
             "lr": trainer.lr(state.batch - 1),
+            "unix_seconds": round(time.time(), 3),
         }
         if spent.compile_seconds:
             row["compile_seconds"] = round(spent.compile_seconds, 3)
