@@ -96,7 +96,7 @@ class Lab:
 
     def build(self, needs: Iterable[str]) -> None:
         write_digits(self.path / "data" / "mnist")
-        os.environ["AMATA_DATA"] = str(self.path / "data")
+        os.environ.update(AMATA_DATA=str(self.path / "data"), HOME=str(self.path))
         self.toy.write_text(TOY)
         self.other.write_text('extends = "toy.toml"\n[schedule]\nname = "constant"\n')
         with self.other.open("a") as file:
@@ -134,7 +134,8 @@ def write_digits(folder: Path) -> None:
     """MNIST files of a task that is learnt in seconds: a bright bar, whose height is the digit."""
     import numpy as np
 
-    from tests.test_data import FILES, idx
+    from amata.data.mnist import FILES
+    from tests.test_data import idx
 
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -193,7 +194,7 @@ def run_result(run: Path) -> dict[str, Any]:
 
 def without_times(value: Any) -> Any:
     if isinstance(value, dict):
-        clocked = re.compile("seconds|time|speedup")
+        clocked = re.compile("seconds|time|speedup|commit")
         return {k: without_times(v) for k, v in value.items() if not clocked.search(k)}
     return [without_times(v) for v in value] if isinstance(value, list) else value
 

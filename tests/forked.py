@@ -3,7 +3,9 @@ command would take most of the time of tests/faults.py and tests/fuzz.py."""
 
 import contextlib
 import faulthandler
+import importlib
 import os
+import pkgutil
 import re
 import signal
 import sys
@@ -29,16 +31,11 @@ def import_everything() -> None:
     import matplotlib.pyplot
     import torch._dynamo  # optimisers import it
 
-    import amata.cli
-    import amata.report.comparison
-    import amata.report.landscape
-    import amata.report.page
-    import amata.studies.compare
-    import amata.studies.landscape
-    import amata.studies.plan
-    import amata.studies.search
-    import amata.training.experiment  # noqa: F401
+    import amata
 
+    for module in pkgutil.walk_packages(amata.__path__, "amata."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
     torch.set_num_threads(1)
 
 
@@ -108,9 +105,8 @@ def _become(
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, stream in zip((1, 2), streams, strict=True):
             os.dup2(stream.fileno(), number)
-        for name, number in (("stdout", 1), ("stderr", 2)):
-            line = open(number, "w", encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115
-            setattr(sys, name, line)
+        sys.stdout = open(1, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+        sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         faulthandler.enable(sys.stderr)
