@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test quick lint format lock clean
+.PHONY: setup demo test quick faults fuzz lint format lock clean
 
 setup: $(READY)
 
@@ -23,6 +23,14 @@ test: setup
 # The tests to run while working: all but the slow ones.
 quick: setup
 	$(VENV)/bin/python -m pytest tests -n 2 -m "not slow"
+
+# Kills, damaged files, full disks and more, 200 random trials: about five minutes on two cores.
+faults: setup
+	PYTHONPATH=src $(VENV)/bin/python -m tests.faults --trials 200
+
+# Hostile recipes, command lines and arguments, for ten minutes.
+fuzz: setup
+	PYTHONPATH=src $(VENV)/bin/python -m tests.fuzz --minutes 10
 
 lint: setup
 	$(VENV)/bin/ruff check src tests evidence
