@@ -82,7 +82,7 @@ def write_run(folder: Path, rows: list[dict[str, object]], **summary: object) ->
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in whole))
     basic = {"recipe": "r", "epochs": next(epochs, len(rows)), "train_seconds": 1, "grad_evals": 1}
-    more = {"grad_evals_per_image": 1, "best_epoch": None, "evaluation": {}}
+    more: dict[str, object] = {"grad_evals_per_image": 1, "best_epoch": None, "evaluation": {}}
     (folder / "summary.json").write_text(json.dumps({**basic, **more, **summary}))
 
 
