@@ -23,7 +23,7 @@ from study import STUDIES, Command, Jobs
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "evidence" / "results" / "paper"
-RUN_FILES = ("recipe.toml", "env.json", "metrics.jsonl", "summary.json")
+RUN_FILES = ("recipe.toml", "env.json", "split.json", "metrics.jsonl", "summary.json")
 """The files of a run that are stored. Weights are not."""
 STORED = (
     "plan.json",

@@ -118,7 +118,7 @@ def test_a_flipped_bit_of_a_checkpoints_record_is_noticed(tmp_path: Path) -> Non
         save_checkpoint(tmp_path, 2, batch, {"t": torch.ones(1)}, {**state, "batch": batch})
     newest = tmp_path / "00002-0000002.json"
     content, fell_back = newest.read_bytes(), 0
-    for bit in range(0, 8 * len(content), 13):
+    for bit in range(0, 8 * len(content), 29):
         changed = bytearray(content)
         changed[bit // 8] ^= 1 << bit % 8
         newest.write_bytes(changed)
@@ -129,7 +129,7 @@ def test_a_flipped_bit_of_a_checkpoints_record_is_noticed(tmp_path: Path) -> Non
         assert TrainState.from_json({**loaded[1], "batch": 0}) == TrainState.from_json(
             {**state, "batch": 0}
         )
-    assert fell_back > 0.6 * len(content) * 8 / 13  # the rest is white space
+    assert fell_back > 0.6 * len(content) * 8 / 29  # the rest is white space
 
 
 def test_a_checkpoint_without_its_best_weights_is_skipped(tmp_path: Path) -> None:
@@ -145,3 +145,13 @@ def test_a_checkpoint_without_its_best_weights_is_skipped(tmp_path: Path) -> Non
     assert loaded is not None
     assert loaded[1]["best_epoch"] == 0
     assert "best-00001.safetensors is damaged" in notes[0]
+
+
+def test_a_checkpoint_of_another_model_is_one_line(tmp_path: Path) -> None:
+    recipe = toy_recipe("train.tensorboard=false", "train.epochs=1")
+    data = toy_data(32)
+    with pytest.raises(Interrupted):
+        fit(small_net(), data, None, recipe, run=tmp_path / "run", reporter=StopAt(0, 1))
+    other = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 4))
+    with pytest.raises(InputError, match="the checkpoint does not fit this model"):
+        fit(other, data, None, recipe, run=RunFolder(tmp_path / "run"))

@@ -168,7 +168,14 @@ class _Loop:
     def _resume(self) -> None:
         loaded = self.ranks.broadcast(self._checkpoint_at(None, self.reporter.note))
         if loaded is not None:
-            self.trainer.restore(*loaded)
+            try:
+                self.trainer.restore(*loaded)
+            except (KeyError, RuntimeError, TypeError, ValueError) as error:
+                reason = " ".join(str(error).split())[:200]
+                raise InputError(
+                    f"the checkpoint does not fit this model ({reason}); resume with the model "
+                    "that the run began with"
+                ) from error
             self.saver.place = (self.trainer.state.epoch, self.trainer.state.batch)
         state = self.trainer.state
         self.epochs = [row for row in state.rows if not is_event(row)]  # type: ignore[misc]
