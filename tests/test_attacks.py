@@ -668,3 +668,50 @@ def test_of_several_restarts_the_worst_is_a_number_if_one_is() -> None:
     assert bool(model(found).isnan().all()), "label 0: only NaN is wrong"
     found = starts(model, x, zeros + 1, generator=generator(0))
     assert bool(model(found).isfinite().all()), "label 1: all are wrong, the others have a loss"
+
+
+class OnePixel(nn.Module):
+    """Two classes of one pixel: the lead of class 1 is 0.2 x - 0.08. It records where it is
+    asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            self.seen.append(float(x.detach()))
+        lead = 0.2 * x.flatten(1)[:, 0] - 0.08
+        return torch.stack([0 * lead, lead], 1)
+
+
+def test_cw_l2_raises_c_tenfold_and_then_halves_the_interval() -> None:
+    """|x'|^2 + c (0.08 - 0.2 x') is least at x' = 0.1 c, and succeeds at x' = 0.4: c = 4.
+    So c = 1 fails, 10 and 5.5 succeed, 3.25 fails, and (3.25 + 5.5) / 2 succeeds."""
+    model, x, y = OnePixel(), torch.zeros(1, 1, 1, 1), torch.zeros(1, dtype=torch.long)
+    cw_l2(model, x, y, steps=70, lr=0.02, search_steps=4)
+    ends = model.seen[69 : 5 * 70 : 70]
+    assert ends == pytest.approx([0.1, 0.4, 0.4, 0.325, 0.4], abs=0.015)
+
+
+@pytest.mark.parametrize("kappa", [0.0, 0.04])
+def test_cw_l2_ends_one_percent_beyond_the_margin_kappa(kappa: float) -> None:
+    """On a linear model the last steps are exact: 0.2 x' - 0.08 = kappa, and 1% further."""
+    x, y = torch.full((1, 1, 1, 1), 0.1), torch.zeros(1, dtype=torch.long)
+    found = cw_l2(OnePixel(), x, y, c=10, steps=2, lr=0.7, kappa=kappa)  # two leaps
+    assert float(found) == pytest.approx(0.1 + 1.01 * ((0.08 + kappa) / 0.2 - 0.1), abs=1e-5)
+
+
+class Saturating(nn.Module):
+    """The lead of class 1 is sqrt(x) - 0.5: linearised steps fall short."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        lead = x.flatten(1)[:, 0].sqrt() - 0.5
+        return torch.stack([0 * lead, lead], 1)
+
+
+def test_the_last_steps_of_cw_l2_keep_the_margin_kappa() -> None:
+    """They end at 0.40 and 0.44, where the lead is above 0 but below kappa = 0.2."""
+    x, y = torch.full((1, 1, 1, 1), 0.16), torch.zeros(1, dtype=torch.long)
+    found = cw_l2(Saturating(), x, y, c=10, steps=2, lr=0.7, kappa=0.2)
+    assert float(found) == pytest.approx(0.86, abs=1e-4)

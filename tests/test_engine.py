@@ -234,7 +234,7 @@ def test_a_loss_or_scale_that_changes_in_every_step_is_refused() -> None:
         net.backward(x, y)
 
 
-@pytest.mark.parametrize("name", [n for n in TABLE if n not in ("free", "fat")])
+@pytest.mark.parametrize("name", [n for n in TABLE if n != "free"])
 def test_parts_of_a_batch_draw_what_the_whole_batch_draws(name: str) -> None:
     method, updated = ALL[name][0], []
     for count in (1, 3):

@@ -230,3 +230,27 @@ def test_a_batch_in_parts_has_the_loss_and_the_update_of_the_whole() -> None:
         assert three["grad_evals"] == one["grad_evals"]
     for a, b in zip(*(f.model.parameters() for f in fits), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_held_out_logits_that_are_not_finite_count_as_wrong_and_are_noted() -> None:
+    """Images brighter than those of training give NaN, which argmax would call class 0."""
+
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = small_net()
+
+        def forward(self, x: Tensor) -> Tensor:
+            z: Tensor = self.net(x)
+            return torch.where((x.flatten(1)[:, :1] > 0.95), torch.nan, z)
+
+    x, y = toy_data(40)
+    x, y = x.clone(), torch.zeros_like(y)
+    x[:30, :, 0, 0] = 1
+    notes: list[str] = []
+    reporter = Reporter()
+    reporter.note = notes.append  # type: ignore[method-assign]
+    recipe = toy_recipe("train.epochs=1", "train.valid_attack=pgd-1", "threat.eps=0.02")
+    fitted = fit(Broken(), toy_data(), (x, y), recipe, reporter=reporter)
+    assert fitted.epochs[0]["valid"]["clean"] <= 10 / 40
+    assert any("epoch 1: the logits of 30 of 40 held-out images are not finite" in n for n in notes)

@@ -126,6 +126,7 @@ def test_catastrophic_overfitting_is_rolled_back_with_one_more_step(tmp_path: Pa
     assert (event["epoch"], event["action"], event["extra_steps"]) == (2, "rollback", 1)
     assert event["after"] < event["before"] - 0.2
     assert [row["steps"] for row in fitted.epochs] == [1, 1, 2, 2]
+    assert [row["step_size"] for row in fitted.epochs] == [0.06, 0.06, 0.03, 0.03], "K alpha = tau"
     assert fitted.grad_evals == 96 * (2 + 2 + 2 + 3 + 3), (
         "what the lost epoch cost is not forgotten"
     )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from amata.batch import Batch, Frame
 from amata.data.augment import crop_flip
-from amata.engine import EMA, PlainNet
+from amata.engine import EMA, FastNet, PlainNet
 from amata.losses import smooth_ce
 from amata.methods import (
     ATTA,
@@ -768,7 +768,56 @@ def test_backward_accumulates_and_returns_the_input_gradient_when_asked() -> Non
     for p, first in zip(model.parameters(), once, strict=True):
         torch.testing.assert_close(p.grad, 2 * first)
     assert net.last_loss is not None
-    torch.testing.assert_close(net.last_loss, loss.detach())
+    torch.testing.assert_close(net.last_loss, 2 * loss.detach(), msg="both passes are one update")
+    net.apply()
+    net.backward(x, y)
+    assert float(net.last_loss) < 1.5 * float(loss.detach()), (
+        "an update begins with a loss of its own"
+    )
+
+
+@pytest.mark.parametrize("engine", [PlainNet, FastNet])
+def test_the_clean_term_is_part_of_the_reported_loss(engine: type[PlainNet]) -> None:
+    """From the image itself and without steps both terms are the clean loss."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4))
+    b = batch_of(0)
+    expected = 2 * float(F.cross_entropy(model(b.x), b.y).detach())
+    net = engine(model, sgd(model), precision="fp32")
+    method = PGD(ball=BALL, clean_term=True, random_start=False)
+    for _ in range(2):
+        method.step(net, b, Control(0, 0.1), generator(0), {})
+        assert net.last_loss is not None
+        assert float(net.last_loss) == pytest.approx(expected)
+        expected = 2 * float(F.cross_entropy(model(b.x), b.y).detach())
+
+
+class CalledTwice(nn.Module):
+    """Its convolution runs twice in a forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 1, 3, padding=1), nn.Linear(36, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.fc(self.conv(self.conv(x)).flatten(1))
+        return z
+
+
+@pytest.mark.parametrize("engine", [PlainNet, FastNet])
+def test_a_first_layer_that_cannot_be_split_off_is_named(engine: type[PlainNet]) -> None:
+    from amata.errors import InputError
+
+    in_place = nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(36, 4))
+    for model, name, message in (
+        (CalledTwice(), "conv", "the first layer of CalledTwice is called more than once"),
+        (in_place, "0", "the first layer of Sequential changes the images in place"),
+    ):
+        net = engine(model, sgd(model), first_layer=name, precision="fp32")
+        with pytest.raises(InputError, match=message):
+            YOPO(ball=BALL, inner=1).step(net, batch_of(0), U, generator(0), {})
+    model = CalledTwice()
+    net = engine(model, sgd(model), first_layer="fc", precision="fp32")
+    YOPO(ball=BALL, inner=1).step(net, batch_of(0), U, generator(0), {})
 
 
 def test_the_weight_average_follows_its_formula() -> None:

@@ -67,10 +67,43 @@ def test_a_tiny_gradient_makes_a_whole_step() -> None:
         )
 
 
-def test_a_zero_gradient_moves_nothing() -> None:
-    x = images()
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_zero_gradient_moves_nothing(dtype: torch.dtype) -> None:
+    x = images().to(dtype)
     for kind in BALLS.values():
-        torch.testing.assert_close(kind(1.0).around(x).ascend(x, torch.zeros_like(x), 0.25), x)
+        region = kind(1.0).around(x)
+        assert torch.equal(region.ascend(x, torch.zeros_like(x), 0.25), x)
+        assert torch.equal(region.project(x), x)
+
+
+def test_a_gradient_that_is_not_finite_moves_only_its_finite_part() -> None:
+    x = torch.full((3, 1, 1, 2), 0.5)
+    g = torch.tensor([[torch.nan, torch.nan], [torch.nan, -2.0], [3.0, 4.0]]).view(3, 1, 1, 2)
+    for ball, third in ((Linf(1), [0.75, 0.75]), (L2(1), [0.65, 0.7])):
+        expected = torch.tensor([[0.5, 0.5], [0.5, 0.25], third]).view(3, 1, 1, 2)
+        torch.testing.assert_close(ball.around(x).ascend(x, g, 0.25), expected)
+
+
+def test_fosc_is_zero_at_the_corner_and_the_dual_norm_at_the_centre() -> None:
+    """eps |g|_dual - <x' - x, g>, with the L1 norm for L-inf and the L2 norm for L2."""
+    x = torch.full((1, 1, 1, 2), 0.5)
+    g = torch.tensor([3.0, -4.0]).view(1, 1, 1, 2)
+    for ball, dual in ((Linf(0.1), 7.0), (L2(0.1), 5.0)):
+        best = x + 0.1 * ball.direction(g)
+        assert float(ball.fosc(x, x, g)) == pytest.approx(0.1 * dual)
+        assert float(ball.fosc(best, x, g)) == pytest.approx(0, abs=1e-6)
+        assert float(ball.fosc(2 * x - best, x, g)) == pytest.approx(0.2 * dual)
+
+
+def test_an_l2_projection_is_feasible_but_not_always_the_nearest_point() -> None:
+    """x' = (1.5, 0.9) seen from (0.9, 0.5) with eps = 0.5: the ball first, then the box."""
+    x, far = torch.tensor([[0.9, 0.5]]), torch.tensor([[1.5, 0.9]])
+    ball = L2(0.5)
+    found = ball.around(x).project(far)
+    nearer = torch.tensor([[1.0, 0.9]])
+    assert float(ball.distance(found, x)) <= 0.5
+    assert float(ball.distance(nearer, x)) <= 0.5
+    assert float(ball.distance(nearer, far)) < float(ball.distance(found, far))
 
 
 def test_starts_fill_the_ball() -> None:

@@ -28,7 +28,8 @@ class Region(Protocol):
         ...
 
     def project(self, x_adv: Tensor) -> Tensor:
-        """Project x_adv into the ball, then into [0, 1]."""
+        """Project x_adv into the ball, then into [0, 1]. The result is feasible. In L-inf it is the
+        nearest feasible point; in L2 there may be a nearer one, as in the usual implementations."""
         ...
 
 
@@ -135,7 +136,8 @@ class LinfRegion:
 
 def _per_sample_norm(v: Tensor) -> Tensor:
     """|v|_2 of each sample, shaped to broadcast over v. It is never zero and can be a divisor."""
-    return v.flatten(1).norm(dim=1).clamp_min(1e-12).view(-1, *[1] * (v.dim() - 1))
+    least = max(1e-12, torch.finfo(v.dtype).tiny)  # 1e-12 is 0 in half precision
+    return v.flatten(1).norm(dim=1).clamp_min(least).view(-1, *[1] * (v.dim() - 1))
 
 
 @dataclass(frozen=True)

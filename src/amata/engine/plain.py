@@ -63,7 +63,8 @@ class PlainNet:
         self.first_layer_evals = 0
         """Gradient evaluations of the first layer alone, in images. Only the engine writes it."""
         self.last_loss: Tensor | None = None
-        """The batch-mean loss of the last pass with weight gradients, on its device."""
+        """The batch-mean loss that the update minimises, on its device: summed over the `backward`
+        passes of one update. Of the passes of a split network it is the last one's."""
         self.compile_seconds = 0.0
         """Time spent on compiling and recording."""
         self.part_weight = 1.0
@@ -74,6 +75,7 @@ class PlainNet:
         self.updates = 0
         """Calls of `apply` that updated the weights."""
         self._samples = 0
+        self._in_update = False
 
     def describe(self) -> str:
         """The engine in a few words: precision, compilation, graphs."""
@@ -118,12 +120,18 @@ class PlainNet:
         inputs = x if isinstance(x, tuple) else (x,)
         self.grad_evals += sum(len(t) for t in inputs)
         self._samples += len(y)
+        # Copied: the next replay of a graph overwrites it.
+        earlier = None if self.last_loss is None or not self._in_update else self.last_loss.clone()
         self.last_loss, g = self._backward(
             inputs, y, loss or self.loss, scale * self._loss_weight(y), wrt_input
         )
+        if earlier is not None:
+            self.last_loss = self.last_loss + earlier
+        self._in_update = True
         return g
 
     def apply(self) -> None:
+        self._in_update = False
         if self.accumulating:
             return
         if self.ranks.size > 1:

@@ -110,6 +110,7 @@ class ProbeNet(PlainNet):
             (torch.zeros_like(p) if p.grad is None else p.grad).flatten()
             for p in self.model.parameters()
         ]
+        self._in_update = False
         self.gradient = torch.cat(parts) / max(self.passes, 1)
         self.optimizer.zero_grad()
         self.passes = 0

@@ -60,6 +60,13 @@ class FirstLayer:
             self.model(x)
         except _StopForward as stopped:
             return stopped.z
+        except RuntimeError as error:
+            if "in-place operation" not in str(error):
+                raise
+            raise InputError(
+                f"the first layer of {type(self.model).__name__} changes the images in place; set "
+                "inplace=False there, or set model.first_layer to a later module"
+            ) from None
         finally:
             handle.remove()
         raise InputError(
@@ -74,6 +81,11 @@ class FirstLayer:
         cut = Cut()
 
         def split(module: nn.Module, args: Any, z: Tensor) -> Tensor:
+            if hasattr(cut, "after"):  # the layers between the two calls would get no gradients
+                raise InputError(
+                    f"the first layer of {type(self.model).__name__} is called more than once in a "
+                    "forward pass; set model.first_layer to a module that is called once"
+                )
             cut.before, cut.after = z, z.detach().requires_grad_()
             return cut.after.clone()  # the next layer may work in place, which a leaf forbids
 

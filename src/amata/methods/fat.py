@@ -14,6 +14,7 @@ from amata.batch import Batch
 from amata.methods.contract import Memory, Method, Net
 from amata.quantity import NotNegative, Stages
 from amata.schedules import Control
+from amata.seeds import draw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +45,11 @@ class FAT(Method):
             if len(active) == 0:
                 break
             moved = region.ascend(now, g, u.step_size)
-            moved = moved + self.omega * torch.randn(
-                moved.shape, generator=rng, device=x.device, dtype=x.dtype
-            )
+            if batch.rows is None:
+                noise = draw(torch.randn, rng, moved.shape, x.device, x.dtype)
+            else:  # a part of a batch takes its rows of the whole batch's noise
+                noise = draw(torch.randn, rng, x.shape, x.device, x.dtype, rows=batch.rows)[active]
+            moved = moved + self.omega * noise
             now = region.project(moved)
         net.backward(x_adv.index_copy(0, active, now), y)
         net.apply()

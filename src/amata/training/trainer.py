@@ -98,9 +98,13 @@ class Trainer:
         return self.closed_loop.candidates()[0]
 
     def control(self) -> Control:
-        """The control of this epoch: the schedule's, with the steps that the guard added."""
-        u = self.scheduled()
-        return u._replace(steps=u.steps + self.state.extra_steps)
+        """The control of this epoch: the schedule's, with the steps that the guard added. They are
+        smaller then, so that K alpha stays the same."""
+        u, extra = self.scheduled(), self.state.extra_steps
+        if extra == 0:
+            return u
+        steps = u.steps + extra
+        return Control(steps, u.step_size * max(u.steps, 1) / steps)
 
     def _choose_control(self, schedule: ClosedLoop) -> None:
         """Probe the schedule's candidates and let it choose. Probing is counted and timed as
