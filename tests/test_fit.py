@@ -249,7 +249,7 @@ def test_held_out_logits_that_are_not_finite_count_as_wrong_and_are_noted() -> N
     x[:30, :, 0, 0] = 1
     notes: list[str] = []
     reporter = Reporter()
-    reporter.note = notes.append  # type: ignore[method-assign]
+    reporter.note = notes.append  # type: ignore[method-assign,assignment]
     recipe = toy_recipe("train.epochs=1", "train.valid_attack=pgd-1", "threat.eps=0.02")
     fitted = fit(Broken(), toy_data(), (x, y), recipe, reporter=reporter)
     assert fitted.epochs[0]["valid"]["clean"] <= 10 / 40
