@@ -652,6 +652,13 @@ def test_a_gradient_of_nan_leaves_a_finite_image(name: str, ball: Ball) -> None:
     assert bool(x_adv.isfinite().all())
 
 
+def test_cw_l2_goes_on_where_one_pixel_has_a_gradient_of_nan() -> None:
+    model, x = NaNGradient(4), images(6)
+    x[:, :, 0, 0] = 1
+    y = model(x).argmax(1)
+    assert not bool((model(cw_l2(model, x, y, c=10, steps=40)).argmax(1) == y).any())
+
+
 class NaNAbove(nn.Module):
     """Two classes; the logits are NaN where the first pixel is above 0.6."""
 

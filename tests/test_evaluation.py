@@ -210,6 +210,23 @@ def as_text(table: Table) -> str:
     return captured.get()
 
 
+class NaNAbove(nn.Module):
+    """Class 0, with logits of NaN where the first pixel is above 0.6."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = x.flatten(1)[:, 0]
+        z = torch.stack([0 * first + 1, 0.1 * first], 1)
+        return torch.where((first > 0.6)[:, None], torch.nan, z)
+
+
+def test_restarts_end_at_an_image_with_logits_that_are_not_finite() -> None:
+    """A third of the random starts are above 0.6; steps are too small to matter."""
+    x, y = torch.full((40, 1, 1, 1), 0.55), torch.zeros(40, dtype=torch.long)
+    attack = "pgd-1-25"
+    result = evaluate(NaNAbove(), (x, y), ball=Linf(0.2), attacks=attack, step_size=1e-6)[attack]
+    assert (result.accuracy, result.non_finite) == (0, 40)
+
+
 class SquareRoot(Linear):
     """Finite logits, and a gradient of NaN at images that begin with a white pixel."""
 

@@ -248,9 +248,12 @@ def test_held_out_logits_that_are_not_finite_count_as_wrong_and_are_noted() -> N
     x, y = x.clone(), torch.zeros_like(y)
     x[:30, :, 0, 0] = 1
     notes: list[str] = []
-    reporter = Reporter()
-    reporter.note = notes.append  # type: ignore[method-assign,assignment]
+
+    class Listening(Reporter):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
     recipe = toy_recipe("train.epochs=1", "train.valid_attack=pgd-1", "threat.eps=0.02")
-    fitted = fit(Broken(), toy_data(), (x, y), recipe, reporter=reporter)
+    fitted = fit(Broken(), toy_data(), (x, y), recipe, reporter=Listening())
     assert fitted.epochs[0]["valid"]["clean"] <= 10 / 40
     assert any("epoch 1: the logits of 30 of 40 held-out images are not finite" in n for n in notes)
