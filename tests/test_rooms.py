@@ -87,7 +87,7 @@ ARROWS: dict[str, set[str]] = {
         "training",
         "threat",
     },
-    "export": {"data", "errors", "models", "recipes", "runs", "training"},
+    "export": {"data", "errors", "models", "recipes", "report", "runs", "training"},
     "runs": {"data", "errors", "metrics", "recipes"},
     "console": {"errors", "metrics", "reporter"},
     "cli": {
