@@ -732,7 +732,7 @@ def test_a_browser_runs_no_script_of_hostile_names(tmp_path: Path) -> None:
         (for_csv, "\t=1", "\\t=1"),
         (for_csv, "mnist-amata", "mnist-amata"),
         (for_markdown, "a|b\\|c", r"a\|b\\\|c"),
-        (for_markdown, "<img>`*[x](y)", r"&lt;img&gt;\`\*\[x](y)"),
+        (for_markdown, "<img>`*[x](y)", r"&lt;img&gt;\`\*\[x\](y)"),
         (for_markdown, "two\nlines", r"two\\nlines"),
         (for_figure, "$x^2$ \r", r"\$x^2\$ \r"),
         (for_figure, "_hidden", " _hidden"),
@@ -758,12 +758,13 @@ def test_tables_and_figures_take_any_name(tmp_path: Path) -> None:
     assert {row[0] for row in table[1:]} >= {"'=cmd()", names[1], names[2]}
     assert as_markdown(result_table(result)).count("\n") == 2 + len(names)
     console = PlainConsole()
-    console.width = 300
+    console.width = 160
     with console.capture() as captured:
         console.print(comparison_table(result))
         console.print(names[3], soft_wrap=True)
     assert captured.get().count(r"x[/y]z [bold] :smile: \x1b[31m\n") == 2
     assert "\x1b" not in captured.get()
+    assert captured.get().count("60.0 ±9.4") == 2 * len(names)  # a long name leaves room
 
 
 def test_a_figure_is_replaced_whole(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Exports load without amata and compute the same."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ import torch
 
 from amata import recipes
 from amata.export import Trained
+from amata.export.hub import card
 from amata.export.robustbench import claim
 from amata.training.experiment import load_trained, train
 
@@ -116,6 +118,17 @@ def test_a_model_card_has_the_evaluation(run: Path, tmp_path: Path, amata: Any) 
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert config["mean"] == [0.13]
     assert config["threat"] == {"norm": "linf", "eps": "8/255"}
+
+
+def test_a_model_card_shows_names_literally(run: Path) -> None:
+    trained = Trained.of(run)
+    found = {**trained.evaluation["clean"], "params": {"x": "`|</td>"}, "warnings": ["<b>\n# no"]}
+    text = card(replace(trained, name="<script>\n# no", evaluation={"a|<img>": found}))
+    assert r"# &lt;script&gt;\\n# no" in text.splitlines()
+    (row,) = [line for line in text.splitlines() if line.startswith(r"| a\|")]
+    assert row.startswith(r"| a\|&lt;img&gt; | ")
+    assert row.replace(r"\|", "").count("|") == 6
+    assert not re.search("<script|<img|</td|<b>", text)
 
 
 @pytest.mark.slow

@@ -100,7 +100,7 @@ ARROWS: dict[str, set[str]] = {
         "training",
         "threat",
     },
-    "export": {"data", "errors", "models", "recipes", "runs", "tensors", "training"},
+    "export": {"data", "errors", "models", "recipes", "report", "runs", "tensors", "training"},
     "runs": {"checksums", "data", "errors", "metrics", "recipes", "tensors"},
     "console": {"errors", "metrics", "reporter"},
     "cli": {

@@ -122,6 +122,17 @@ class ConsoleReporter(Reporter):
         err.print(f"note: {printable(text)}", soft_wrap=True, markup=False)
 
 
+def _add_column(table: Table, title: str, *, named: bool = False) -> None:
+    """A column of numbers, or of names, whose length is limited."""
+    table.add_column(
+        title,
+        justify="left" if named else "right",
+        no_wrap=True,
+        overflow="ellipsis",
+        max_width=32 if named else None,
+    )
+
+
 def results_table(results: dict[str, dict[str, Any]]) -> Table:
     """Accuracy with n, interval, cost and parameters, one row per attack."""
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -160,9 +171,9 @@ def _describe(params: dict[str, Any]) -> str:
 def criterion_table(rows: list[dict[str, Any]]) -> Table:
     """The paper's Table 1 with standard errors, cost and FOSC."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("strategy", no_wrap=True)
+    _add_column(table, "strategy", named=True)
     for column in ("C", "FOSC", "robust", "seconds", "gradients"):
-        table.add_column(column, justify="right", no_wrap=True)
+        _add_column(table, column)
     for r in rows:
         error = f" ± {r['c_stderr']:.3f}" if r["c_stderr"] is not None else ""
         robust = (
@@ -213,9 +224,7 @@ def bench_table(result: dict[str, Any]) -> Table:
         "compile s",
         "peak MiB",
     ):
-        table.add_column(
-            column, justify="left" if column in ("recipe", "variant") else "right", no_wrap=True
-        )
+        _add_column(table, column, named=column in ("recipe", "variant"))
     for r in result["rows"]:
         ratio = f"{r['ratio_to_reference']:.2f}" if r["ratio_to_reference"] else "-"
         speed = (
@@ -238,7 +247,7 @@ def comparison_table(result: dict[str, Any]) -> Table:
     attacks = result["attacks"]
     goal = f"s to {100 * result['target']:.4g}%" if result["target"] else "s to target"
     for column in ("recipe", *attacks, "seconds", "gradients", goal, "speed-up"):
-        table.add_column(column, justify="left" if column == "recipe" else "right", no_wrap=True)
+        _add_column(table, column, named=column == "recipe")
     for row in result["rows"]:
         cells = []
         for attack in attacks:

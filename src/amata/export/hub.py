@@ -1,11 +1,10 @@
 """A folder for the Hugging Face Hub: safetensors weights, config, architecture, model card."""
 
 import json
-import re
 from pathlib import Path
 
-from amata.errors import printable
 from amata.export.trained import Trained
+from amata.report.escape import for_markdown
 from amata.runs.files import save_tensors, write_atomic, write_json
 
 
@@ -37,12 +36,6 @@ def write_hub(trained: Trained, out: Path) -> None:
     write_atomic(out / "README.md", card(trained).encode())
 
 
-def plain(text: str) -> str:
-    """Text that Markdown and HTML show as it is: the names and warnings of a run folder may hold
-    anything."""
-    return re.sub(r"[^\w\s.,:;+%'\"(){}=-]", lambda c: f"&#{ord(c[0])};", printable(text))
-
-
 def card(trained: Trained) -> str:
     """The model card: how to load the model, its threat model, and what was measured how."""
     recipe, summary = trained.recipe, trained.summary
@@ -50,19 +43,19 @@ def card(trained: Trained) -> str:
     for attack, r in trained.evaluation.items():
         interval = f"{100 * r['low']:.1f} to {100 * r['high']:.1f}"
         rows.append(
-            f"| {plain(attack)} | {100 * r['accuracy']:.1f} | {interval} | {r['n']:,} | "
-            f"<code>{plain(json.dumps(r['params']))}</code> |"
+            f"| {for_markdown(attack)} | {100 * r['accuracy']:.1f} | {interval} | {r['n']:,} | "
+            f"{for_markdown(json.dumps(r['params']))} |"
         )
     how = (
         f"the method `{recipe.tables['method']['name']}`, the schedule "
         f"`{recipe.tables['schedule']['name']}`"
     )
     what = (
-        f"{recipe.model.name} trained on {recipe.data.name} against {recipe.ball.norm} "
-        f"perturbations of at most {trained.eps}"
+        f"{for_markdown(recipe.model.name)} trained on {recipe.data.name} against "
+        f"{recipe.ball.norm} perturbations of at most {trained.eps}"
     )
     spent = f"{summary['train_seconds']:.0f} s and {summary['grad_evals']:,} gradient evaluations"
-    warnings = [f"- {plain(w)}" for w in trained.warnings]
+    warnings = [f"- {for_markdown(w)}" for w in trained.warnings]
     kept = (
         "last epoch" if summary["best_epoch"] is None else "best epoch on held-out training images"
     )
@@ -75,7 +68,7 @@ def card(trained: Trained) -> str:
             f"datasets: [{recipe.data.name}]",
             "---",
             "",
-            f"# {plain(trained.name)}",
+            f"# {for_markdown(trained.name)}",
             "",
             f"{what}, with {how}, {recipe.train.epochs} epochs, seed {recipe.train.seed}.",
             "",

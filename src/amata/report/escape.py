@@ -24,7 +24,7 @@ def for_csv(text: str) -> str:
 
 def for_markdown(text: str) -> str:
     """A cell of a Markdown table, or a heading."""
-    return html.escape(re.sub(r"([\\|`*\[])", r"\\\1", printable(text)), quote=False)
+    return html.escape(re.sub(r"([\\|`*\[\]])", r"\\\1", printable(text)), quote=False)
 
 
 def for_figure(text: str) -> str:
