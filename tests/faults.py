@@ -367,6 +367,21 @@ def damage(state: str, pattern: str, *commands: str) -> Fault:
     return fault
 
 
+def damage_epoch(t: Trial) -> Outcome:
+    """Damage the state of a past epoch. A resume cannot write it again and does not need it, but a
+    command that reads it must refuse it."""
+    copy(t.lab.path / "unfinished", t.run)
+    file = t.rng.choice(sorted(t.run.glob("epochs/*[1-9].safetensors")))
+    t.story.append(hurt(file, t.rng))
+    ended = t.finish()
+    if ended.code == 0 and t.result != t.expected:
+        for result in (t.result, t.expected):
+            del result[str(file.relative_to(t.run))]
+        epoch = str(int(file.stem))
+        refused(t.amata("landscape", "run", "--out", "out", "--epochs", epoch, "--sample", "0"))
+    return ended
+
+
 def hurt(file: Path, rng: random.Random) -> str:
     """Flip a bit of a file, change a digit, cut it off, empty it or overwrite 32 bytes; says
     which."""
@@ -703,7 +718,6 @@ UNFINISHED = {
     "checkpoints/[0-9]*.safetensors": 6,
     "checkpoints/best-*.safetensors": 6,
     "model.safetensors": 6,
-    "epochs/*": 6,
 }
 """The files of an unfinished run, and how often each is damaged."""
 
@@ -733,6 +747,7 @@ ROWS: dict[str, Row] = {
         )
         for file, share in UNFINISHED.items()
     },
+    "damaged epochs/*, unfinished": Row(damage_epoch, SAFE, 6),
     "full disk": Row(full_disk, SAME, 6),
     "full file system": Row(full_file_system, SAME, 6),
     "full file system, report": Row(full_report, (ok_or_refused, untouched), 3),
