@@ -193,8 +193,9 @@ def run_result(run: Path) -> dict[str, Any]:
 
 
 def without_times(value: Any) -> Any:
+    """A result without times, hashes of files that hold times, and the state of this checkout."""
     if isinstance(value, dict):
-        clocked = re.compile("seconds|time|speedup|commit")
+        clocked = re.compile("seconds|time|speedup|sha256|commit")
         return {k: without_times(v) for k, v in value.items() if not clocked.search(k)}
     return [without_times(v) for v in value] if isinstance(value, list) else value
 
@@ -364,6 +365,21 @@ def damage(state: str, pattern: str, *commands: str) -> Fault:
         return t.command(state, t.rng.choice(commands))
 
     return fault
+
+
+def damage_epoch(t: Trial) -> Outcome:
+    """Damage the state of a past epoch. A resume cannot write it again and does not need it, but a
+    command that reads it must refuse it."""
+    copy(t.lab.path / "unfinished", t.run)
+    file = t.rng.choice(sorted(t.run.glob("epochs/*[1-9].safetensors")))
+    t.story.append(hurt(file, t.rng))
+    ended = t.finish()
+    if ended.code == 0 and t.result != t.expected:
+        for result in (t.result, t.expected):
+            del result[str(file.relative_to(t.run))]
+        epoch = str(int(file.stem))
+        refused(t.amata("landscape", "run", "--out", "out", "--epochs", epoch, "--sample", "0"))
+    return ended
 
 
 def hurt(file: Path, rng: random.Random) -> str:
@@ -702,7 +718,6 @@ UNFINISHED = {
     "checkpoints/[0-9]*.safetensors": 6,
     "checkpoints/best-*.safetensors": 6,
     "model.safetensors": 6,
-    "epochs/*": 6,
 }
 """The files of an unfinished run, and how often each is damaged."""
 
@@ -732,6 +747,7 @@ ROWS: dict[str, Row] = {
         )
         for file, share in UNFINISHED.items()
     },
+    "damaged epochs/*, unfinished": Row(damage_epoch, SAFE, 6),
     "full disk": Row(full_disk, SAME, 6),
     "full file system": Row(full_file_system, SAME, 6),
     "full file system, report": Row(full_report, (ok_or_refused, untouched), 3),
@@ -747,14 +763,14 @@ ROWS: dict[str, Row] = {
 
 DOZEN = (
     ("kill -9", 1),
-    ("kill -9", 4),
     ("kill -15", 1),
     ("kill -2", 1),
     ("kill in the final evaluation", 1),
-    ("damaged checkpoints/[0-9]*.json, unfinished", 1),
-    ("damaged metrics.jsonl, unfinished", 1),
-    ("damaged model.safetensors, finished", 1),
-    ("damaged recipe.toml, finished", 1),
+    ("damaged recipe.toml, finished", 119),
+    ("damaged split.json, unfinished", 20),
+    ("damaged metrics.jsonl, unfinished", 4),
+    ("damaged checkpoints/[0-9]*.json, unfinished", 9),
+    ("damaged epochs/*, unfinished", 25),
     ("full disk", 1),
     ("deleted folder", 1),
     ("two processes", 1),

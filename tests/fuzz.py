@@ -13,7 +13,6 @@ PAST.
 
 import argparse
 import contextlib
-import inspect
 import random
 import re
 import resource
@@ -32,415 +31,15 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
-import tomli_w
 from hypothesis import HealthCheck, Phase, Verbosity, given
 from hypothesis import strategies as st
 
 from tests.faults import PROGRESS, TOY, copy, write_digits
 from tests.forked import Child, Outcome, command, import_everything
+from tests.hostile import command_lines, python_calls, recipe_files, settings
 
 SECONDS, MEMORY = 10, 3 * 2**30
 """What one example may use: processor seconds, and bytes besides those of its parent."""
-
-# ---- values
-
-# fmt: off
-NUMBERS = [
-    "0", "-1", "1", "2", "3.5", "-0.0", "1e-320", "1e38", "1e308", "nan", "inf", "-inf",
-    str(2**31), str(2**63), "1" + "0" * 20, "1" + "0" * 400, "9" * 5000,
-]
-TEXTS = [
-    "", " ", "bogus", "None", "true", "8/255", "1/0", "1e999", "0x10", "a b", "é☃", "x" * 300,
-    "\x1b[31mred", "a\nb", "[/red]", "[bold]", "$x$", "=1+1", "<b>", "%s", "{0}", "\udcff",
-]
-PATHS = [
-    ".", "..", "/dev/null", "/dev/zero", "/dev/full", "/proc/self/mem", "toy.toml", "run", "~",
-    "run/recipe.toml", "run/model.safetensors", "run/metrics.jsonl", "out", "a/b/c", "nosuch/",
-]
-PLACES = [
-    "out", "a/b", "run", "run/new", "toy.toml", "toy.toml/x", "/dev/null/x", ".", "",
-    "x" * 300, "[/y]z", "a\x1b[31m", "a\nb", "\udcff", "$x", "~/x", "-", "--", "é",
-]
-CODE = [
-    "os:getcwd", "math:pi", "torch.nn:Identity", "torch.nn:Module", "nosuch:x", ":", "a:b:c",
-]
-# fmt: on
-"""Names of models: none of these does any harm."""
-# fmt: off
-ATTACKS = [
-    "clean", "fgsm", "pgd-2", "pgd-2-2@3", "pgd-0", "pgd-99999999999", "pgd-2@0", "cw-l2-2",
-    "autoattack@1", "cw-pgd-1", "pgd-", "clean,,pgd-1", ",", "PGD-2",
-]
-# fmt: on
-
-
-@cache
-def words() -> list[str]:
-    """Names that the program knows."""
-    from amata.data import DATASETS
-    from amata.methods import METHODS
-    from amata.models import MODELS
-    from amata.recipes import built_in
-    from amata.schedules import SCHEDULES
-    from amata.threat import BALLS
-
-    choices = [
-        "crop-flip",
-        "rollback",
-        "one-cycle",
-        "cosine",
-        "sgd",
-        "muon",
-        "adamw",
-        "bf16",
-        "fast",
-    ]
-    choices += [
-        "cpu",
-        "cuda",
-        "meta",
-        "train",
-        "robustbench",
-        "hf",
-        "onnx",
-        "criterion",
-        "tpe",
-        "gp",
-    ]
-    known = [*DATASETS, *METHODS, *MODELS, *SCHEDULES, *BALLS, *choices]
-    return [*known, *(name for name in built_in() if not name.startswith("mnist5k"))]
-
-
-@cache
-def strings() -> st.SearchStrategy[str]:
-    """Text that a command line can hold."""
-    anything = st.text(
-        st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8
-    )
-    pools = (TEXTS, PATHS, ATTACKS, words(), CODE, NUMBERS)
-    return st.one_of(*map(st.sampled_from, pools), anything.map(lambda text: text.lstrip("/~")))
-
-
-@cache
-def tables() -> st.SearchStrategy[Any]:
-    """Anything that a value of a TOML file can be."""
-    numbers = [n for n in NUMBERS if len(n) < 30]
-    scalars = st.one_of(
-        st.sampled_from(numbers).map(lambda n: float(n) if re.search("[.nfe]", n) else int(n)),
-        st.integers(-3, 300),
-        st.floats(),
-        st.booleans(),
-        strings().map(lambda text: text.replace("\udcff", "\0")),
-        st.dates(),
-    )
-    return st.one_of(scalars, nested(scalars))
-
-
-def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    pairs = st.lists(st.tuples(inner, inner).map(list), max_size=3)
-    keys = st.sampled_from(["width", "depth", "name", "classes", "a b", ""])
-    return st.one_of(st.lists(inner, max_size=3), pairs, st.dictionaries(keys, inner, max_size=2))
-
-
-@cache
-def keys() -> list[str]:
-    from amata.recipes.reference import sections
-
-    known = {f"{s.table}.{key.name}" for s in sections() for key in s.keys}
-    names = {"threat.norm", "method.name", "schedule.name"}
-    return sorted(
-        known | names | {"train", "bogus.key", "train.bogus", "a", "", "model.args.width"}
-    )
-
-
-# ---- examples
-
-
-def recipe_files() -> st.SearchStrategy[str]:
-    """The toy recipe with some keys changed, as TOML."""
-    change = st.tuples(st.sampled_from(keys()), tables())
-    return st.lists(change, min_size=1, max_size=3).map(_toml)
-
-
-def _toml(changes: list[tuple[str, Any]]) -> str:
-    import tomllib
-
-    recipe: dict[str, Any] = tomllib.loads(TOY)
-    for key, value in changes:
-        section, _, rest = key.partition(".")
-        if not rest or not isinstance(recipe.setdefault(section, {}), dict):
-            recipe[section] = value
-            continue
-        recipe[section][rest] = value
-    return tomli_w.dumps(recipe)
-
-
-def settings() -> st.SearchStrategy[list[str]]:
-    """The values of some --set options."""
-    values = st.one_of(strings(), tables().map(lambda value: tomli_w.dumps({"v": value})[4:-1]))
-    pairs = st.tuples(st.sampled_from(keys()), values).map(lambda pair: f"{pair[0]}={pair[1]}")
-    return st.lists(st.one_of(pairs, pairs, pairs, strings()), min_size=1, max_size=3)
-
-
-def command_lines() -> st.SearchStrategy[list[str]]:
-    """A command with any of its options, each with any value."""
-    return st.sampled_from(sorted(commands())).flatmap(_line)
-
-
-@cache
-def commands() -> dict[str, list[Any]]:
-    """The parameters of each command, from the Typer app itself."""
-    import typer
-
-    from amata.cli import app
-
-    def walk(group: Any, path: tuple[str, ...]) -> Iterator[tuple[str, list[Any]]]:
-        for name, sub in group.commands.items():
-            yield " ".join((*path, name)), list(sub.params)
-            if hasattr(sub, "commands"):
-                yield from walk(sub, (*path, name))
-
-    return dict(walk(typer.main.get_command(app), ()))
-
-
-@cache
-def _line(name: str) -> st.SearchStrategy[list[str]]:
-    parts: list[st.SearchStrategy[list[str]]] = [st.just(name.split())]
-    for p in commands()[name]:
-        value = _values(p.name)
-        if p.param_type_name == "argument":
-            most = 2 if p.nargs == -1 else 1
-            parts.append(st.lists(value, min_size=1 if p.required else 0, max_size=most))
-            continue
-        one = st.just([p.opts[-1]])
-        if not getattr(p, "is_flag", False):
-            one = st.tuples(one, value).map(lambda pair: [*pair[0], pair[1]])
-        # with most of the required options most of the time, or nothing else is ever tried
-        parts.append(
-            st.one_of(one, one, one, st.just([])) if p.required else st.one_of(st.just([]), one)
-        )
-    return st.tuples(*parts).map(lambda lists: [text for part in lists for text in part])
-
-
-@cache
-def _values(name: str) -> st.SearchStrategy[str]:
-    """Values of a parameter: mostly of its kind."""
-    kinds = {
-        "out": PLACES,
-        "recipe": ["toy.toml", "other.toml", "mnist5k-amata"],
-        "recipes": ["toy.toml", "other.toml"],
-        "targets": ["run", "toy.toml"],
-        "attacks": ATTACKS,
-        "model": ["run", "run/model.safetensors", "run/last.safetensors"],
-        "run": ["run"],
-        "resume": ["run", "half"],
-        "folders": ["run"],
-        "set_": ["data.name=mnist", "train.epochs=1", "train.device=cpu", "data.root=nosuch"],
-        "seconds": ["0.01"],
-        "repeats": ["1"],
-        "to": ["hf", "robustbench", "onnx"],
-    }
-    known = kinds.get(name, ["1", "2", "0.5", "1,2", "2,0.1", "mnist"])
-    return st.one_of(st.sampled_from(known), st.sampled_from(known), strings())
-
-
-# fmt: off
-IMAGES = [
-    "x()", "x()[:0]", "x()[:1]", "x()[0]", "x().flatten(1)", "x().flatten()", "x()[None]",
-    "x().long()", "x().half()", "x().bfloat16()", "x().double()", "x().cfloat()", "x() > 0.5",
-    "x() * 255", "x() - 1", "x() * nan", "x() / 0", "x().numpy()", "x().tolist()", "x() * 0",
-    "x().to('meta')", "x().to_sparse()", "x().requires_grad_()", "inference(x)", "x()[:, :0]",
-    "x().expand(8, 3, 6, 6)", "x()[..., :3]", "x().transpose(2, 3)", "x()[:3]", "None", "'x'",
-]
-LABELS = [
-    "y()", "y()[:0]", "y()[:3]", "y() + 100", "y() - 9", "y().float()", "y().int()", "y() > 0",
-    "y()[:, None]", "y().numpy()", "y().tolist()", "y() * 2**40", "y().to('meta')", "None",
-    "inference(y)", "torch.nn.functional.one_hot(y(), 4)",
-]
-MODELS = [
-    "net()", "net().eval()", "net().double()", "net().half()", "net().to('meta')",
-    "nn.Identity()", "nn.Flatten()", "frozen(net())", "lambda x: x", "None", "net",
-    "gives(nan)", "gives(inf)", "gives(0)", "gives_many()", "nn.Sequential()",
-    "nn.Linear(36, 4)", "small(2)", "small(1)",
-]
-DATA = [
-    "(x(), y())", "[(x(), y())]", "[(x(), y()), (x(), y())]", "[]", "iter([(x(), y())])",
-    "x()", "DataLoader(pairs(), 4)", "pairs()", "(x().numpy(), y().numpy())",
-    "[(x(), y(), y())]", "{}", "[(x(),)]", "[(x(), y()), (x() * 9, y())]", "[x()]", "range(3)",
-    "'ab'", "(x(), y(), x())", "DataLoader(pairs(), 4, drop_last=True)", "(y(), x())", "3",
-    "([], [])", "stream()",
-]
-BALLS = [
-    "amata.Linf(0.1)", "amata.L2(0.5)", "amata.Linf('8/255')", "amata.Linf", "'linf'", "0.1",
-]
-SCHEDULES = [
-    "amata.Constant(steps=1, step_size=0.1)", "amata.Linear(k_min=1, k_max=2, tau=0.1)",
-    "amata.Adaptive(k_max=2, tau=0.1, gamma=0.1)", "lambda t, T: (1, 0.1)", "lambda t, T: 3",
-    "lambda t, T: (nan, -1)", "lambda t, T: ('a', None)", "lambda: 0", "(1, 0.1)", "print",
-    "lambda t, T: (10**9, 0.1)[0:0]", "lambda t, T: (1.5, '1/255')",
-]
-ODD = [
-    "None", "nan", "inf", "-inf", "0", "-1", "1", "2", "0.5", "1.5", "10**20", "10**400",
-    "1e308", "1e-320", "''", "'bogus'", "'2/255'", "'1/0'", "'nan'", "True", "[]", "()", "{}",
-    "[1]", "(0, 0)", "[[0, 0]]", "((0, -1),)", "((5, 1), (0, 2))", "object()", "b'x'", "1j",
-    "'\\x1b[31m\\n'", "print", "torch.tensor(1.0)", "torch.zeros(2)", "np.float32(1)",
-    "np.int64(2)", "Fraction(1, 3)", "'\\0'",
-]
-# fmt: on
-ODD_NUMBERS = ODD[:14]
-KINDS: dict[str, list[str]] = {
-    "model": MODELS,
-    "x": IMAGES,
-    "start": IMAGES,
-    "y": LABELS,
-    "targets": LABELS,
-    "train": DATA,
-    "valid": ["None", *DATA],
-    "data": DATA,
-    "ball": BALLS,
-    "schedule": SCHEDULES,
-    "u": ["amata.Control(1, 0.1)", "amata.Control(0, 0.1)", "amata.Control(-1, nan)", "(1, 0.1)"],
-    "z": ["None", "amata.Control(1, 0.1)", "amata.Control(-1, nan)"],
-    "batches": ["[batch()]", "[]", "[batch(), batch()]", "batch()", "[(x(), y())]"],
-    "attacks": ["['clean', 'pgd-1']", "'clean,fgsm'", "[]", "'pgd-0'", "[1]", "['cw-l2-1']", "''"],
-    "text": [repr(name) for name in ATTACKS],
-    "valid_attack": [repr(name) for name in ATTACKS],
-    "progress": ["stop()", "False", "True", "lambda *_: None", "lambda: 0"],
-    "recipe": ["'toy.toml'", "'nosuch'", "amata.recipes.load('toy.toml')", "Path('toy.toml')"],
-    "name_or_path": ["'toy.toml'", "'nosuch'", "'.'", "Path('run')", "'run/recipe.toml'"],
-    "overrides": ["['train.epochs=2']", "'train.epochs=2'", "[1]", "['=']", "['a.b.c=1']"],
-    "run": ["'new'", "'run'", "'toy.toml/x'", "'.'", "Path('a/b')", "'a\\nb'"],
-    "resume": ["'run'", "'nosuch'", "'.'"],
-    "device": ["'cpu'", "'auto'", "'cuda'", "'meta'", "torch.device('cpu')", "'cuda:99'"],
-    "generator": ["None", "torch.Generator()", "rng", "3"],
-    "loss": ["amata.losses.ce", "amata.losses.margin", "lambda z, y: z.sum()", "lambda z, y: 1"],
-    "memory": ["None", "{}", "{'noise': x()}"],
-    "name": [
-        "'tinycnn'",
-        "'small-cnn'",
-        "'resnet18'",
-        "'torch.nn:Identity'",
-        "'mnist'",
-        "'timm/x'",
-    ],
-    "args": ["None", "{}", "{'width': 2}", "{'width': -1}", "{'width': 10**6}", "{'bogus': 1}"],
-    "mean": ["None", "[0.5]", "[0.1, 0.2]", "[nan]", "0.5"],
-    "std": ["None", "[0.5]", "[0]", "[-1, 1]", "[1e-320]"],
-    "in_channels": ["1", "3", "0"],
-    "classes": ["4", "10", "1", "0"],
-    "root": ["None", "'nosuch'", "Path('.')"],
-    "to": ["'hf'", "'robustbench'", "'onnx'", "'x'"],
-    "out": ["'new'", "'run'", "'toy.toml/x'"],
-    "epoch": ["0", "1", "3"],
-    "epochs": ["1", "3"],
-}
-"""Expressions for arguments, by name: usual ones first."""
-USUAL = {
-    "steps": "2",
-    "step_size": "0.1",
-    "k_min": "1",
-    "k_max": "3",
-    "tau": "0.2",
-    "stages": "((0, 1), (1, 2))",
-    "eps": "0.1",
-    "method": "amata.PGD(ball=amata.Linf(0.1))",
-    "optim": "amata.SGD(lr=0.1)",
-    "seed": "0",
-    "batch_size": "4",
-    "limit": "4",
-    "smoothing": "0.1",
-    "cost": "None",
-    "space": "None",
-    "net": "None",
-    "keys": "1",
-}
-# fmt: off
-METHODS = (
-    "ATTA", "DAT", "ERM", "FAT", "Fast", "Free", "NFGSM", "PGD", "TRADES", "YOPO",
-)
-OPTIMISERS = (
-    "SGD", "AdamW", "Muon",
-)
-FUNCTIONS = (
-    "fit", "evaluate", "criterion", "Linf", "L2", "attacks.pgd", "attacks.fgsm",
-    "attacks.cw_pgd", "attacks.cw_l2", "attacks.autoattack", "attacks.parse_attack",
-    "models.build", "recipes.load", "data.load", "data.Arrays", "losses.smooth_ce",
-)
-CURVES = (
-    "Adaptive", "Constant", "Exponential", "Linear", "Piecewise",
-)
-# fmt: on
-ALWAYS = {"progress", "device", "method", "schedule", "epochs", "limit", "steps"}
-"""Arguments that are given although they have a default."""
-OTHER = {
-    "attacks.autoattack": {"x": "x()[:1]", "y": "y()[:1]"},
-    "evaluate": {"progress": "None"},
-}
-"""Usual arguments of single functions."""
-LENIENT = ("criterion",)
-"""Functions for research: what is not of the right type may be a TypeError."""
-
-
-def python_calls() -> st.SearchStrategy[str]:
-    """A call of the Python API, as source text."""
-    names = (*FUNCTIONS, *FUNCTIONS[:6], *METHODS, *OPTIMISERS)
-    curves = st.sampled_from(CURVES).flatmap(_curve)
-    return st.one_of(st.sampled_from(names).flatmap(_call), curves)
-
-
-@cache
-def _curve(name: str) -> st.SearchStrategy[str]:
-    """A schedule that is asked for its control in an epoch."""
-    at = st.tuples(*(st.one_of(st.sampled_from(KINDS[k]), _odd()) for k in ("epoch", "epochs")))
-    asked = at.map(lambda pair: f"({pair[0]}, {pair[1]})")
-    return st.tuples(_call(name), st.just("") if name == "Adaptive" else asked).map("".join)
-
-
-@cache
-def _call(name: str) -> st.SearchStrategy[str]:
-    import amata
-
-    called: Any = amata
-    for part in name.split("."):
-        called = getattr(called, part)
-    arguments: dict[str, st.SearchStrategy[str | None]] = {}
-    for key, parameter in inspect.signature(called).parameters.items():
-        usual = OTHER.get(name, {}).get(key) or USUAL.get(key) or (KINDS.get(key) or ["None"])[0]
-        needed = parameter.default is inspect.Parameter.empty or key in ALWAYS
-        arguments[key] = st.just(usual if needed else None)
-    odd = {key: _argument(key, name in LENIENT) for key in arguments}
-    changes = st.lists(st.sampled_from(sorted(odd)), min_size=1, max_size=2, unique=True).flatmap(
-        lambda chosen: st.fixed_dictionaries({key: odd[key] for key in chosen})
-    )
-    return st.tuples(st.fixed_dictionaries(arguments), changes).map(
-        lambda pair: f"amata.{name}({_keywords({**pair[0], **pair[1]})})"
-    )
-
-
-def _keywords(given_: dict[str, str | None]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in given_.items() if value is not None)
-
-
-@cache
-def _argument(key: str, lenient: bool) -> st.SearchStrategy[str]:
-    if key == "method":
-        return st.one_of(st.sampled_from(METHODS).flatmap(_call), _odd())
-    if key == "optim":
-        return st.one_of(st.sampled_from(OPTIMISERS).flatmap(_call), _odd())
-    if key == "schedule":
-        curves = st.sampled_from(CURVES).flatmap(_call)
-        return st.one_of(st.sampled_from(SCHEDULES), curves, _odd())
-    if key not in KINDS:
-        return st.sampled_from(ODD_NUMBERS) if lenient else _odd()
-    return (
-        st.sampled_from(KINDS[key]) if lenient else st.one_of(st.sampled_from(KINDS[key]), _odd())
-    )
-
-
-@cache
-def _odd() -> st.SearchStrategy[str]:
-    return st.sampled_from(ODD)
-
 
 # ---- running an example
 
@@ -598,7 +197,71 @@ TARGETS = {
     "python": Target(python_calls, run_python),
 }
 
-PAST: list[tuple[str, Any]] = []
+PGD = "amata.attacks.pgd(net(), x(), y(), ball=amata.Linf(0.1), steps=2"
+EVALUATE = "amata.evaluate(net(), (x(), y()), ball=amata.Linf(0.1)"
+FIT = (
+    "amata.fit(net(), (x(), y()), method=amata.PGD(ball=amata.Linf(0.1)), progress=stop(), "
+    "device='cpu'"
+)
+CONSTANT = "schedule=amata.Constant(steps=1, step_size=0.1)"
+LONG = "x" * 300
+PAST: list[tuple[str, Any]] = [
+    # numbers that are too large for what they become
+    ("set", ["train.epochs=" + "9" * 5000]),
+    ("set", ["train.epochs=100000000000000000000"]),
+    ("set", ["data.batch_size=100000000000000000000"]),
+    ("set", ["optim.lr=1e308"]),
+    ("set", ["optim.lr=1e38"]),
+    ("set", ["schedule.tau=1e308"]),
+    ("python", "amata.Linear(k_min=1, k_max=10**400, tau=1)"),
+    ("python", "amata.Adaptive(tau=0.2, budget=10**400)"),
+    # more memory than there is
+    ("set", ["data.pad=99999999"]),
+    ("set", ["model.args={width=1000000}"]),
+    ("command", ["landscape", "run", "--out", "out", "--grid", "100000000"]),
+    ("command", ["toy", "--parts", "1000000000000"]),
+    ("command", ["bench", "toy.toml", "--batch", "1000000000000", "--variants", "plain"]),
+    # files and folders
+    ("recipe", "a = " + "[" * 5000 + "]" * 5000),
+    ("command", ["train", f"{LONG}.toml"]),
+    ("command", ["train", "--resume", LONG]),
+    ("command", ["eval", LONG]),
+    ("command", ["compare", "toy.toml", "--out", LONG]),
+    ("command", ["data", "fetch", "mnist", "--root", "toy.toml"]),
+    ("command", ["export", "run", "--to", "hf", "--out", "toy.toml/x"]),
+    # schedules and optimisers
+    ("python", "amata.Linear(k_min=1, k_max=3, tau=0.2)(0, 0)"),
+    ("python", "amata.Linear(k_min=1, k_max=3, tau=0.2)('a', 1)"),
+    ("python", "amata.Piecewise(stages=3, tau=1)"),
+    ("python", "amata.SGD(lr=-1)"),
+    ("python", "amata.recipes.load('toy.toml', [1])"),
+    # attacks
+    ("python", f"{PGD}, step_size=nan)"),
+    ("python", f"{PGD}, step_size='2/255')"),
+    ("python", f"{PGD}, start=x() * nan)"),
+    ("python", f"{PGD}, start=x()[:3])"),
+    ("python", f"{PGD}, loss=lambda z, y: 1)"),
+    ("python", f"{PGD})".replace("y()", "inference(y)")),
+    ("python", f"{PGD})".replace("x()", "x()[:, :0]")),
+    ("python", f"{PGD})".replace("net()", "gives(nan)").replace("Linf", "L2")),
+    ("python", "amata.attacks.cw_l2(model=net(), x=x(), y=y(), steps=None)"),
+    ("python", "amata.attacks.parse_attack(text=inf)"),
+    # evaluation
+    ("python", f"{EVALUATE}, batch_size=0)"),
+    ("python", f"{EVALUATE}, limit=nan)"),
+    ("python", f"{EVALUATE}, attacks=[1])"),
+    ("python", f"{EVALUATE})".replace("(x(), y())", "pairs()")),
+    ("python", f"{EVALUATE})".replace("(x(), y())", "stream()")),
+    ("python", f"{EVALUATE})".replace("(x(), y())", "nan")),
+    ("python", f"{EVALUATE})".replace("net()", "None")),
+    # training
+    ("python", f"{FIT}, schedule=lambda: 0)"),
+    ("python", f"{FIT}, {CONSTANT}, recipe=[])"),
+    ("python", f"{FIT}, {CONSTANT}, run=3)"),
+    ("python", f"{FIT}, {CONSTANT}, resume=[])"),
+    ("python", f"{FIT}, {CONSTANT})".replace("(x(), y())", "stream()")),
+    ("python", f"{FIT}, {CONSTANT})".replace("net()", "net().to('meta')")),
+]
 """Findings of the past: the target and the example."""
 
 
@@ -608,6 +271,8 @@ def failure(target: str, example: Any, ended: Outcome) -> str | None:
         return f"hangs {_last_frame(ended.err)}"
     if ended.code < 0:
         return f"dies of signal {-ended.code} {_last_frame(ended.err)}"
+    if impossible := re.search(r"AssertionError: impossible: (\D*)", ended.err):
+        return f"a result that cannot be, {impossible[1].strip()}, of {example.partition('(')[0]}"
     if "Traceback (most recent call last)" in ended.err:
         kind = re.split(r"[:\s]", ended.err.strip().splitlines()[-1])[0]
         for line in reversed(ended.err.splitlines()):
@@ -681,8 +346,10 @@ class Fuzzer:
     """The smallest example of each finding."""
 
     def try_(self, target: str, example: Any) -> str | None:
-        wrong = failure(target, example, self.sandboxes.run(target, example))
+        ended = self.sandboxes.run(target, example)
+        wrong = failure(target, example, ended)
         self.counts[target] += 1
+        self.counts[f"{target} {ended.code}"] += wrong is None
         if wrong is not None:
             self.counts[wrong] += 1
             smallest = self.found.get(wrong)
@@ -744,12 +411,12 @@ def fuzz(sandboxes: Sandboxes, seed: int, last: float, only: str | None) -> Fuzz
     return fuzzer
 
 
-def fixed(sandboxes: Sandboxes, examples: int = 12) -> Fuzzer:
+def fixed(sandboxes: Sandboxes, examples: int) -> Fuzzer:
     """The findings of the past, and a few examples of each target, always the same."""
     fuzzer = Fuzzer(sandboxes)
     for target, example in PAST:
         fuzzer.try_(target, example)
-    for target in TARGETS:
+    for target in TARGETS if examples else ():
         fuzzer.explore(target, 0, examples, time.monotonic() + 600)
     return fuzzer
 
@@ -768,7 +435,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="amata-fuzz-", dir=place) as folder:
         sandboxes = Sandboxes(Path(folder).resolve())
         if given_.fixed or given_.past:
-            fuzzers = [fixed(sandboxes, 0 if given_.past else 12)]
+            fuzzers = [fixed(sandboxes, 0 if given_.past else 8)]
         else:
             print(f"{given_.minutes:g} minutes with --seed {given_.seed}", flush=True)
             last = time.monotonic() + 60 * given_.minutes
@@ -795,7 +462,11 @@ def report(fuzzers: list[Fuzzer]) -> int:
     for target in TARGETS:
         if counts[target]:
             findings = sum(t == target for t, _ in found.values())
-            print(f"{target:8} {counts[target]:6d} examples, {findings} distinct findings")
+            ends = [counts[f"{target} {code}"] for code in (0, 130, 2, 1)]
+            print(
+                f"{target:8} {counts[target]:6d} examples: {sum(ends[:2])} succeeded, "
+                f"{sum(ends[2:])} refused, {findings} distinct findings"
+            )
     for wrong, (target, example) in sorted(found.items()):
         print(f"\n{wrong} ({counts[wrong]} times)\n    {(target, example)!r}")
     return int(bool(found))
