@@ -229,6 +229,7 @@ PAST: list[tuple[str, Any]] = [
     ("command", ["compare", "toy.toml", "--out", LONG]),
     ("command", ["data", "fetch", "mnist", "--root", "toy.toml"]),
     ("command", ["export", "run", "--to", "hf", "--out", "toy.toml/x"]),
+    ("command", ["bench", "imagenet-free", "--steps", "1", "--seconds", "0.01", "--device", "cpu"]),
     # schedules and optimisers
     ("python", "amata.Linear(k_min=1, k_max=3, tau=0.2)(0, 0)"),
     ("python", "amata.Linear(k_min=1, k_max=3, tau=0.2)('a', 1)"),

@@ -537,6 +537,33 @@ def test_a_failed_command_leaves_no_empty_folder(amata: Amata, run: Path, tmp_pa
     assert kept.is_dir()  # it was there before
 
 
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MemoryError(), True),
+        (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("a mistake of ours"), False),
+    ],
+)
+def test_out_of_memory_is_one_line_and_other_errors_are_not_hidden(
+    error: Exception,
+    line: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("amata.cli.app", fail)
+    with pytest.raises(SystemExit if line else RuntimeError) as ended:
+        main(["recipes"])
+    if line:
+        assert isinstance(ended.value, SystemExit)
+        assert ended.value.code == 1
+        assert capsys.readouterr().err.startswith("error: out of memory; use a smaller batch")
+
+
 def test_control_characters_in_an_error_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["eval", "runs/\x1b[31mred\nsecond line"])

@@ -69,8 +69,8 @@ class Ball(Protocol):
 
 
 def check_ball(ball: object) -> None:
-    """Raise InputError for a bare number, which has no norm."""
-    if not hasattr(ball, "around"):
+    """Raise InputError for a bare number, which has no norm, or a class without a radius."""
+    if isinstance(ball, type) or not hasattr(ball, "around"):
         raise InputError(
             f"ball = {ball!r} is not a threat model; write amata.Linf(8 / 255) or amata.L2(0.5)"
         )

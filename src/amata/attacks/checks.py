@@ -16,6 +16,8 @@ def check_kinds(x: Tensor, y: Tensor) -> None:
         )
     if not isinstance(y, Tensor) or y.dtype != torch.int64 or y.shape != (len(x),):
         raise InputError(f"labels must be an int64 tensor of shape ({len(x)},), not {_describe(y)}")
+    if x.is_meta or y.is_meta:
+        raise InputError("images and labels are on the meta device, which holds no values")
     if len(x) == 0:
         raise InputError("the batch is empty")
 
@@ -52,6 +54,7 @@ def _describe(value: object) -> str:
 
 def check_model(model: nn.Module, x: Tensor, y: Tensor) -> int:
     """Run the model on the first image and check its logits; returns the number of classes."""
+    check_module(model)
     with torch.no_grad():
         z = forward(model, x[:1])
     check_logits(z, y, n=1)

@@ -10,7 +10,7 @@ from amata.attacks.clean import Clean
 from amata.attacks.fast_gradient_sign import FGSM
 from amata.attacks.margin_pgd import MarginPGD
 from amata.attacks.projected_gradient_descent import PGD
-from amata.errors import unknown
+from amata.errors import InputError, unknown
 
 ATTACKS: tuple[type[Attack], ...] = (Clean, FGSM, PGD, MarginPGD, CarliniWagnerL2, AutoAttack)
 
@@ -21,6 +21,8 @@ def parse_attack(text: str, *, step_size: float | None = None, c: float = 1.0) -
     `pgd-K` and `pgd-K-R` mean K steps and R restarts, `cw-l2-N` means N iterations. `NAME@N`
     attacks only the first N images. `step_size` is for the PGD attacks, `c` for cw-l2.
     """
+    if not isinstance(text, str):
+        raise InputError(f"attack = {text!r} must be a name, such as 'pgd-20'")
     name = text.strip()
     if match := re.fullmatch(r"([^@]+)@([1-9]\d{0,8})", name):
         attack = parse_attack(match[1], step_size=step_size, c=c)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from amata.errors import InputError
 from amata.losses import Loss
 
 
@@ -49,5 +50,8 @@ def input_grad(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
     """The gradient of the summed loss at x. Each sample's gradient is independent of the batch
     size."""
     x = x.detach().requires_grad_()
-    (g,) = torch.autograd.grad(loss(model(x), y).sum(), x)
+    value = loss(model(x), y)
+    if not isinstance(value, Tensor):
+        raise InputError(f"the loss must return a tensor, not {type(value).__name__}")
+    (g,) = torch.autograd.grad(value.sum(), x)
     return g

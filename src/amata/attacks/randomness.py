@@ -2,6 +2,8 @@
 
 import torch
 
+from amata.errors import InputError
+
 
 def draw_seed(generator: torch.Generator | None = None) -> int:
     """A 63-bit seed drawn from `generator`, or from torch's global CPU generator."""
@@ -14,6 +16,8 @@ def generator_on(device: torch.device, generator: torch.Generator | None) -> tor
 
     None means fresh randomness, seeded from torch's global generator.
     """
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise InputError(f"generator = {generator!r} must be a torch.Generator or None")
     if generator is not None and generator.device == device:
         return generator
     return torch.Generator(device).manual_seed(draw_seed(generator))

@@ -38,9 +38,20 @@ def main(arguments: list[str] | None = None) -> None:
         where = f"{error.filename}: " if error.filename else ""
         print(f"error: {printable(where)}{error.strerror or printable(error)}", file=sys.stderr)
         code = 2
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        print("error: out of memory; use a smaller batch, network or number", file=sys.stderr)
+        code = 1
     except (KeyboardInterrupt, typer.Abort):
         print("error: interrupted", file=sys.stderr)
         code = 130
     finally:
         remove_empty_folders()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out, on the CPU (torch raises a RuntimeError) or on the GPU."""
+    text = str(error)
+    return isinstance(error, MemoryError) or "out of memory" in text or "allocate memory" in text

@@ -10,7 +10,7 @@ biased difference of the averages is reported too.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from torch import nn
 
@@ -19,10 +19,10 @@ from amata.control.probing import GradientCost, Probe, RunningCost, StepCost, ha
 from amata.engine import ProbeNet
 from amata.errors import InputError, missing
 from amata.methods import Memory, Method
-from amata.quantity import positive, whole
+from amata.quantity import choice, positive, whole
 from amata.schedules import Control
 from amata.seeds import derive
-from amata.threat import Ball
+from amata.threat import Ball, check_ball
 
 Search = Literal["grid", "tpe", "gp"]
 
@@ -181,8 +181,15 @@ def criterion(
     With `z`, the Hamiltonian is the inner-product form with that fixed control. Pass a ProbeNet of
     the model as `net` for other losses or modes than the defaults.
     """
-    if not batches:
-        raise InputError("the criterion needs at least one probe batch")
+    if not batches or not all(isinstance(batch, Batch) for batch in batches):
+        raise InputError("the criterion needs a list of at least one amata.Batch")
+    check_ball(ball)
+    if not isinstance(method, Method):
+        raise InputError(f"method = {method!r} must be a method, such as amata.PGD(ball=ball)")
+    if cost is not None and not callable(cost):
+        raise InputError(f"cost = {cost!r} must be a function of what was measured")
+    choice(search, "search", get_args(Search))
+    alphas = whole(alphas, "alphas", 1, 1000)
     cost = cost or StepCost()
     net = net or ProbeNet(model, share_paths=can_share_paths(search, cost))
     probes = [

@@ -69,7 +69,12 @@ class Arrays:
         ids: Tensor | None = None,
         where: str = "arrays",
     ) -> None:
-        x, y = torch.as_tensor(x), torch.as_tensor(y)
+        try:
+            x, y = torch.as_tensor(x), torch.as_tensor(y)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"{where}: images and labels must be arrays ({error})") from None
+        if classes is not None and (not isinstance(classes, int) or classes < 1):
+            raise InputError(f"{where}: classes = {classes!r} must be a whole number of at least 1")
         if y.is_floating_point() and not torch.equal(y, y.round()):
             raise InputError(f"{where}: labels must be whole numbers, not {y.dtype} fractions")
         y = y.long()

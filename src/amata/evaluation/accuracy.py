@@ -127,11 +127,15 @@ def evaluate(
     seed = whole(seed, "seed", 0, 2**63 - 1)
     choice(engine, "engine", ("auto", "plain"))
     choice(precision, "precision", ("tf32", "fp32"))
+    if not isinstance(part, Shard):
+        raise InputError(f"part = {part!r} must be an amata.evaluation.Shard")
+    if progress is not None and not callable(progress):
+        raise InputError(f"progress = {progress!r} must be a function (attack, done, total)")
+    if not isinstance(attacks, str | list | tuple):
+        raise InputError(f"attacks = {attacks!r} must be a list of names, such as ['pgd-20']")
     named = attacks.split(",") if isinstance(attacks, str) else attacks
-    parsed = [
-        parse_attack(name, step_size=step_size, c=cw_c)
-        for name in dict.fromkeys(a.strip() for a in named)
-    ]
+    every = [parse_attack(name, step_size=step_size, c=cw_c) for name in named]
+    parsed = list({attack.name: attack for attack in every}.values())
     perturbs = any(attack.perturbs for attack in parsed)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     batches, count = _batches(data, batch_size, device)

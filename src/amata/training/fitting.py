@@ -270,6 +270,8 @@ def _finished(folder: RunFolder, model: nn.Module) -> Fitted:
 def _reporter(progress: bool | Reporter) -> AbstractContextManager[Reporter]:
     if isinstance(progress, Reporter):
         return nullcontext(progress)
+    if not isinstance(progress, bool):
+        raise InputError(f"fit(): progress = {progress!r} must be True, False or a Reporter")
     if not progress:
         return nullcontext(Reporter())
     from amata.console import ConsoleReporter
