@@ -29,7 +29,8 @@ class TensorBoard:
     def add(self, row: EpochRow) -> None:
         if self.writer is None:
             return
-        flat = {k: v for k, v in row.items() if isinstance(v, int | float) and k != "epoch"}
+        left_out = ("epoch", "unix_seconds")
+        flat = {k: v for k, v in row.items() if isinstance(v, int | float) and k not in left_out}
         flat |= {f"valid/{k}": v for k, v in row.get("valid", {}).items()}
         for name, value in flat.items():
             self.writer.add_scalar(name, value, row["epoch"])
