@@ -213,6 +213,7 @@ PAST: list[tuple[str, Any]] = [
     ("set", ["optim.lr=1e308"]),
     ("set", ["optim.lr=1e38"]),
     ("set", ["schedule.tau=1e308"]),
+    ("set", ['method.name="fat"', "method.tau=[[0, 9223372036854775808]]"]),
     ("python", "amata.Linear(k_min=1, k_max=10**400, tau=1)"),
     ("python", "amata.Adaptive(tau=0.2, budget=10**400)"),
     # more memory than there is
@@ -223,6 +224,7 @@ PAST: list[tuple[str, Any]] = [
     ("command", ["bench", "toy.toml", "--batch", "1000000000000", "--variants", "plain"]),
     # files and folders
     ("recipe", "a = " + "[" * 5000 + "]" * 5000),
+    ("set", [f"data.root={LONG}"]),
     ("command", ["train", f"{LONG}.toml"]),
     ("command", ["train", "--resume", LONG]),
     ("command", ["eval", LONG]),
