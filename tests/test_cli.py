@@ -543,6 +543,7 @@ def test_a_failed_command_leaves_no_empty_folder(amata: Amata, run: Path, tmp_pa
         (MemoryError(), True),
         (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"), True),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory"), True),
         (RuntimeError("a mistake of ours"), False),
     ],
 )

@@ -20,6 +20,8 @@ def check_kinds(x: Tensor, y: Tensor) -> None:
         raise InputError("images and labels are on the meta device, which holds no values")
     if len(x) == 0:
         raise InputError("the batch is empty")
+    if x.numel() == 0:
+        raise InputError(f"images of shape {tuple(x.shape[1:])} have no pixels")
 
 
 def check_images(x: Tensor, y: Tensor) -> None:
@@ -35,11 +37,24 @@ def check_images(x: Tensor, y: Tensor) -> None:
         )
 
 
+def check_start(start: Any, x: Tensor) -> None:
+    """Require a finite starting point of the shape of the images."""
+    if not isinstance(start, Tensor) or start.shape != x.shape:
+        raise InputError(
+            f"start must be a tensor of shape {tuple(x.shape)}, not {_describe(start)}"
+        )
+    if not start.isfinite().all():
+        raise InputError("start contains non-finite values")
+
+
 def check_module(model: Any) -> None:
     """Require a module that gradients can flow through."""
     if not isinstance(model, nn.Module):
         raise InputError(f"model must be an nn.Module, not {_describe(model)}")
-    if any(t.is_inference() for t in (*model.parameters(), *model.buffers())):
+    tensors = (*model.parameters(), *model.buffers())
+    if any(t.is_meta for t in tensors):
+        raise InputError("the model is on the meta device, without weights; build it on a real one")
+    if any(t.is_inference() for t in tensors):
         raise InputError(
             "the model was made in torch.inference_mode() and can have no gradients; build it "
             "outside, or copy it there with copy.deepcopy(model)"

@@ -49,7 +49,9 @@ def untouched(model: nn.Module) -> Iterator[None]:
 def input_grad(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
     """The gradient of the summed loss at x. Each sample's gradient is independent of the batch
     size."""
-    x = x.detach().requires_grad_()
+    # autograd cannot record tensors that were made in inference mode
+    x = (x.clone() if x.is_inference() else x.detach()).requires_grad_()
+    y = y.clone() if y.is_inference() else y
     value = loss(model(x), y)
     if not isinstance(value, Tensor):
         raise InputError(f"the loss must return a tensor, not {type(value).__name__}")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from amata import seeds
 from amata.attacks.base import INT, Attack
-from amata.attacks.checks import check_images, check_model
+from amata.attacks.checks import check_images, check_model, check_start
 from amata.attacks.fast_gradient_sign import FGSM, goal_of
 from amata.attacks.preserve import input_grad, untouched
 from amata.attacks.randomness import generator_on
@@ -54,6 +54,8 @@ def pgd(
     check_ball(ball)
     goal, climb = goal_of(y, targets, loss)
     check_images(x, goal)
+    if start is not None:
+        check_start(start, x)
     steps, restarts = whole(steps, "steps", 0), whole(restarts, "restarts", 1)
     alpha = (
         default_step_size(ball, steps) if step_size is None else positive(step_size, "step_size")

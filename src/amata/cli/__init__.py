@@ -53,5 +53,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _out_of_memory(error: Exception) -> bool:
     """Whether memory ran out, on the CPU (torch raises a RuntimeError) or on the GPU."""
-    text = str(error)
-    return isinstance(error, MemoryError) or "out of memory" in text or "allocate memory" in text
+    texts = ("out of memory", "not enough memory", "allocate memory")
+    return isinstance(error, MemoryError) or any(text in str(error) for text in texts)

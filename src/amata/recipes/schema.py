@@ -31,6 +31,7 @@ Number = Annotated[float, BeforeValidator(number)]
 Share = Annotated[float, BeforeValidator(number), Field(ge=0, lt=1)]
 Positive = Annotated[float, BeforeValidator(number), Field(gt=0)]
 NotNegative = Annotated[float, BeforeValidator(number), Field(ge=0)]
+Rate = Annotated[float, BeforeValidator(number), Field(gt=0, le=1e6)]
 Int = Annotated[int, BeforeValidator(_not_bool)]
 Count = Annotated[int, Field(ge=1, le=MOST), BeforeValidator(_not_bool)]
 Whole = Annotated[int, Field(ge=0, le=MOST), BeforeValidator(_not_bool)]
@@ -90,7 +91,7 @@ class Optim(Table):
     name: Literal["sgd", "adamw", "muon"] = "sgd"
     """The optimiser. muon orthogonalises the updates of hidden matrices and filters, and uses sgd
     for all other parameters."""
-    lr: Positive = 0.1
+    lr: Rate = 0.1
     """Peak learning rate."""
     momentum: Share = 0.9
     """Momentum of sgd and muon."""
@@ -200,7 +201,7 @@ class AdamW(PythonOptim):
     """Adam with decoupled weight decay."""
 
     name: Literal["adamw"] = "adamw"
-    lr: Positive = 1e-3
+    lr: Rate = 1e-3
     weight_decay: NotNegative = 0.01
 
 
@@ -208,7 +209,7 @@ class Muon(PythonOptim):
     """Orthogonal updates for hidden weight matrices and filters, SGD for the rest."""
 
     name: Literal["muon"] = "muon"
-    lr: Positive = 0.02
+    lr: Rate = 0.02
     weight_decay: NotNegative = 0.01
     nesterov: bool = True
 

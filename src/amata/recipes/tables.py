@@ -81,6 +81,9 @@ def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Reci
         else table
         for section, table in raw.items()
     }
+    for override in overrides:
+        if not isinstance(override, str):
+            raise InputError(f"override {override!r} must be a text, as in 'optim.lr=0.1'")
     for override in sorted(overrides, key=lambda text: not _renames(text)):
         _override(raw, override)
     kinds: dict[str, type[BaseModel]] = {}

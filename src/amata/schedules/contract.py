@@ -1,5 +1,6 @@
 """What a schedule is. Open-loop: a function of the epoch. Closed-loop: it sees the training too."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -92,6 +93,14 @@ def planned_controls(schedule: AnySchedule, epochs: int) -> list[Control] | None
     """The control of every epoch; None for a closed-loop schedule."""
     if isinstance(schedule, ClosedLoop):
         return None
+    try:
+        inspect.signature(schedule).bind(0, epochs)
+    except TypeError as error:
+        raise InputError(
+            f"schedule {schedule!r} cannot be called as schedule(epoch, epochs): {error}"
+        ) from None
+    except ValueError:
+        pass  # a built-in without a signature
     return [_as_control(schedule(epoch, epochs)) for epoch in range(epochs)]
 
 
