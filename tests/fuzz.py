@@ -78,12 +78,12 @@ def run_python(sandbox: Path, source: str) -> Child:
 
 def call_python(source: str) -> None:
     """Evaluate a call. AmataError becomes an exit status and a line, as on the command line."""
-    from amata.errors import AmataError
+    from amata.errors import AmataError, Interrupted
 
     names = scene()
     try:
         check_value(eval(source, names), source)
-    except AmataError as error:
+    except (AmataError, Interrupted) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except names["Stop"]:
