@@ -360,11 +360,9 @@ def test_bench_prints_a_row_per_variant(amata: Any, tmp_path: Any) -> None:
         "0.05",
         "--device",
         "cpu",
-        "--out",
-        str(tmp_path),
         "--json",
     ]
-    called = amata("bench", "mnist5k-pgd", *options)
+    called = amata("bench", "mnist5k-pgd", *options, "--out", tmp_path)
     assert called.code == 0, called.err
     rows = json.loads(called.out)["rows"]
     assert [r["variant"] for r in rows] == ["reference", "plain", "fast"]

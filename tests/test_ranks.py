@@ -221,7 +221,6 @@ def test_a_killed_process_is_restarted_and_the_run_finishes(
     assert done.returncode == 0, done.stderr[-4000:]
     assert "exitcode: -9" in done.stderr, "no process died"
     assert "resumed at epoch 2\n" in done.stderr
-    assert "error: another process stopped answering: Connection " in done.stderr
     assert done.stdout.count("run folder") == 1, "one process reports"
     assert_same(tmp_path / "run", undisturbed)
 

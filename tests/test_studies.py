@@ -397,7 +397,7 @@ def test_a_result_that_the_study_missed_is_adopted(amata: Amata, tmp_path: Path)
 
 
 def test_five_failed_trials_in_a_row_stop_the_search(amata: Amata, tmp_path: Path) -> None:
-    called = amata(*SEARCH, "--trials", "2", "--out", tmp_path, "--set=optim.lr=1e30")
+    called = amata(*SEARCH, "--trials", "2", "--out", tmp_path, "--set=optim.lr=1e6")
     assert called.code == 1
     assert called.err.splitlines()[-1].startswith(
         "error: 5 trials in a row failed; the last error: the loss is not finite"

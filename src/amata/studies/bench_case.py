@@ -45,14 +45,14 @@ VARIANTS: dict[str, tuple[type[PlainNet], Precision]] = {
 class CountingNet(PlainNet):
     """Counts the images of passes that also compute weight gradients."""
 
-    updates = 0
+    updated_images = 0
 
     def backward(self, x: Any, y: Tensor, **options: Any) -> Tensor | None:
-        self.updates += sum(len(t) for t in (x if isinstance(x, tuple) else (x,)))
+        self.updated_images += sum(len(t) for t in (x if isinstance(x, tuple) else (x,)))
         return super().backward(x, y, **options)
 
     def costate(self, x: Tensor, y: Tensor, *, first: bool) -> Tensor:
-        self.updates += len(x)
+        self.updated_images += len(x)
         return super().costate(x, y, first=first)
 
 
@@ -128,8 +128,8 @@ class Case:
             first_layer=self.recipe.model.first_layer,
         )
         self.recipe.method.step(net, batch, u, generator(0), {})
-        attacks = (net.grad_evals - net.updates) / 2
-        return forward * self.batch * (2 * attacks + 3 * net.updates / 2)
+        attacks = (net.grad_evals - net.updated_images) / 2
+        return forward * self.batch * (2 * attacks + 3 * net.updated_images / 2)
 
 
 def cases(recipe: Recipe, batches: Sequence[int], steps: Sequence[int]) -> list[Case]:
