@@ -24,7 +24,7 @@ def load_state(model: nn.Module, state: Any, path: Path) -> None:
     try:
         model.load_state_dict(state)
     except Exception as error:  # a state dict of a stranger may hold anything
-        reason = _mismatch(model, state) or shorten(error)
+        reason = mismatch(model, state) or shorten(error)
         raise InputError(
             f"weights {path} do not fit the model {type(model).__name__}: {reason}"
         ) from None
@@ -43,7 +43,7 @@ def _pickled(path: Path) -> Any:
     )
 
 
-def _mismatch(model: nn.Module, state: Any) -> str | None:
+def mismatch(model: nn.Module, state: Any) -> str | None:
     """The first difference between a state dict and the model's own, and how many there are."""
     if not isinstance(state, dict):
         return f"the file holds {type(state).__name__}, not a state dict"
