@@ -196,6 +196,24 @@ def test_trust_at_a_resume_is_remembered_and_elsewhere_is_not(
     assert amata("eval", run).code == 2
 
 
+def test_a_state_folder_that_cannot_be_read_remembers_nothing(
+    home: Path, fresh: pytest.MonkeyPatch, amata: Amata
+) -> None:
+    fresh.setenv("AMATA_STATE", "/tmp/" + "x" * 300)
+    called = amata("eval", home / "run")
+    assert (called.code, "would run code" in called.err) == (2, True), called.err
+    assert amata("eval", home / "run", "--trust").code == 0
+
+
+def test_a_module_that_is_not_found_has_a_way_out(
+    home: Path, fresh: pytest.MonkeyPatch, tmp_path: Path, amata: Amata
+) -> None:
+    fresh.chdir(tmp_path)
+    called = amata("eval", home / "run")
+    assert called.code == 2
+    assert "no such module; run the command where its file is, or set PYTHONPATH" in called.err
+
+
 def test_functions_refuse_it_as_commands_do(hostile: tuple[Path, Path], tmp_path: Path) -> None:
     run, marker = hostile
     recipe = RunFolder.open(run)[1]
