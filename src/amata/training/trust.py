@@ -99,8 +99,8 @@ def _refuse_code(recipe: Recipe, stored: Recipe, source: Path) -> None:
     places = models.origin(name)
     if places is None:
         raise InputError(
-            f"model.name = {name!r} in {source} cannot be imported: no such module; run the command "
-            "where its file is, or set PYTHONPATH to that folder"
+            f"model.name = {name!r} in {source} cannot be imported: no such module; run the "
+            "command where its file is, or set PYTHONPATH to that folder"
         )
     key = _key(stored)
     try:
