@@ -165,14 +165,14 @@ class Trainer:
         self.start_clock()
         if self.closed_loop is not None and self.state.choice is None:
             self._choose_control(self.closed_loop)
-        u, checked = self.control(), None
+        u, checked = self.control(), set[tuple[torch.Size, torch.dtype]]()
         feed = Feed(self.batches.epoch(self.state.epoch, self.state.batch), self.device)
         for batch in feed:
             self.state.spent.data_seconds += feed.waited
             feed.waited = 0.0
-            if (kind := (batch.x.shape[1:], batch.x.dtype)) != checked:
+            if (kind := (batch.x.shape[1:], batch.x.dtype)) not in checked:
                 self._check_batch(batch)
-                checked = kind
+                checked.add(kind)
             lr = self.lr(self.state.batch)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
