@@ -6,6 +6,7 @@ import re
 import shutil
 import struct
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -482,6 +483,11 @@ def test_bad_weights_are_one_line(tmp_path: Path) -> None:
     torch.save([1, 2], tmp_path / "list.pth")
     torch.save({**model.state_dict(), "fc2.bias": 3}, tmp_path / "number.pt")
     torch.save({**model.state_dict(), "fc2.bias": torch.zeros(7)}, tmp_path / "shape.pt")
+    torch.save({"w": torch.zeros(100_000)}, tmp_path / "plain.pt")
+    with zipfile.ZipFile(tmp_path / "plain.pt") as plain:
+        with zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as bomb:
+            for name in plain.namelist():
+                bomb.writestr(name, plain.read(name))
     (tmp_path / "text.pt").write_text("hello")
     safetensors_file(tmp_path / "big.safetensors", b" " * (16 * 2**20 + 1))
     safetensors_file(tmp_path / "huge.safetensors", b"{}", 2**63)
@@ -494,6 +500,7 @@ def test_bad_weights_are_one_line(tmp_path: Path) -> None:
         "list.pth": "the file holds list, not a state dict",
         "number.pt": "'fc2.bias' is int, not a tensor",
         "shape.pt": "'fc2.bias' has shape (7,), not (10,)",
+        "bomb.pt": "it is compressed, which torch.save never does",
         "text.pt": "cannot be read",
         "big.safetensors": "has a header of 16,777,217 bytes, more than 16,777,216",
         "huge.safetensors": "is not a safetensors file",

@@ -1,6 +1,7 @@
 """Weights files: safetensors, or a state dict in a .pt or .pth file. No file runs code."""
 
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ def load_state(model: nn.Module, state: Any, path: Path) -> None:
 
 def _pickled(path: Path) -> Any:
     try:
+        if _is_compressed(path):
+            raise ValueError("it is compressed, which torch.save never does")
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         reason = "it holds other Python objects than tensors, or is damaged"
@@ -41,6 +44,14 @@ def _pickled(path: Path) -> Any:
         f"weights {path} cannot be read ({reason}); save them with "
         "torch.save(model.state_dict(), FILE) or as .safetensors"
     )
+
+
+def _is_compressed(path: Path) -> bool:
+    """Whether a zip file unpacks to more than its size: a small one could fill the memory."""
+    if not zipfile.is_zipfile(path):
+        return False  # the format of torch before 1.6
+    with zipfile.ZipFile(path) as file:
+        return sum(entry.file_size for entry in file.infolist()) > path.stat().st_size
 
 
 def mismatch(model: nn.Module, state: Any) -> str | None:
