@@ -484,10 +484,10 @@ def test_bad_weights_are_one_line(tmp_path: Path) -> None:
     torch.save({**model.state_dict(), "fc2.bias": 3}, tmp_path / "number.pt")
     torch.save({**model.state_dict(), "fc2.bias": torch.zeros(7)}, tmp_path / "shape.pt")
     torch.save({"w": torch.zeros(100_000)}, tmp_path / "plain.pt")
-    with zipfile.ZipFile(tmp_path / "plain.pt") as plain:
-        with zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as bomb:
-            for name in plain.namelist():
-                bomb.writestr(name, plain.read(name))
+    bomb = zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED)
+    with zipfile.ZipFile(tmp_path / "plain.pt") as plain, bomb:
+        for name in plain.namelist():
+            bomb.writestr(name, plain.read(name))
     (tmp_path / "text.pt").write_text("hello")
     safetensors_file(tmp_path / "big.safetensors", b" " * (16 * 2**20 + 1))
     safetensors_file(tmp_path / "huge.safetensors", b"{}", 2**63)
