@@ -445,6 +445,12 @@ def test_a_run_records_when_its_epochs_ended(tmp_path: Path) -> None:
     [
         ({"test_hash": "a"}, {"test_hash": "b"}, "test images"),
         ({"train_hash": "a", "test_hash": "c"}, {"train_hash": "b"}, "training images"),
+        (
+            {"test_hash": "c", "test_pixels": "a"},
+            {"test_pixels": "b"},
+            "pixels in their test images",
+        ),
+        ({"train_pixels": "a"}, {"train_pixels": "b"}, "pixels in their training images"),
         ({"train_hash": "a", "test_hash": "c"}, {"test_hash": "c"}, None),
         ({"test_hash": "a"}, {}, None),
     ],

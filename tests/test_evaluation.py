@@ -390,11 +390,11 @@ def test_the_model_is_left_as_found_in_every_submodule() -> None:
 
 def test_an_attack_named_twice_is_run_once() -> None:
     model, x = Linear(4), images(10)
-    results = evaluate(
-        model, (x, model(x).argmax(1)), ball=BALL, attacks=["clean", "clean", " clean"]
-    )
-    assert list(results) == ["clean"]
-    assert results["clean"].accuracy == 1.0
+    names = ("clean", "clean", " clean")
+    for attacks in (names, iter(names)):  # in any iterable
+        results = evaluate(model, (x, model(x).argmax(1)), ball=BALL, attacks=attacks)
+        assert list(results) == ["clean"]
+        assert results["clean"].accuracy == 1.0
 
 
 def test_nothing_to_evaluate_is_an_error() -> None:

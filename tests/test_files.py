@@ -88,6 +88,12 @@ def test_a_flipped_bit_of_a_record_is_noticed(tmp_path: Path) -> None:
     assert same_or_refused(path, read_record, 5) > 0.95 * 8 * (len(path.read_bytes()) - 30) / 5
 
 
+def test_a_record_of_an_earlier_version_may_hold_long_text(tmp_path: Path) -> None:
+    record = {"platform": "Linux".ljust(64, "-")}
+    write_json(tmp_path / "record.json", record)
+    assert read_record(tmp_path / "record.json") == record
+
+
 def test_a_flipped_bit_of_weights_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     layer = torch.nn.Linear(2, 2)

@@ -157,7 +157,11 @@ def test_batches_of_other_sizes_are_trained_on_where_the_model_can() -> None:
     pool = nn.AdaptiveAvgPool2d(1)
     pooled = nn.Sequential(nn.Conv2d(1, 4, 3), pool, nn.Flatten(), nn.Linear(4, 2))
     x, y = toy_data(16)
-    fit(pooled, [(x, y), (x[..., 1:], y), (x[:5], y[:5])], None, toy_recipe("train.epochs=1"))
+    sizes: list[int] = []
+    pool.register_forward_hook(lambda module, args, z: sizes.append(len(z)))
+    one, other = (x, y), (x[..., 1:], y)
+    fit(pooled, [one, other, (x[:5], y[:5]), one, other], None, toy_recipe("train.epochs=1"))
+    assert sizes.count(2) == 2, "each size is checked once, with two images"
 
 
 BAD_HELD_OUT = {

@@ -254,6 +254,7 @@ def test_fractions_are_exact_quotients(top: int, bottom: int) -> None:
         ("threat.eps=1e-39", "threat.eps: eps = 1e-39 is outside the range of float32"),
         ("method.random_start=maybe", "method.random_start: input should be a valid boolean"),
         ("method.reach=9", "[method] reach = 9 is too large: eps = 1.8 is more than 1"),
+        ("model.args.x=" + "[" * 300 + "]" * 300, "model.args: it is nested more than 20 deep"),
     ],
 )
 def test_errors_name_the_key(override: str, message: str) -> None:

@@ -6,6 +6,7 @@ import re
 import shutil
 import struct
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -194,6 +195,24 @@ def test_trust_at_a_resume_is_remembered_and_elsewhere_is_not(
     assert amata("eval", run).code == 0
     kept.unlink()
     assert amata("eval", run).code == 2
+
+
+def test_a_state_folder_that_cannot_be_read_remembers_nothing(
+    home: Path, fresh: pytest.MonkeyPatch, amata: Amata
+) -> None:
+    fresh.setenv("AMATA_STATE", "/tmp/" + "x" * 300)
+    called = amata("eval", home / "run")
+    assert (called.code, "would run code" in called.err) == (2, True), called.err
+    assert amata("eval", home / "run", "--trust").code == 0
+
+
+def test_a_module_that_is_not_found_has_a_way_out(
+    home: Path, fresh: pytest.MonkeyPatch, tmp_path: Path, amata: Amata
+) -> None:
+    fresh.chdir(tmp_path)
+    called = amata("eval", home / "run")
+    assert called.code == 2
+    assert "no such module; run the command where its file is, or set PYTHONPATH" in called.err
 
 
 def test_functions_refuse_it_as_commands_do(hostile: tuple[Path, Path], tmp_path: Path) -> None:
@@ -464,6 +483,11 @@ def test_bad_weights_are_one_line(tmp_path: Path) -> None:
     torch.save([1, 2], tmp_path / "list.pth")
     torch.save({**model.state_dict(), "fc2.bias": 3}, tmp_path / "number.pt")
     torch.save({**model.state_dict(), "fc2.bias": torch.zeros(7)}, tmp_path / "shape.pt")
+    torch.save({"w": torch.zeros(100_000)}, tmp_path / "plain.pt")
+    bomb = zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED)
+    with zipfile.ZipFile(tmp_path / "plain.pt") as plain, bomb:
+        for name in plain.namelist():
+            bomb.writestr(name, plain.read(name))
     (tmp_path / "text.pt").write_text("hello")
     safetensors_file(tmp_path / "big.safetensors", b" " * (16 * 2**20 + 1))
     safetensors_file(tmp_path / "huge.safetensors", b"{}", 2**63)
@@ -476,6 +500,7 @@ def test_bad_weights_are_one_line(tmp_path: Path) -> None:
         "list.pth": "the file holds list, not a state dict",
         "number.pt": "'fc2.bias' is int, not a tensor",
         "shape.pt": "'fc2.bias' has shape (7,), not (10,)",
+        "bomb.pt": "it is compressed, which torch.save never does",
         "text.pt": "cannot be read",
         "big.safetensors": "has a header of 16,777,217 bytes, more than 16,777,216",
         "huge.safetensors": "is not a safetensors file",

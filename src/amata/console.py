@@ -119,7 +119,7 @@ class ConsoleReporter(Reporter):
             )
 
     def note(self, text: str) -> None:
-        err.print(f"note: {printable(text)}", soft_wrap=True, markup=False)
+        err.print(f"note: {text}", soft_wrap=True)
 
 
 def _add_column(table: Table, title: str, *, named: bool = False) -> None:

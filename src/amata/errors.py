@@ -68,8 +68,6 @@ def shorten(text: object, length: int = 160) -> str:
     line = " ".join(str(text).split())
     if len(line) <= length:
         return line
-    return (
-        textwrap.shorten(line, length, placeholder=" ...")
-        if " " in line[:length]
-        else (f"{line[:length]}...")
-    )
+    if " " in line[:length]:
+        return textwrap.shorten(line, length, placeholder=" ...")
+    return f"{line[:length]}..."

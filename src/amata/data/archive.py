@@ -9,7 +9,7 @@ import tempfile
 import zlib
 from pathlib import Path, PurePosixPath
 
-from amata.errors import InputError
+from amata.errors import InputError, shorten
 
 RATIO = 20
 """Bytes that a byte of an archive may unpack to."""
@@ -39,9 +39,8 @@ def unpack(archive: Path, folder: Path) -> None:
     except InputError:
         raise
     except (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
         raise InputError(
-            f"{archive} cannot be unpacked safely ({reason}); remove it and fetch it again"
+            f"{archive} cannot be unpacked safely ({shorten(error)}); remove it and fetch it again"
         ) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -11,7 +11,7 @@ from amata.data.cifar_batch import parse_batch
 from amata.data.decode import decode
 from amata.data.images import Arrays
 from amata.data.limits import check_bytes, read_file
-from amata.errors import InputError, missing
+from amata.errors import InputError, missing, shorten
 
 BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 
@@ -94,10 +94,9 @@ def _decoded(files: tuple[tuple[Path, int, int], ...]) -> tuple[np.ndarray, np.n
         except InputError:
             raise
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-            reason = (str(error).splitlines() or [""])[0]
             raise InputError(
-                f"{path} is truncated or not a parquet file of images and labels ({reason}); "
-                "fetch it again"
+                f"{path} is truncated or not a parquet file of images and labels "
+                f"({shorten(error)}); fetch it again"
             ) from None
     return np.concatenate(images).transpose(0, 3, 1, 2).copy(), np.concatenate(labels)
 

@@ -7,7 +7,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from amata.errors import InputError
+from amata.errors import InputError, shorten
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What is decoded, whatever a file is called. Pillow would run Ghostscript on others."""
@@ -23,7 +23,7 @@ def decode(source: Path | IO[bytes], where: str, check_size: Callable[[int, int]
     except InputError:
         raise
     except Exception as error:  # on damaged files, decoders raise errors of many kinds
-        reason = " ".join((getattr(error, "strerror", None) or str(error)).split())[:100]
+        reason = shorten(getattr(error, "strerror", None) or error)
         raise InputError(
             f"{where} is not a readable image ({reason or type(error).__name__}); remove it or "
             "restore it from the archive"

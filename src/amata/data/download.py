@@ -13,7 +13,7 @@ from functools import partial
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from amata.errors import InputError
+from amata.errors import InputError, shorten
 
 SLOWEST = 1024
 """Bytes per second below which a server is given up."""
@@ -48,7 +48,7 @@ def download(
         # Range not satisfiable: the file is complete, which its checksum verifies.
         if error.code == 416 and done:
             return
-        reason = f"{url} cannot be fetched: HTTP {error.code} {_short(error.reason)}"
+        reason = f"{url} cannot be fetched: HTTP {error.code} {shorten(error.reason)}"
         raise Broken(reason) if error.code in TRANSIENT else InputError(reason) from None
     with response:
         start = response.headers.get("Content-Range", f"bytes {done}-")
@@ -87,12 +87,8 @@ def _errors(url: str) -> Iterator[None]:
     except (InputError, urllib.error.HTTPError):
         raise
     except (OSError, http.client.HTTPException, ValueError, OverflowError) as error:
-        reason = _short(getattr(error, "reason", error)) or type(error).__name__
+        reason = shorten(getattr(error, "reason", error)) or type(error).__name__
         raise Broken(f"{url} cannot be fetched ({reason})") from None
-
-
-def _short(text: object) -> str:
-    return " ".join(str(text).split())[:200]
 
 
 class _Metered(io.RawIOBase):
@@ -171,7 +167,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         if urlsplit(newurl).scheme != urlsplit(req.full_url).scheme:
             raise InputError(
                 f"{req.full_url} cannot be fetched: it redirects to another scheme, "
-                f"{_short(newurl)}; report it"
+                f"{shorten(newurl)}; report it"
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from amata.errors import InputError
+from amata.errors import InputError, shorten
 
 DEFAULTS = {
     "AMATA_MAX_PIXELS": 100_000_000,  # of one image, as stored and as resized
@@ -15,7 +15,7 @@ def limit(variable: str) -> int:
     """The limit of an environment variable, or its default."""
     text = os.environ.get(variable) or str(DEFAULTS[variable])
     if not (text.isascii() and text.isdigit() and len(text) <= 18 and int(text) > 0):
-        raise InputError(f"${variable} = {text[:40]!r} must be a whole number above 0")
+        raise InputError(f"${variable} = {shorten(text, 40)!r} must be a whole number above 0")
     return int(text)
 
 

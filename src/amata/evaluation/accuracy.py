@@ -96,7 +96,7 @@ def evaluate(
     data: Any,
     *,
     ball: Ball,
-    attacks: Sequence[str] | str = ("clean", "pgd-20"),
+    attacks: Iterable[str] | str = ("clean", "pgd-20"),
     step_size: float | None = None,
     cw_c: float = 1.0,
     batch_size: int = 256,
@@ -131,7 +131,7 @@ def evaluate(
         raise InputError(f"part = {part!r} must be an amata.evaluation.Shard")
     if progress is not None and not callable(progress):
         raise InputError(f"progress = {progress!r} must be a function (attack, done, total)")
-    if not isinstance(attacks, str | list | tuple):
+    if not isinstance(attacks, Iterable):
         raise InputError(f"attacks = {attacks!r} must be a list of names, such as ['pgd-20']")
     named = attacks.split(",") if isinstance(attacks, str) else attacks
     every = [parse_attack(name, step_size=step_size, c=cw_c) for name in named]

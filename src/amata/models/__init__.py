@@ -19,7 +19,7 @@ from amata.models.preact_resnet import PreActResNet18
 from amata.models.resnet import resnet18, resnet50
 from amata.models.size import limited
 from amata.models.small import LeNet, SmallCNN, TinyCNN
-from amata.models.weights import load_state, load_weights
+from amata.models.weights import load_state, load_weights, mismatch
 from amata.models.wide_resnet import WideResNet
 from amata.seeds import derive
 
@@ -40,6 +40,7 @@ __all__ = [
     "build",
     "load_state",
     "load_weights",
+    "mismatch",
     "names_code",
     "origin",
 ]

@@ -1,6 +1,7 @@
 """Weights files: safetensors, or a state dict in a .pt or .pth file. No file runs code."""
 
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def load_state(model: nn.Module, state: Any, path: Path) -> None:
     try:
         model.load_state_dict(state)
     except Exception as error:  # a state dict of a stranger may hold anything
-        reason = _mismatch(model, state) or shorten(error)
+        reason = mismatch(model, state) or shorten(error)
         raise InputError(
             f"weights {path} do not fit the model {type(model).__name__}: {reason}"
         ) from None
@@ -32,6 +33,8 @@ def load_state(model: nn.Module, state: Any, path: Path) -> None:
 
 def _pickled(path: Path) -> Any:
     try:
+        if _is_compressed(path):
+            raise ValueError("it is compressed, which torch.save never does")
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         reason = "it holds other Python objects than tensors, or is damaged"
@@ -43,7 +46,15 @@ def _pickled(path: Path) -> Any:
     )
 
 
-def _mismatch(model: nn.Module, state: Any) -> str | None:
+def _is_compressed(path: Path) -> bool:
+    """Whether a zip file unpacks to more than its size: a small one could fill the memory."""
+    if not zipfile.is_zipfile(path):
+        return False  # the format of torch before 1.6
+    with zipfile.ZipFile(path) as file:
+        return sum(entry.file_size for entry in file.infolist()) > path.stat().st_size
+
+
+def mismatch(model: nn.Module, state: Any) -> str | None:
     """The first difference between a state dict and the model's own, and how many there are."""
     if not isinstance(state, dict):
         return f"the file holds {type(state).__name__}, not a state dict"

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 from pathlib import Path
 from typing import Any
@@ -175,8 +176,8 @@ def read_record(
     found = record.pop("sha256", None)
     if found is None:
         # Its key may be what is damaged.
-        digests = [v for v in record.values() if isinstance(v, str) and len(v) == 64]
-        if sealed or digests:
+        texts = (value for value in record.values() if isinstance(value, str))
+        if sealed or any(re.fullmatch("[0-9a-f]{64}", text) for text in texts):
             raise damaged(path, "it has no checksum", hint)
     elif found != checksums.of_record(record):
         raise damaged(path, "its checksum is wrong", hint)

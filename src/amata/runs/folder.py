@@ -193,7 +193,7 @@ class RunFolder:
             write_record(file, split)
 
     def split(self) -> dict[str, Any]:
-        """What is known of the images of the run; empty for published results."""
+        """What is known of the images of the run; published results may have none."""
         file = self.path / "split.json"
         return read_record(file, SPLIT) if file.exists() else {}
 

@@ -34,19 +34,21 @@ def which_images(recipe: Recipe) -> dict[str, Any]:
 
 
 def check_same_data(opened: Sequence[tuple[RunFolder, Recipe]]) -> None:
-    """Refuse runs whose records of their data differ. Published results have no record."""
+    """Refuse runs whose records of their data differ. Published results may have none."""
+    records = [(run, {**recipe.tables["data"], **run.split()}) for run, recipe in opened]
     hashes = {
-        "test images": lambda run, _: run.split().get("test_hash"),
-        "training images": lambda run, recipe: (
-            run.split().get("train_hash") or recipe.tables["data"].get("sha256")
-        ),
-        "validation images": lambda _, recipe: recipe.tables["data"].get("valid_sha256"),
+        "test_hash": "test images",
+        "test_pixels": "pixels in their test images",
+        "train_hash": "training images",
+        "train_pixels": "pixels in their training images",
+        "sha256": "training images",
+        "valid_sha256": "validation images",
     }
-    for what, of in hashes.items():
+    for key, what in hashes.items():
         known: dict[Any, RunFolder] = {}
-        for run, recipe in opened:
-            if (found := of(run, recipe)) is not None:
-                known.setdefault(found, run)
+        for run, record in records:
+            if record.get(key) is not None:
+                known.setdefault(record[key], run)
         if len(known) > 1:
             one, other, *_ = (run.path for run in known.values())
             raise InputError(

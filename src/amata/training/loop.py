@@ -12,7 +12,7 @@ from torch import nn
 
 from amata.distributed import Ranks, current, report_lost_process
 from amata.engine import backend_settings
-from amata.errors import AmataError, InputError, Interrupted
+from amata.errors import AmataError, InputError, Interrupted, shorten
 from amata.evaluation import Result, Shard, evaluate, parse_attack
 from amata.metrics import EpochRow, Event, is_event
 from amata.recipes import Recipe
@@ -170,11 +170,12 @@ class _Loop:
         if loaded is not None:
             try:
                 self.trainer.restore(*loaded)
+            except InputError:
+                raise
             except (KeyError, RuntimeError, TypeError, ValueError) as error:
-                reason = " ".join(str(error).split())[:200]
                 raise InputError(
-                    f"the checkpoint does not fit this model ({reason}); resume with the model "
-                    "that the run began with"
+                    f"the checkpoint does not fit this model ({shorten(error)}); resume with the "
+                    "model that the run began with"
                 ) from error
             self.saver.place = (self.trainer.state.epoch, self.trainer.state.batch)
         state = self.trainer.state

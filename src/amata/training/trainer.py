@@ -17,6 +17,7 @@ from amata.engine import EMA, ProbeNet, make_net, no_cudnn_benchmark
 from amata.errors import AmataError, InputError
 from amata.losses import smooth_ce
 from amata.methods import Memory
+from amata.models import mismatch
 from amata.recipes import Recipe
 from amata.runs.files import under
 from amata.schedules import Account, ClosedLoop, Control, closed_loop, planned_controls
@@ -164,14 +165,14 @@ class Trainer:
         self.start_clock()
         if self.closed_loop is not None and self.state.choice is None:
             self._choose_control(self.closed_loop)
-        u, checked = self.control(), None
+        u, checked = self.control(), set[tuple[torch.Size, torch.dtype]]()
         feed = Feed(self.batches.epoch(self.state.epoch, self.state.batch), self.device)
         for batch in feed:
             self.state.spent.data_seconds += feed.waited
             feed.waited = 0.0
-            if (kind := (batch.x.shape[1:], batch.x.dtype)) != checked:
+            if (kind := (batch.x.shape[1:], batch.x.dtype)) not in checked:
                 self._check_batch(batch)
-                checked = kind
+                checked.add(kind)
             lr = self.lr(self.state.batch)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
@@ -310,8 +311,13 @@ class Trainer:
 
     def restore(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         """Become what a snapshot describes."""
-        self._check_fits(under(tensors, "model/"))
-        self.model.load_state_dict(under(tensors, "model/"))
+        weights = under(tensors, "model/")
+        if reason := mismatch(self.model, weights):
+            raise InputError(
+                f"the checkpoint does not fit this model: {reason}; resume with the model that the "
+                "run began with"
+            )
+        self.model.load_state_dict(weights)
         if self.ema:
             self.ema.model.load_state_dict(under(tensors, "ema/"))
             self.ema.steps = record["ema_steps"]
@@ -337,16 +343,3 @@ class Trainer:
         self.state = TrainState.from_json(record)
         self._counted, self._images = (self.net.grad_evals, self.net.first_layer_evals), 0
         self.net.weights_changed()
-
-    def _check_fits(self, weights: dict[str, Tensor]) -> None:
-        """Refuse the checkpoint of another model, which may have as many parameters."""
-        shapes, own = (
-            {name: tuple(t.shape) for name, t in found.items()}
-            for found in (weights, self.model.state_dict())
-        )
-        for name in sorted(shapes.keys() | own.keys()):
-            if shapes.get(name) != own.get(name):
-                raise InputError(
-                    f"the checkpoint does not fit this model: {name} has shape {shapes.get(name)} "
-                    f"there and {own.get(name)} here; resume with the model that was trained"
-                )

@@ -98,11 +98,14 @@ def _refuse_code(recipe: Recipe, stored: Recipe, source: Path) -> None:
     name, args = recipe.model.name, recipe.model.args
     places = models.origin(name)
     if places is None:
-        raise InputError(f"model.name = {name!r} in {source} cannot be imported: no such module")
+        raise InputError(
+            f"model.name = {name!r} in {source} cannot be imported: no such module; run the "
+            "command where its file is, or set PYTHONPATH to that folder"
+        )
     key = _key(stored)
     try:
         known = key in _given or _file(key).is_file()
-    except RuntimeError:  # there is no home folder
+    except (OSError, RuntimeError):  # it cannot be read, or there is no home folder
         known = False
     if not known:
         call = f"model.name = {name!r}" + (
