@@ -35,11 +35,13 @@ from amata.report.page import page
 from amata.report.tables import as_csv, as_markdown, result_csv, result_table
 from amata.reporter import Reporter
 from amata.runs import RunFolder
-from amata.runs.files import write_json
+from amata.runs.files import write_json, write_record
 from amata.runs.lock import hold
 from amata.studies.compare import compare_runs
 from amata.studies.comparison_rows import common_target
+from amata.studies.criterion import check_epochs, robust_attack
 from amata.studies.differences import recipe_differences, timing_facts
+from amata.studies.landscape import run_landscapes
 from amata.studies.plan import check_same_runs, find_runs, plan, run_name, run_plan
 from amata.training import fit
 from tests.conftest import ENV, ROOT, Called, images, labels, small_net
@@ -487,13 +489,95 @@ DAMAGES = [
     ("plan.json", '{"order": [], "target": "much"}', "plan.json is damaged; delete it"),
     ("plan.json", "[" * 100_000, "plan.json is damaged; delete it"),
     ("plan.json", "\udcff", "plan.json is damaged; delete it"),
-    ("criterion.json", "", "criterion.json is damaged; delete it"),
+    ("criterion.json", "", "; delete it, or repeat `amata criterion`"),
     ("criterion.json", '{"strategies": [{"strategy": 1}]}', "criterion.json is damaged"),
     ("runs/mnist5k-pgd2-seed0/env.json", "{}", "env.json is damaged"),
     ("runs/mnist5k-pgd2-seed0/split.json", "7", "split.json is damaged"),
     ("compare.json", "{", "compare.json is damaged; delete it"),
     ("compare.json", '{"order": 7}', "compare.json is damaged; delete it"),
 ]
+
+
+def test_figures_are_not_drawn_through_a_link(
+    comparison: Path, tmp_path: Path, amata: Callable[..., Called]
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (comparison / "figures").symlink_to(tmp_path / "elsewhere")
+    before = contents(comparison)
+    called = amata("report", comparison, "--out", comparison)
+    assert (called.code, contents(comparison)) == (2, before)
+    assert "figures is a symbolic link" in called.err
+
+
+EVENT = {"event": "chance-collapse", "action": "rollback", "epoch": 0, "before": 0.5, "after": 0.1}
+
+
+def hostile_evaluation(**values: Any) -> dict[str, Any]:
+    return {"evaluation": {"pgd-x": {**RESULT, **values}}}
+
+
+RESULT = {
+    "accuracy": 0.5, "n": 10, "low": 0.4, "high": 0.6, "grad_evals": 0, "seconds": 0.0,
+    "params": {}, "warnings": [],
+}  # fmt: skip
+ABSURD: list[tuple[dict[str, Any], dict[str, Any], int]] = [
+    ({"steps": 10**400}, {}, 2),
+    ({"grad_evals": 10**400}, {}, 2),
+    ({"step_size": 1.7e308}, {}, 2),
+    (EVENT, {}, 0),
+    ({}, {"grad_evals": 10**400}, 2),
+    ({}, hostile_evaluation(n=10**400), 2),
+    ({}, hostile_evaluation(non_finite="x"), 2),
+    ({}, hostile_evaluation(params={"restarts": "x"}), 2),
+    ({}, hostile_evaluation(params={"version": [1]}), 2),
+    ({}, hostile_evaluation(params={"eps": "x"}), 2),
+    ({}, hostile_evaluation(params={"eps": 1, "step_size": 1, "c": 1}), 0),
+]
+
+
+@pytest.mark.parametrize(("row", "summary", "code"), ABSURD)
+def test_a_stranger_may_write_any_number_into_a_run(
+    row: dict[str, Any],
+    summary: dict[str, Any],
+    code: int,
+    tmp_path: Path,
+    amata: Callable[..., Called],
+) -> None:
+    """Whatever is in its files, with valid checksums: a report and a table, or one line."""
+    (recipe,) = plan(RECIPES[:1], QUICK, 1)
+    run = written_run(tmp_path / "run", recipe, 0.0)
+    known = run.summary()
+    first, *rest = run.metrics.read_text().splitlines(keepends=True)
+    lines = [{**json.loads(first), **row}] if "event" not in row else [json.loads(first), row]
+    run.metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + "".join(rest))
+    run.write_summary({**known, **summary})
+    called = [amata("report", run.path, "--out", tmp_path / "r")]
+    called += [amata("train", "--resume", run.path)] if summary else []
+    assert [(c.code, c.err.count("\n") <= 2) for c in called] == [(code, True)] * len(called)
+
+
+def test_a_study_repeats_no_absurd_number_of_steps(tmp_path: Path) -> None:
+    """One row of metrics.jsonl would keep `landscape` and `criterion` busy for years."""
+    (recipe,) = plan(RECIPES[:1], QUICK, 1)
+    run = written_run(tmp_path / "run", recipe)
+    text = run.metrics.read_text().replace('"steps": 2', '"steps": 1000000')
+    run.metrics.write_text(text)
+    run.write_summary({k: v for k, v in run_summary(run).items() if k != "metrics_sha256"})
+    for study in (lambda: run_landscapes(run.path, []), lambda: check_epochs(run)):
+        with pytest.raises(InputError, match="epoch 1 has K = 1000000, more than the 1,000 steps"):
+            study()
+
+
+def test_an_attack_of_any_name_can_be_the_strongest() -> None:
+    results = {
+        name: {"accuracy": 0.5} for name in ("clean", "pgd-x", "pgd-20-2", "pgd-" + "9" * 50)
+    }
+    assert robust_attack(results) == "pgd-20-2"
+
+
+def run_summary(run: RunFolder) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run.path / "summary.json").read_text())
+    return {k: v for k, v in found.items() if k != "sha256"}
 
 
 @pytest.mark.parametrize(("file", "text", "message"), DAMAGES)
@@ -798,7 +882,7 @@ def test_a_report_needs_no_weights(
             shutil.copy(run / name, kept / "runs" / run.name / name)
     planned = json.loads((compared / "plan.json").read_text())
     target = json.loads((compared / "compare.json").read_text())["target"]
-    (kept / "plan.json").write_text(json.dumps({**planned, "target": target}))
+    write_record(kept / "plan.json", {"order": planned["order"], "target": target})
     env = next((kept / "runs").glob("*/env.json"))
     found = {k: v for k, v in json.loads(env.read_text()).items() if k != "sha256"}
     env.write_text(json.dumps({**found, "commit": "another"}))

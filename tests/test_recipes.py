@@ -356,3 +356,17 @@ def test_every_key_is_documented() -> None:
     (rate,) = [k for s in every if s.table == "optim" for k in s.keys if k.name == "lr"]
     assert rate.values == "number above 0"
     assert (size.default, size.required, size.values) == ("128", False, "whole number from 1")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("0x" + "f" * 20_000, "an integer of thousands of digits is too large a number"),
+        ("[" * 300 + "]" * 300, "nested more than 20 levels deep"),
+        ("{a=" * 90 + "1" + "}" * 90, "nested more than 20 levels deep"),
+    ],
+)
+def test_values_that_cannot_be_written_down_are_one_line(value: str, message: str) -> None:
+    """They were accepted in model.args, which takes anything, and failed in hashes and reports."""
+    with pytest.raises(InputError, match=message):
+        recipes.load("mnist5k-pgd", [f"model.args.width={value}"])

@@ -26,6 +26,7 @@ from amata.studies.bench_case import Case, schedule_controls
 from amata.studies.cost import MethodCost
 from amata.studies.criterion import CriterionSettings, robust_attack
 from amata.studies.pareto import winner, with_front
+from amata.studies.plan import plan, run_plan
 from amata.studies.search import Search, SearchSettings
 from amata.studies.space import Space, schedule_key
 from amata.studies.trial import TrialResult
@@ -135,6 +136,7 @@ def test_criterion_trains_measures_and_resumes(amata: Amata, tmp_path: Path) -> 
     # An interrupted study: only the first epoch of one strategy is measured
     file = tmp_path / "c" / "mnist5k-pgd2.criterion.json"
     known = json.loads(file.read_text())
+    assert known.pop("sha256")  # a changed number would be noticed
     file.write_text(json.dumps({**known, "epochs": known["epochs"][:1]}))
     again = amata(
         "criterion",
@@ -471,19 +473,58 @@ def test_trials_of_dead_processes_do_not_count(amata: Amata, tmp_path: Path) -> 
     assert len(finished(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"trial": "x"}'])
+FINISHED = '{"trial": 0, "state": "COMPLETE", "accuracy": "0.5", "value": 0.5, "grad_evals": 1}'
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1]", '{"trial": "x"}', FINISHED, FINISHED.replace('"0.5"', '0.5, "x": 1')]
+)
 def test_a_damaged_result_of_a_trial_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(text)
-    with pytest.raises(InputError, match=r"result.json is damaged; delete .* to train it again"):
+    with pytest.raises(
+        InputError, match=r"result.json is damaged \(.*\); delete .* to train it again"
+    ):
         TrialResult.read(tmp_path)
+
+
+SEARCHED = recipes.load("mnist5k-amata", ["train.device=cpu"])
+
+
+@pytest.mark.parametrize("name", ["a?b=c", "a%20b", "a{b}", "a#b"])
+def test_a_study_stays_in_its_folder_whatever_its_name(name: str, tmp_path: Path) -> None:
+    """The database was opened by a URL: a question mark ended its path."""
+    search = Search(SEARCHED, SearchSettings(budget=3), tmp_path / name, Reporter())
+    assert search.study.user_attrs["about"]
+    assert {p.name for p in tmp_path.iterdir()} == {name}
+    assert {p.name for p in (tmp_path / name).iterdir()} == {"trials", "study.db"}
+
+
+@pytest.mark.parametrize("name", ["study.db", "trials", "study.db-journal"])
+def test_a_search_does_not_write_through_links(name: str, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=rf"{name} is a symbolic link"):
+        Search(SEARCHED, SearchSettings(budget=3), tmp_path / "out", Reporter())
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("name", ["runs", "runs/mnist5k-pgd2-seed0"])
+def test_a_study_does_not_train_through_links(name: str, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    out = tmp_path / "out"
+    (out / name).parent.mkdir(parents=True)
+    (out / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=rf"{name} is a symbolic link"):
+        run_plan(plan(["mnist5k-pgd2"], [], 1), out, Reporter())
+    assert not any((tmp_path / "elsewhere").iterdir())
 
 
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("criterion.json", "{", "criterion.json is damaged; delete it"),
-        ("criterion.json", '{"strategies": 1}', "criterion.json is damaged; delete it"),
-        ("mnist5k-pgd2.criterion.json", "[]", "is damaged; delete it to measure mnist5k-pgd2"),
+        ("criterion.json", "{", "; delete it, or choose another --out"),
+        ("criterion.json", '{"strategies": 1}', "; delete it, or choose another --out"),
+        ("mnist5k-pgd2.criterion.json", "[]", "; delete it to measure mnist5k-pgd2"),
         (
             "criterion.json",
             '{"settings": {"k_max": 2}, "strategies": []}',
@@ -494,7 +535,9 @@ def test_a_damaged_result_of_a_trial_is_one_line(text: str, tmp_path: Path) -> N
             json.dumps(
                 {
                     "settings": CriterionSettings().to_dict(2),
-                    "strategies": [{"strategy": "mnist5k-amata"}],
+                    "strategies": [
+                        {"strategy": "mnist5k-amata", "c": 1.0, "c_stderr": None, "epochs": []}
+                    ],
                 }
             ),
             "holds the criterion of other strategies or settings; choose another --out",

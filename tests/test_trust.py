@@ -458,6 +458,19 @@ def test_absurd_networks_are_one_line(name: str, args: dict[str, Any]) -> None:
     assert len(str(found.value)) < 500
 
 
+def test_a_network_that_its_weights_cannot_fill_is_not_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recipe of a few bytes asks for gigabytes of parameters."""
+    file = tmp_path / "weights.safetensors"
+    recipe = recipes.load("mnist5k-pgd", ["model.name=tinycnn", "model.args.width=4000"])
+    save_tensors(file, {}, {"recipe": "x", "tables": recipe.tables})
+    small = torch.nn.Linear(1, 1)
+    monkeypatch.setattr(torch.nn.init, "kaiming_uniform_", lambda t, **_: small.weight)
+    with pytest.raises(InputError, match="has more parameters than its weights file has bytes"):
+        load_trained(file)
+
+
 class Evil:
     """Runs a command when it is unpickled."""
 

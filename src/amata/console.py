@@ -156,13 +156,14 @@ def results_table(results: dict[str, dict[str, Any]]) -> Table:
 
 def _describe(params: dict[str, Any]) -> str:
     """An attack's main parameters; the JSON has all of them."""
-    parts = [f"{params['norm']} {params['eps']:.4g}"] if "eps" in params else []
+    steps = params.get("steps", "?")  # a file may lack it
+    parts = [f"{params.get('norm', '?')} {params['eps']:.4g}"] if "eps" in params else []
     if "step_size" in params:
-        parts.append(f"{params['steps']} x {params['step_size']:.3g}")
+        parts.append(f"{steps} x {params['step_size']:.3g}")
     if params.get("restarts", 1) > 1:
         parts.append(f"{params['restarts']} starts")
     if "c" in params:
-        parts.append(f"l2, c {params['c']:g}, {params['steps']} steps")
+        parts.append(f"l2, c {params['c']:g}, {steps} steps")
     if "version" in params:
         parts.append(params["version"])
     return ", ".join(parts)

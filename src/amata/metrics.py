@@ -5,11 +5,13 @@ from typing import Annotated, Any, NotRequired, TypeGuard
 from pydantic import Field
 from typing_extensions import TypedDict
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+LARGEST = 2.0**128
+"""The range of float32, which every number of a run fits in; sums and figures must not overflow."""
+Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Index = Annotated[int, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
+Amount = Annotated[float, Field(ge=0, le=LARGEST)]
+Index = Annotated[int, Field(ge=0, lt=2**63)]
+Count = Annotated[int, Field(ge=1, lt=2**63)]
 
 
 class EpochRow(TypedDict):
@@ -49,7 +51,7 @@ class Event(TypedDict):
     before: Share
     """Held-out accuracy before the epoch."""
     after: Share
-    extra_steps: NotRequired[int]
+    extra_steps: NotRequired[Index]
     lr_scale: NotRequired[Finite]
 
 

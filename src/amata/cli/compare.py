@@ -82,6 +82,9 @@ TABLES = ("results", "differences", "environment")
 
 def _check_folder(out: Path) -> None:
     """Fail before the training, not after it. A report replaces only an earlier report."""
+    from amata.runs.files import refuse_links
+
+    refuse_links(out / "figures")
     check_installed("matplotlib", "a report", "plots")
     ours = (out / "plan.json").is_file() or (out / "compare.json").is_file()
     files = [f"{name}.{kind}" for name in TABLES for kind in ("csv", "md")]

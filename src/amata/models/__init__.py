@@ -56,9 +56,11 @@ def build(
     std: Sequence[float] | None = None,
     seed: int = 0,
     trust: bool = False,
+    most: int | None = None,
 ) -> nn.Module:
     """The network `name` with weights drawn from `seed` alone; torch's global generator is
-    untouched.
+    untouched. A built-in network of more than `most` parameters, the bytes of its
+    weights file, is refused before it takes memory.
 
     A name that imports code (`package.module:callable`, or `timm/NAME` with arguments) is used with
     `trust=True` only: pass it if the name is your own.
@@ -80,11 +82,11 @@ def build(
             shared = {"in_channels": in_channels, "classes": classes, "normalize": normalize}
             with _errors_of(name, args):
                 if args:  # count first, on a device where parameters take no memory
-                    with limited(name), torch.device("meta"):
+                    with limited(name, most), torch.device("meta"):
                         MODELS[name](**shared, **args)
                 return MODELS[name](**shared, **args)
         if name.startswith("timm/"):
-            with _errors_of(name, args), limited(name):
+            with _errors_of(name, args), limited(name, most):
                 net = timm_model(name.removeprefix("timm/"), in_channels, classes, args)
         elif ":" in name:
             net = imported_model(

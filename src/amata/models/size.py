@@ -17,14 +17,19 @@ MODULES = 5_000
 
 
 @contextlib.contextmanager
-def limited(name: str) -> Iterator[None]:
+def limited(name: str, most: int | None = None) -> Iterator[None]:
     """Refuse a network with more parameters or modules than these, as soon as it has them: a
-    parameter is registered before it is filled."""
+    parameter is registered before it is filled. `most` is the size of its weights file."""
     parameters = modules = 0
 
     def add_parameter(_: nn.Module, __: str, parameter: Any) -> None:
         nonlocal parameters
         parameters += parameter.numel() if parameter is not None else 0
+        if most is not None and parameters > most:
+            raise InputError(
+                f"model {name} has more parameters than its weights file has bytes; set model.args "
+                "to those that it was trained with"
+            )
         check(parameters, PARAMETERS, "parameters")
 
     def add_module(*_: Any) -> None:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from amata.errors import InputError, nearest, unknown
 from amata.methods import METHODS
+from amata.quantity import shown
 from amata.recipes import recorded, schema
 from amata.recipes.files import KEYED
 from amata.recipes.problems import first_problem
@@ -24,6 +25,8 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "method": METHODS,
     "schedule": SCHEDULES,
 }
+DEPTH = 20
+"""The most levels of tables and lists in a recipe."""
 PLACEHOLDERS: dict[str, Any] = {
     "method": recorded.RecordedMethod,
     "schedule": recorded.RecordedSchedule,
@@ -86,6 +89,7 @@ def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Reci
             raise InputError(f"override {override!r} must be a text, as in 'optim.lr=0.1'")
     for override in sorted(overrides, key=lambda text: not _renames(text)):
         _override(raw, override)
+    _check_values(raw, name)
     kinds: dict[str, type[BaseModel]] = {}
     for section, registry in REGISTRIES.items():
         kinds[section] = _kind(section, raw.get(section), registry, name)
@@ -105,6 +109,19 @@ def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Reci
         method=_build("method", checked.method, name, ball=ball),
         schedule=_build("schedule", checked.schedule, name),
     )
+
+
+def _check_values(raw: dict[str, Any], name: str) -> None:
+    """Refuse values that cannot be written down again: nested too deeply, or absurdly large."""
+    level: list[Any] = [raw]
+    for _ in range(DEPTH):
+        inner = [v for t in level for v in (t.values() if isinstance(t, dict) else t)]
+        for value in inner:
+            if isinstance(value, int) and abs(value) >= 2**64:
+                raise InputError(f"recipe {name}: {shown(value)} is too large a number")
+        level = [value for value in inner if isinstance(value, dict | list | tuple)]
+    if level:
+        raise InputError(f"recipe {name}: values are nested more than {DEPTH} levels deep")
 
 
 def _named(raw: dict[str, Any], section: str) -> Any:

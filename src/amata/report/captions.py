@@ -169,5 +169,6 @@ def _remedy(event: dict[str, Any]) -> str:
         return ""
     if "lr_scale" in event:
         return f", then {event['lr_scale']:g} of the learning rate"
-    steps = event["extra_steps"]
+    if not (steps := event.get("extra_steps")):
+        return ""
     return f", then {steps} more inner step{'s' if steps > 1 else ''}"

@@ -100,6 +100,16 @@ def _partial(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
 
 
+def refuse_links(*paths: Path) -> None:
+    """Refuse symbolic links where something is written below or appended: it would go elsewhere."""
+    for path in paths:
+        if path.is_symlink():
+            raise InputError(
+                f"{path} is a symbolic link, and nothing is written outside the folder that is "
+                "given; replace it by what it points to"
+            )
+
+
 def remove_partial(folder: Path, name: str = "*") -> None:
     """Remove what killed processes have left of files with such names."""
     for path in folder.glob(f".{name}.{'[0-9a-f]' * 8}.part"):

@@ -27,6 +27,7 @@ from amata.runs.files import (
     parse_json,
     read_record,
     read_text,
+    refuse_links,
     remove,
     remove_partial,
     write_atomic,
@@ -151,12 +152,8 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Keep other processes from training here. What a run appends to, and its folders, must not
         lead elsewhere."""
-        for name in ("checkpoints", "epochs", "tensorboard", "metrics.jsonl"):
-            if (self.path / name).is_symlink():
-                raise InputError(
-                    f"{self.path / name} is a symbolic link, and a run writes only inside its own "
-                    "folder; replace it by what it points to"
-                )
+        names = ("checkpoints", "epochs", "tensorboard", "metrics.jsonl")
+        refuse_links(*(self.path / name for name in names))
         with hold(self.checkpoints, "training"):
             for folder in (self.path, self.checkpoints, self.path / "epochs"):
                 remove_partial(folder)

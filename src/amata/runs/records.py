@@ -8,6 +8,18 @@ from typing_extensions import TypedDict
 from amata.metrics import Amount, Count, EpochRow, Event, Index, Share
 
 
+class Params(TypedDict, total=False):
+    """The parameters of an attack that tables show; there may be others."""
+
+    norm: str
+    eps: Amount
+    steps: Index
+    step_size: Amount
+    restarts: Index
+    c: Amount
+    version: str
+
+
 class Evaluation(TypedDict):
     """The accuracy under one attack, as `Result.to_dict` writes it."""
 
@@ -17,8 +29,9 @@ class Evaluation(TypedDict):
     high: Share
     grad_evals: Index
     seconds: Amount
-    params: dict[str, Any]
+    params: Params
     warnings: list[str]
+    non_finite: NotRequired[Index]
 
 
 class Summary(TypedDict):
@@ -28,7 +41,7 @@ class Summary(TypedDict):
     epochs: Count
     train_seconds: Amount
     grad_evals: Count
-    grad_evals_per_image: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    grad_evals_per_image: Annotated[Amount, Field(gt=0)]
     best_epoch: Index | None
     evaluation: dict[str, Evaluation]
     metrics_sha256: NotRequired[str]

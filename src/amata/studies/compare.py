@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from amata.errors import InputError
+from amata.errors import InputError, quoted
 from amata.metrics import EpochRow
 from amata.recipes import Recipe
 from amata.runs import RunFolder
-from amata.runs.files import read_json
+from amata.runs.files import read_record
 from amata.studies.comparison_rows import common_target, recipe_rows
+from amata.studies.criterion import MEASURED
 from amata.studies.differences import (
     check_same_data,
     comparability_warnings,
@@ -89,20 +90,11 @@ def compare_runs(
 def _read_criterion(file: Path | None) -> list[dict[str, Any]]:
     if file is None or not file.is_file():
         return []
-    try:
-        measured = read_json(file)["strategies"]
-        for m in measured:
-            float(m["c"])
-            for epoch in m["epochs"]:
-                [float(epoch[key]) for key in ("epoch", "hamiltonian", "best_hamiltonian")]
-        return [
-            {"run": m["strategy"], "c": m["c"], "c_stderr": m["c_stderr"], "epochs": m["epochs"]}
-            for m in measured
-        ]
-    except (KeyError, TypeError, ValueError):
-        raise InputError(
-            f"{file} is damaged; delete it, or repeat `amata criterion` in {file.parent}"
-        ) from None
+    hint = f"delete it, or repeat `amata criterion` in {quoted(file.parent)}"
+    return [
+        {"run": m["strategy"], "c": m["c"], "c_stderr": m["c_stderr"], "epochs": m["epochs"]}
+        for m in read_record(file, MEASURED, hint=hint)["strategies"]
+    ]
 
 
 def _attack_warnings(row: dict[str, Any]) -> list[str]:

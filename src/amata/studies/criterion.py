@@ -7,11 +7,15 @@ every epoch, so an interrupted study can resume.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from amata import recipes
 from amata.control import (
@@ -27,14 +31,15 @@ from amata.control import (
 from amata.engine import ProbeNet
 from amata.errors import InputError, unknown
 from amata.losses import smooth_ce
+from amata.metrics import Count, Finite, Index
 from amata.models import load_state
 from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
 from amata.reporter import Reporter
 from amata.runs import RunFolder
-from amata.runs.files import read_json, under, write_json
+from amata.runs.files import read_record, under, write_record
 from amata.schedules import Control
-from amata.studies.runs import check_runs, train_or_resume
+from amata.studies.runs import check_runs, run_controls, train_or_resume
 from amata.tensors import read_tensors
 from amata.training.batches import training_batches
 from amata.training.device import resolve_device
@@ -43,6 +48,51 @@ from amata.training.trust import review
 
 MAX_STEPS = 10_000
 """The largest K of a fixed control."""
+
+
+class EpochCriterion(TypedDict):
+    """C in one epoch, as `Criterion.to_dict` writes it."""
+
+    epoch: Index
+    steps: Index
+    step_size: Finite
+    c_of_means: Finite
+    hamiltonian: Finite
+    best_hamiltonian: Finite
+    best_steps: Index
+    best_step_size: Finite
+    fosc: Finite
+    per_batch: list[Finite]
+
+
+class StrategyRow(TypedDict):
+    """What a report shows of a strategy."""
+
+    strategy: str
+    c: Finite
+    c_stderr: Finite | None
+    epochs: list[EpochCriterion]
+
+
+class Settings(TypedDict):
+    k_max: Count
+
+
+class Measured(TypedDict):
+    """criterion.json."""
+
+    settings: Settings
+    strategies: list[StrategyRow]
+
+
+class Epochs(TypedDict):
+    """NAME.criterion.json: what is measured of a strategy so far."""
+
+    about: dict[str, Any]
+    epochs: list[EpochCriterion]
+
+
+MEASURED, EPOCHS = TypeAdapter(Measured), TypeAdapter(Epochs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +166,9 @@ def check_strategies(plans: Plan, settings: CriterionSettings, out: Path) -> Non
     file = out / "criterion.json"
     if not file.is_file():
         return
-    try:
-        known = read_json(file)
-        there, before = [str(row["strategy"]) for row in known["strategies"]], known["settings"]
-        given = settings.to_dict(before["k_max"])
-    except (KeyError, TypeError, ValueError):
-        raise InputError(f"{file} is damaged; delete it, or choose another --out") from None
+    known = read_record(file, MEASURED, hint="delete it, or choose another --out")
+    there, before = [row["strategy"] for row in known["strategies"]], known["settings"]
+    given = settings.to_dict(before["k_max"])
     if not set(there) <= {Path(name).name for name, _ in plans} or given != before:
         raise InputError(
             f"{out} holds the criterion of other strategies or settings; choose another --out"
@@ -168,7 +215,7 @@ def measure_strategies(
         _measure(run, recipe, controls[run.path], settings, k_max, out, reporter)
         for run, recipe in zip(runs, opened, strict=True)
     ]
-    write_json(out / "criterion.json", {"settings": settings.to_dict(k_max), "strategies": rows})
+    write_record(out / "criterion.json", {"settings": settings.to_dict(k_max), "strategies": rows})
     return rows
 
 
@@ -188,20 +235,13 @@ def _read_epochs(out: Path, name: str) -> tuple[Any, list[dict[str, Any]]]:
     file = _epochs_file(out, name)
     if not file.is_file():
         return None, []
-    try:
-        known = read_json(file)
-        rows = known["epochs"]
-        for row in rows:
-            _criterion(row)
-        return known["about"], list(rows)
-    except (KeyError, TypeError, ValueError):
-        raise InputError(f"{file} is damaged; delete it to measure {name} again") from None
+    known = read_record(file, EPOCHS, hint=f"delete it to measure {name} again")
+    return known["about"], known["epochs"]
 
 
 def _controls(run: RunFolder) -> list[Control]:
-    """The control of every epoch; a rolled-back epoch counts with its last one."""
-    of_epoch = {row["epoch"]: Control(row["steps"], row["step_size"]) for row in run.epochs()}
-    return [of_epoch[epoch] for epoch in sorted(of_epoch)]
+    """The control of every epoch, in order."""
+    return [u for _, u in sorted(run_controls(run).items())]
 
 
 def _measure(
@@ -220,7 +260,7 @@ def _measure(
     if len(epochs) < len(controls):
         device = resolve_device(recipe.train.device)
         images = load_data(recipe).train
-        model = build_model(recipe, images, trust=True).to(device)
+        model = build_model(recipe, images, trust=True, weights=run.epoch_file(0)).to(device)
         batches = list(
             islice(
                 training_batches(images, recipe, device).epoch(recipe.train.epochs),
@@ -258,7 +298,7 @@ def _measure(
                 net=net,
             )
             epochs.append({"epoch": epoch, **found.to_dict()})
-            write_json(file, {"about": about, "epochs": epochs})
+            write_record(file, {"about": about, "epochs": epochs})
             best, own = found.argmax.steps, controls[epoch].steps
             reporter.note(
                 f"{run.path.name} epoch {epoch + 1}/{len(controls)}: C {found.c:.4f}, best K "
@@ -304,9 +344,9 @@ def _criterion(row: dict[str, Any]) -> Criterion:
 
 def robust_attack(evaluation: dict[str, Any]) -> str | None:
     """The attack that measures robustness: PGD with the most steps, else the strongest attack."""
-    pgd = [name for name in evaluation if name.startswith("pgd-")]
-    if pgd:
-        return max(pgd, key=lambda name: int(name.split("-")[1]))
+    steps = {name: re.match(r"pgd-(\d{1,9})(?!\d)", name) for name in evaluation}
+    if pgd := {name: int(found[1]) for name, found in steps.items() if found}:
+        return max(pgd, key=lambda name: pgd[name])
     attacked = [name for name in evaluation if name != "clean"]
     return min(attacked, key=lambda name: evaluation[name]["accuracy"], default=None)
 

@@ -25,6 +25,7 @@ from amata.runs import RunFolder
 from amata.runs.files import under
 from amata.schedules import Control
 from amata.seeds import generator
+from amata.studies.runs import run_controls
 from amata.tensors import read_tensors
 from amata.threat import Ball
 from amata.training.experiment import load_trained
@@ -173,7 +174,7 @@ def run_landscapes(
     if not steps:
         raise InputError("the landscape needs an attack; --steps 40,2 are the default")
     run = RunFolder.open(path)[0]
-    trained = {row["epoch"] + 1: Control(row["steps"], row["step_size"]) for row in run.epochs()}
+    trained = {epoch + 1: u for epoch, u in run_controls(run).items()}
     if not trained:
         raise InputError(f"{path} has no finished epoch; train it first")
     states = {epoch: _state(run, epoch, len(trained)) for epoch in epochs}

@@ -14,7 +14,7 @@ from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
 from amata.reporter import Reporter
 from amata.runs import RunFolder
-from amata.runs.files import read_json, write_json
+from amata.runs.files import read_json, read_record, write_record
 from amata.runs.lock import hold
 from amata.studies.runs import check_runs, train_or_resume
 from amata.training import Interrupted
@@ -101,7 +101,7 @@ def run_plan(
     with hold(out, "comparing recipes"):
         check_same_runs(out, names)
         check_runs([(out / "runs" / run_name(recipe), recipe) for recipe in planned])
-        write_json(out / "plan.json", {"order": names, "target": target})
+        write_record(out / "plan.json", {"order": names, "target": target})
         return _train(planned, out, reporter)
 
 
@@ -178,7 +178,7 @@ def find_runs(targets: Sequence[Path]) -> tuple[list[RunFolder], float | None]:
 def _read_plan(folder: Path) -> dict[str, Any]:
     file = folder / "plan.json"
     try:
-        found = read_json(file) if file.is_file() else {}
+        found = read_record(file) if file.is_file() else {}
         order, target = found.get("order", []), found.get("target")
         if not isinstance(order, list) or any(name != Path(name).name for name in order):
             raise ValueError  # such as ../other

@@ -11,11 +11,16 @@ from amata.evaluation import parse_attack
 from amata.recipes import Recipe
 from amata.reporter import Reporter
 from amata.runs import RunFolder
+from amata.runs.files import refuse_links
+from amata.schedules import Control
 from amata.studies.differences import which_images
 from amata.training import Interrupted
 from amata.training.device import resolve_device
 from amata.training.experiment import build_model, load_data, resume, train
 from amata.training.trust import remember
+
+MAX_STEPS = 1_000
+"""The largest K of a trained run that a study repeats."""
 
 
 def check_runs(planned: Sequence[tuple[Path, Recipe]]) -> None:
@@ -24,6 +29,7 @@ def check_runs(planned: Sequence[tuple[Path, Recipe]]) -> None:
     seen: set[str] = set()
     data: list[tuple[dict[str, Any], dict[str, str]]] = []
     for folder, recipe in planned:
+        refuse_links(folder.parent, folder)
         if (folder / "recipe.toml").is_file():
             check_same_recipe(folder, recipe)
         else:
@@ -49,6 +55,18 @@ def check_runs(planned: Sequence[tuple[Path, Recipe]]) -> None:
                     f"{folder} was trained on other images than there are now; restore them, or "
                     "choose another --out"
                 )
+
+
+def run_controls(run: RunFolder) -> dict[int, Control]:
+    """The control of every epoch; a rolled-back epoch counts with its last one. A study repeats
+    them, so a row that asks for absurdly many steps is refused."""
+    rows = run.epochs()
+    if odd := next((row for row in rows if row["steps"] > MAX_STEPS), None):
+        raise InputError(
+            f"{run.metrics}: epoch {odd['epoch'] + 1} has K = {odd['steps']}, more than the "
+            f"{MAX_STEPS:,} steps that a study repeats"
+        )
+    return {row["epoch"]: Control(row["steps"], row["step_size"]) for row in rows}
 
 
 def check_same_recipe(folder: Path, recipe: Recipe) -> None:

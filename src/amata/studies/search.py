@@ -9,9 +9,11 @@ twice, and any of them can resume a killed trial from its last checkpoint.
 import json
 import os
 import socket
+import sqlite3
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +23,7 @@ from amata.evaluation import parse_attack
 from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
 from amata.reporter import Reporter
-from amata.runs.files import write_atomic, write_json
+from amata.runs.files import refuse_links, write_atomic, write_json
 from amata.runs.lock import Busy, hold
 from amata.seeds import derive
 from amata.studies.cost import MethodCost
@@ -35,6 +37,7 @@ from amata.training.experiment import load_data
 try:
     import optuna
     import sqlalchemy.exc
+    from sqlalchemy.pool import QueuePool
 except ImportError:
     raise missing("optuna", "amata search", "search") from None
 
@@ -101,6 +104,8 @@ class Search:
         self.splits = splits or load_data(recipe)
         cost = MethodCost.of(recipe, self.splits)
         self.space = Space(recipe, cost, settings.budget, settings.k_cap, settings.shapes)
+        files = ("trials", *(f"study.db{end}" for end in ("", "-journal", "-wal", "-shm")))
+        refuse_links(*(out / name for name in files))
         (out / "trials").mkdir(parents=True, exist_ok=True)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.direction: Literal["maximize", "minimize"] = (
@@ -117,8 +122,10 @@ class Search:
 
     def _open_study(self) -> optuna.Study:
         out, settings = self.out, self.settings
+        # Not in the URL, where ?, % and {} have meanings: they may be in the folder's name.
+        connect = partial(sqlite3.connect, out / "study.db", timeout=120, check_same_thread=False)
         storage = optuna.storages.RDBStorage(
-            f"sqlite:///{out / 'study.db'}", engine_kwargs={"connect_args": {"timeout": 120}}
+            "sqlite://", engine_kwargs={"creator": connect, "poolclass": QueuePool}
         )
         pruner = optuna.pruners.MedianPruner(
             n_startup_trials=4, n_warmup_steps=max(1, self.recipe.train.epochs // 3)
@@ -220,6 +227,7 @@ class Search:
         recipe = self.space.recipe_with(table)
         key, cost = schedule_key(recipe), self.space.cost(recipe)
         folder = self.out / "trials" / key
+        refuse_links(folder, folder / "run")
         folder.mkdir(exist_ok=True)
         try:
             with hold(folder, "training"):

@@ -4,13 +4,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from pydantic import ConfigDict, TypeAdapter
+from typing_extensions import TypedDict
+
 from amata.data import Splits
-from amata.errors import InputError, missing
-from amata.quantity import number
+from amata.errors import missing, quoted
+from amata.metrics import Finite, Index, Share
 from amata.recipes import Recipe
 from amata.reporter import Reporter
 from amata.runs import RunFolder
-from amata.runs.files import read_json, write_json
+from amata.runs.files import read_record, write_record
 from amata.studies.criterion import CriterionSettings, measure_strategies
 from amata.studies.pruning import PruningReporter
 from amata.training import train_model
@@ -37,18 +40,25 @@ class TrialResult:
 
     @classmethod
     def read(cls, folder: Path) -> "TrialResult":
-        file = folder / "result.json"
-        try:
-            result = cls(**read_json(file))
-            number(result.accuracy), number(0 if result.value is None else result.value)
-            if result.state not in ("COMPLETE", "PRUNED", "FAIL") or result.trial < 0:
-                raise ValueError
-            return result
-        except (TypeError, ValueError):
-            raise InputError(f"{file} is damaged; delete {folder} to train it again") from None
+        hint = f"delete {quoted(folder)} to train it again"
+        return cls(**read_record(folder / "result.json", RESULT, hint=hint))
 
     def write(self, folder: Path) -> None:
-        write_json(folder / "result.json", asdict(self))
+        write_record(folder / "result.json", asdict(self))
+
+
+class Result(TypedDict):
+    """The fields of a `TrialResult`, as they must be in its file."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+    trial: Index
+    state: Literal["COMPLETE", "PRUNED", "FAIL"]
+    accuracy: Share
+    value: Finite | None
+    grad_evals: Index | None
+
+
+RESULT = TypeAdapter(Result)
 
 
 def train_trial(

@@ -51,9 +51,12 @@ def _refuse_python(recipe: Recipe, path: Path, instead: str) -> None:
         raise InputError(f"{path} was trained in Python, on its own data and model: {instead}")
 
 
-def build_model(recipe: Recipe, images: data.ImageSet, *, trust: bool = False) -> nn.Module:
+def build_model(
+    recipe: Recipe, images: data.ImageSet, *, trust: bool = False, weights: Path | None = None
+) -> nn.Module:
     """The recipe's network for these images, checked with a forward pass on two of them. Code that
-    the recipe names is run with `trust` only: the recipe is the user's own, or was reviewed."""
+    the recipe names is run with `trust` only: the recipe is the user's own, or was reviewed. A
+    network that the file `weights` is too small for is not built."""
     c = recipe.model
     model = models.build(
         c.name,
@@ -64,6 +67,7 @@ def build_model(recipe: Recipe, images: data.ImageSet, *, trust: bool = False) -
         std=c.std,
         seed=recipe.train.seed,
         trust=trust,
+        most=None if weights is None else weights.stat().st_size,
     )
     if c.weights:
         models.load_weights(model, c.weights)
@@ -241,7 +245,7 @@ def load_trained(
         and not any(o.startswith(("data.root=", "data.name=")) for o in overrides)
     ):
         run.check_test(splits)
-    model = build_model(recipe, splits.train, trust=True)
+    model = build_model(recipe, splits.train, trust=True, weights=weights)
     models.load_weights(model, weights)
     return model.to(resolve_device(recipe.train.device)).eval(), recipe, splits
 
