@@ -24,6 +24,8 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "method": METHODS,
     "schedule": SCHEDULES,
 }
+DEPTH = 20
+"""How deep tables and lists may be nested."""
 PLACEHOLDERS: dict[str, Any] = {
     "method": recorded.RecordedMethod,
     "schedule": recorded.RecordedSchedule,
@@ -83,6 +85,7 @@ def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Reci
     }
     for override in sorted(overrides, key=lambda text: not _renames(text)):
         _override(raw, override)
+    _check_depth(raw, name)
     kinds: dict[str, type[BaseModel]] = {}
     for section, registry in REGISTRIES.items():
         kinds[section] = _kind(section, raw.get(section), registry, name)
@@ -102,6 +105,17 @@ def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Reci
         method=_build("method", checked.method, name, ball=ball),
         schedule=_build("schedule", checked.schedule, name),
     )
+
+
+def _check_depth(raw: dict[str, Any], name: str) -> None:
+    """Refuse tables and lists in each other that could not be written again."""
+    level: list[Any] = [raw]
+    for _ in range(DEPTH):
+        inner = [v.values() if isinstance(v, dict) else v for v in level]
+        level = [v for values in inner for v in values if isinstance(v, dict | list)]
+        if not level:
+            return
+    raise InputError(f"recipe {name}: it is nested more than {DEPTH} deep")
 
 
 def _named(raw: dict[str, Any], section: str) -> Any:
@@ -147,7 +161,7 @@ def _override(raw: dict[str, Any], text: str) -> None:
         raise InputError(f"--set {text!r} must read table.key=value, as in --set optim.lr=0.1")
     try:
         parsed = tomllib.loads(f"v = {value}")["v"]
-    except ValueError:  # also of numbers with thousands of digits
+    except (ValueError, RecursionError):  # also of numbers with thousands of digits
         parsed = value.strip()  # a bare word or fraction: a string
     table = raw.setdefault(section, {})
     *parents, leaf = key.split(".")
