@@ -310,6 +310,10 @@ def test_theorem_1s_bounds_are_its_formulas() -> None:
 def test_bad_spaces_and_no_batches_are_refused() -> None:
     with pytest.raises(InputError, match="above the largest"):
         ControlSpace(k_max=3, low=0.2, high=0.1)
+    for name in ("space", "u", "z", "memory", "net"):
+        wrong: Any = {"u": Control(1, 0.1), name: -1}
+        with pytest.raises(InputError, match=rf"^{name} = -1 must be of type \w+$"):
+            criterion(small_net(), [batch()], method=PGD(ball=BALL), ball=BALL, **wrong)
     with pytest.raises(InputError, match=r"at least one amata\.Batch"):
         criterion(small_net(), [], Control(1, 0.1), method=PGD(ball=BALL), ball=BALL)
 

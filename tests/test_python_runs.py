@@ -219,7 +219,7 @@ def test_an_interrupted_run_is_resumed_to_the_same_bytes(tmp_path: Path) -> None
         ({"method": amata.TRADES(ball=BALL)}, r"method\.name = 'pgd', not 'trades'"),
         (
             {"model": nn.Sequential(*(net := list(small_net()))[:5], nn.Identity(), *net[5:])},
-            r"5.bias has shape \(12,\) there and None here",
+            r"^the checkpoint does not fit this model: '6.weight' is missing",
         ),
         ({"resume": Path(__file__)}, "test_python_runs.py is not a run folder"),
         ({"resume": Path(__file__).parent}, "tests is not a run folder"),

@@ -168,3 +168,15 @@ def test_a_users_method_is_checked_by_its_annotations() -> None:
     ):
         with pytest.raises(InputError, match=message):
             Mine(ball=BALL, **wrong)
+
+
+def test_plain_fields_of_a_users_method_are_the_users_own() -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Own(amata.PGD):
+        clip: float = INF
+        label: int = 10**12
+
+    assert Own(ball=BALL, reach="1/2").reach == 0.5  # type: ignore[arg-type]
+    assert Own(ball=BALL).clip == INF
+    with pytest.raises(InputError, match="reach = nan is not finite"):
+        Own(ball=BALL, reach=NAN)

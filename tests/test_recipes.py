@@ -254,7 +254,11 @@ def test_fractions_are_exact_quotients(top: int, bottom: int) -> None:
         ("threat.eps=1e-39", "threat.eps: eps = 1e-39 is outside the range of float32"),
         ("method.random_start=maybe", "method.random_start: input should be a valid boolean"),
         ("method.reach=9", "[method] reach = 9 is too large: eps = 1.8 is more than 1"),
-        ("model.args.x=" + "[" * 300 + "]" * 300, "model.args: it is nested more than 20 deep"),
+        ("model.args.x=" + "[" * 300 + "]" * 300, "it is nested more than 20 deep"),
+        (
+            "train.epochs=" + "[" * 5000 + "]" * 5000,
+            "train.epochs: input should be a valid integer",
+        ),
     ],
 )
 def test_errors_name_the_key(override: str, message: str) -> None:
@@ -293,6 +297,16 @@ def test_bad_settings_of_methods_are_refused_before_training(
     with pytest.raises(InputError) as error:
         load("mnist5k-amata", [f"method.name={method}", f"method.{key}"])
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("section", ["method", "schedule"])
+def test_recorded_objects_that_are_nested_too_deeply_are_named(section: str) -> None:
+    deep: Any = 1
+    for _ in range(300):
+        deep = [deep]
+    tables = {**load("mnist5k-amata").tables, section: {"name": "python", "x": deep}}
+    with pytest.raises(InputError, match="it is nested more than 20 deep"):
+        parse(tables, "x")
 
 
 @pytest.mark.parametrize("digits", [4300, 5000])
@@ -362,8 +376,8 @@ def test_every_key_is_documented() -> None:
     ("value", "message"),
     [
         ("0x" + "f" * 20_000, "an integer of thousands of digits is too large a number"),
-        ("[" * 300 + "]" * 300, "nested more than 20 levels deep"),
-        ("{a=" * 90 + "1" + "}" * 90, "nested more than 20 levels deep"),
+        ("[" * 300 + "]" * 300, "nested more than 20 deep"),
+        ("{a=" * 90 + "1" + "}" * 90, "nested more than 20 deep"),
     ],
 )
 def test_values_that_cannot_be_written_down_are_one_line(value: str, message: str) -> None:

@@ -16,7 +16,7 @@ amata.errors.InputError: size = -1 must be above 0
 import dataclasses
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -135,6 +135,7 @@ Count = Annotated[int, partial(whole, least=1)]
 Stages = Annotated[tuple[tuple[int, int], ...], stages]
 
 Reader = Callable[[Any, str], Any]
+SIMPLE: dict[Any, Reader] = {bool: switch, float: number, int: partial(whole, least=-MOST)}
 
 
 def read_fields(value: Any) -> None:
@@ -150,11 +151,13 @@ def _readers(cls: type) -> dict[str, Reader]:
         hints = get_type_hints(cls, include_extras=True)
     except NameError:  # somebody's class, with names that exist for type checkers only
         return {}
-    found = {f.name: _reader(hints[f.name]) for f in dataclasses.fields(cls)}
+    # A user's class may mean infinity by a plain float; ours never do.
+    simple = SIMPLE if cls.__module__.startswith("amata.") else {}
+    found = {f.name: _reader(hints[f.name], simple) for f in dataclasses.fields(cls)}
     return {name: read for name, read in found.items() if read is not None}
 
 
-def _reader(hint: Any) -> Reader | None:
+def _reader(hint: Any, simple: Mapping[Any, Reader]) -> Reader | None:
     """The reader of an annotation; None for types that are not checked here."""
     kind = get_origin(hint)
     if kind is Annotated:
@@ -162,9 +165,8 @@ def _reader(hint: Any) -> Reader | None:
     if kind is Literal:
         return partial(choice, options=get_args(hint))
     if kind in (Union, UnionType):
-        inner = [_reader(part) for part in get_args(hint) if part is not type(None)]
+        inner = [_reader(part, simple) for part in get_args(hint) if part is not type(None)]
         return partial(_optional, read=inner[0]) if len(inner) == 1 and inner[0] else None
-    simple: dict[Any, Reader] = {bool: switch, float: number, int: partial(whole, least=-MOST)}
     return simple.get(hint)
 
 

@@ -188,6 +188,15 @@ def criterion(
         raise InputError(f"method = {method!r} must be a method, such as amata.PGD(ball=ball)")
     if cost is not None and not callable(cost):
         raise InputError(f"cost = {cost!r} must be a function of what was measured")
+    for name, given, kind in (
+        ("space", space, ControlSpace),
+        ("u", u, Control),
+        ("z", z, Control),
+        ("memory", memory, dict),
+        ("net", net, ProbeNet),
+    ):
+        if not isinstance(given, kind) and (given is not None or name == "u"):
+            raise InputError(f"{name} = {given!r} must be of type {kind.__name__}")
     choice(search, "search", get_args(Search))
     alphas = whole(alphas, "alphas", 1, 1000)
     cost = cost or StepCost()

@@ -27,20 +27,6 @@ def _not_bool(value: Any) -> Any:
     return value
 
 
-def _shallow(value: Any) -> Any:
-    """Refuse tables and lists that are nested too deeply to be written again."""
-    level = [value]
-    for _ in range(DEPTH):
-        inner = [
-            v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)
-        ]
-        level = [v for values in inner for v in values]
-        if not level:
-            return value
-    raise InputError(f"it is nested more than {DEPTH} deep")
-
-
-DEPTH = 20
 Number = Annotated[float, BeforeValidator(number)]
 Share = Annotated[float, BeforeValidator(number), Field(ge=0, lt=1)]
 Positive = Annotated[float, BeforeValidator(number), Field(gt=0)]
@@ -89,7 +75,7 @@ class Model(Table):
     name: str
     """A built-in network, `timm/NAME`, or `package.module:callable`. A callable gets in_channels,
     and classes or num_classes."""
-    args: Annotated[dict[str, Any], BeforeValidator(_shallow)] = {}
+    args: dict[str, Any] = {}
     """Further arguments of the network, such as {stem = "small"}."""
     mean: list[Number] | None = Field(default=None, max_length=1000)
     """Mean of each channel, for the normalisation inside the network."""

@@ -89,7 +89,7 @@ def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Reci
             raise InputError(f"override {override!r} must be a text, as in 'optim.lr=0.1'")
     for override in sorted(overrides, key=lambda text: not _renames(text)):
         _override(raw, override)
-    _check_values(raw, name)
+    values = _plain_values(raw, name)
     kinds: dict[str, type[BaseModel]] = {}
     for section, registry in REGISTRIES.items():
         kinds[section] = _kind(section, raw.get(section), registry, name)
@@ -102,6 +102,10 @@ def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Reci
         checked: Any = model.model_validate(raw)
     except ValidationError as error:
         raise InputError(f"recipe {name}: {first_problem(error, model)}") from None
+    # model.args may hold any value; TOML has no larger numbers
+    for value in values:
+        if isinstance(value, int) and abs(value) >= 2**64:
+            raise InputError(f"recipe {name}: {shown(value)} is too large a number")
     ball = _build("threat", checked.threat, name)
     return Recipe(
         name=name,
@@ -111,17 +115,17 @@ def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Reci
     )
 
 
-def _check_values(raw: dict[str, Any], name: str) -> None:
-    """Refuse values that cannot be written down again: nested too deeply, or absurdly large."""
+def _plain_values(raw: dict[str, Any], name: str) -> list[Any]:
+    """The values in all tables and lists. Refuses what is nested too deeply to be written again."""
     level: list[Any] = [raw]
+    found: list[Any] = []
     for _ in range(DEPTH):
         inner = [v for t in level for v in (t.values() if isinstance(t, dict) else t)]
-        for value in inner:
-            if isinstance(value, int) and abs(value) >= 2**64:
-                raise InputError(f"recipe {name}: {shown(value)} is too large a number")
         level = [value for value in inner if isinstance(value, dict | list | tuple)]
+        found += inner
     if level:
-        raise InputError(f"recipe {name}: values are nested more than {DEPTH} levels deep")
+        raise InputError(f"recipe {name}: it is nested more than {DEPTH} deep")
+    return found
 
 
 def _named(raw: dict[str, Any], section: str) -> Any:
@@ -167,7 +171,7 @@ def _override(raw: dict[str, Any], text: str) -> None:
         raise InputError(f"--set {text!r} must read table.key=value, as in --set optim.lr=0.1")
     try:
         parsed = tomllib.loads(f"v = {value}")["v"]
-    except ValueError:  # also of numbers with thousands of digits
+    except (ValueError, RecursionError):  # also of numbers with thousands of digits
         parsed = value.strip()  # a bare word or fraction: a string
     table = raw.setdefault(section, {})
     *parents, leaf = key.split(".")
