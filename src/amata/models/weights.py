@@ -1,6 +1,5 @@
 """Weights files: safetensors, or a state dict in a .pt or .pth file. No file runs code."""
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 from torch import nn
 
 from amata.errors import InputError, shorten
+from amata.models.pickled import read_pickled
 from amata.tensors import read_tensors
 
 
@@ -16,7 +16,9 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"no weights at {path}; give a .safetensors, .pt or .pth file")
-    load_state(model, read_tensors(path) if path.suffix == ".safetensors" else _pickled(path), path)
+    load_state(
+        model, read_tensors(path) if path.suffix == ".safetensors" else read_pickled(path), path
+    )
 
 
 def load_state(model: nn.Module, state: Any, path: Path) -> None:
@@ -28,19 +30,6 @@ def load_state(model: nn.Module, state: Any, path: Path) -> None:
         raise InputError(
             f"weights {path} do not fit the model {type(model).__name__}: {reason}"
         ) from None
-
-
-def _pickled(path: Path) -> Any:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        reason = "it holds other Python objects than tensors, or is damaged"
-    except Exception as error:
-        reason = shorten(str(error).partition("\n")[0])
-    raise InputError(
-        f"weights {path} cannot be read ({reason}); save them with "
-        "torch.save(model.state_dict(), FILE) or as .safetensors"
-    )
 
 
 def _mismatch(model: nn.Module, state: Any) -> str | None:
