@@ -516,7 +516,7 @@ def test_pickles_of_torch_load(options: dict[str, Any], tmp_path: Path) -> None:
     model, other = (torch.nn.Sequential(torch.nn.Linear(3, 2)) for _ in range(2))
     torch.save(model.state_dict(), tmp_path / "w.pt", **options)
     models.load_weights(other, tmp_path / "w.pt")
-    assert torch.equal(model[0].weight, other[0].weight)
+    assert str(model.state_dict()) == str(other.state_dict())
 
 
 def safetensors_file(path: Path, header: bytes, size: int | None = None) -> None:

@@ -86,7 +86,6 @@ def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Reci
     }
     for override in sorted(overrides, key=lambda text: not _renames(text)):
         _override(raw, override)
-    _check_values(raw, name)
     kinds: dict[str, type[BaseModel]] = {}
     for section, registry in REGISTRIES.items():
         kinds[section] = _kind(section, raw.get(section), registry, name)
@@ -99,6 +98,7 @@ def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Reci
         checked: Any = model.model_validate(raw)
     except ValidationError as error:
         raise InputError(f"recipe {name}: {first_problem(error, model)}") from None
+    _check_values(raw, name)
     ball = _build("threat", checked.threat, name)
     return Recipe(
         name=name,
