@@ -21,6 +21,7 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -50,6 +51,8 @@ def limits() -> None:
 
     from amata.console import ConsoleReporter
 
+    # what torch says where a CPU has no bf16
+    warnings.filterwarnings("ignore", "mkldnn_matmul failed")
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
@@ -232,6 +235,9 @@ PAST: list[tuple[str, Any]] = [
     ("command", ["data", "fetch", "mnist", "--root", "toy.toml"]),
     ("command", ["export", "run", "--to", "hf", "--out", "toy.toml/x"]),
     ("command", ["bench", "imagenet-free", "--steps", "1", "--seconds", "0.01", "--device", "cpu"]),
+    ("python", "amata.attacks.pgd(model=None, x=x(), y=y(), ball=amata.Linf(0.1))"),
+    ("python", "amata.attacks.autoattack(net(), x(), y(), ball=amata.Linf(0.1), generator=3)"),
+    ("python", "amata.attacks.pgd(net(), x(), y(), ball=amata.Linf(0.1), loss=nan)"),
     # schedules and optimisers
     ("python", "amata.Linear(k_min=1, k_max=3, tau=0.2)(0, 0)"),
     ("python", "amata.Linear(k_min=1, k_max=3, tau=0.2)('a', 1)"),

@@ -262,12 +262,19 @@ def test_a_bad_parquet_file_is_one_line(tmp_path: Path, content: pa.Table, messa
 def test_a_small_parquet_file_of_many_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for part in ("train", "test"):
-        pq.write_table(table([bytes(100_000)] * 40, [0] * 40), tmp_path / f"{part}-0.parquet")
-    assert (tmp_path / "train-0.parquet").stat().st_size < 10_000
-    for most in (1000, 1_000_000):  # what the file says, and what comes
+    one = bytes(100_000)
+    for values, most, message in (
+        ([one] * 40, 1000, "above the limit of 1000;.*AMATA_MAX_BYTES"),
+        ([one] * 40, 1_000_000, "image 0 is not a readable image"),  # a repeated value is held once
+        ([one] * 1000, 1_000_000, "holds 3072000 bytes, above the limit"),  # but decoded each time
+        ([10 * one], 2_000_000, "it unpacks to more than 20 times its size"),
+    ):
+        for part in ("train", "test"):
+            file = tmp_path / f"{part}-0.parquet"
+            pq.write_table(table(values, [0] * len(values)), file, compression="zstd")
+        assert file.stat().st_size < 10_000
         monkeypatch.setenv("AMATA_MAX_BYTES", str(most))
-        with pytest.raises(InputError, match=rf"above the limit of {most};.*AMATA_MAX_BYTES"):
+        with pytest.raises(InputError, match=message):
             load("cifar10", root=tmp_path)
 
 

@@ -1,6 +1,8 @@
 """Checkpoints on disk: damaged ones, full disks, other recipes."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.runs.checkpoint import best_file, load_checkpoint, save_checkpoint
 from amata.runs.files import save_tensors
+from amata.schedules import Choice, Control, Response
 from amata.training import Interrupted
 from amata.training.state import TrainState
 from tests.conftest import small_net
@@ -158,3 +161,30 @@ def test_a_checkpoint_of_another_model_is_one_line(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match=message):
         fit(other, data, None, recipe, run=RunFolder(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": "x"},
+        {"epoch": -1},
+        {"epoch": 10**400},
+        {"batch": -1},
+        {"spent": {"train_seconds": "x"}},
+        {"rows": [1]},
+        {"rows": "abc"},
+        {"rows": [{**ROW, "steps": 10**400}]},
+        {"best_accuracy": "x"},
+        {"lr_scale": 1e308},
+        {"extra_steps": 10**9},
+        {"choice": [1]},
+        {"curves": [[1]]},
+    ],
+)
+def test_a_strangers_checkpoint_with_valid_checksums_is_refused(change: dict[str, Any]) -> None:
+    chosen = Choice(Control(2, 0.1), 0.04)
+    state = TrainState(epoch=1, rows=[ROW], choice=chosen, curves=[[Response(chosen[0], 1.0, 2)]])
+    record = json.loads(json.dumps({**state.to_json(), "fingerprint": "f"}))
+    assert TrainState.from_json(record) == state
+    with pytest.raises(ValueError, match="validation error"):
+        TrainState.from_json({**record, **change})

@@ -384,3 +384,9 @@ def test_values_that_cannot_be_written_down_are_one_line(value: str, message: st
     """They were accepted in model.args, which takes anything, and failed in hashes and reports."""
     with pytest.raises(InputError, match=message):
         recipes.load("mnist5k-pgd", [f"model.args.width={value}"])
+
+
+def test_extending_a_file_of_no_user_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text('extends = "~nosuchuser/base.toml"')
+    with pytest.raises(InputError, match=r"no recipe file .*~nosuchuser/base\.toml"):
+        recipes.load(tmp_path / "x.toml")

@@ -499,6 +499,30 @@ def test_a_study_stays_in_its_folder_whatever_its_name(name: str, tmp_path: Path
     assert {p.name for p in (tmp_path / name).iterdir()} == {"trials", "study.db"}
 
 
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"key": 3},
+        {"key": "../x"},
+        {"process": 3},
+        {"process": "vm:99999999999999999999"},
+        {"accuracy": "0.5"},
+        {"cost": []},
+        {"schedule": 3},
+        {"accuracy": 0.5},  # and nothing else
+    ],
+)
+def test_a_strangers_study_is_one_line(attributes: dict[str, Any], tmp_path: Path) -> None:
+    search = Search(SEARCHED, SearchSettings(budget=3), tmp_path, Reporter())
+    trial = search.study.ask()
+    for name, value in attributes.items():
+        trial.set_user_attr(name, value)
+    if attributes == {"accuracy": 0.5}:
+        search.study.tell(trial, 0.5)
+    with pytest.raises(InputError, match=r"study\.db is not a readable study"):
+        Search(SEARCHED, SearchSettings(budget=3), tmp_path, Reporter())
+
+
 @pytest.mark.parametrize("name", ["study.db", "trials", "study.db-journal"])
 def test_a_search_does_not_write_through_links(name: str, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()

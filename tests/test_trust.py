@@ -481,6 +481,62 @@ class Evil:
         return (Path.touch, (self.marker,))
 
 
+def pt_file(path: Path, data: bytes, compression: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in (("data.pkl", data), ("version", b"3\n"), ("byteorder", b"little")):
+            archive.writestr(f"archive/{name}", content)
+    return path
+
+
+def compressed(path: Path) -> Path:
+    """A file of `torch.save` with a million zeros in a few bytes."""
+    torch.save({"w": torch.zeros(10**6)}, path)
+    with zipfile.ZipFile(path) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    return path
+
+
+def overlapping(path: Path) -> Path:
+    """An archive whose members share the same bytes."""
+    pt_file(path, b"0" * 1000)
+    content = bytearray(path.read_bytes())
+    directory = content.index(b"PK\1\2")
+    content[directory + 20 : directory + 28] = struct.pack("<II", 10**6, 10**6)
+    path.write_bytes(content)
+    return path
+
+
+NESTED = b"\x80\x02}q\xff)q\0" + b"h\0h\0\x86q\0" * 60 + b"h\0K\1s."
+"""A dictionary with a key whose hash takes 2^60 steps."""
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (compressed, "its archive is compressed"),
+        (overlapping, "its archive claims more bytes than the file has"),
+        (lambda path: pt_file(path, NESTED), "its tuples are nested too deeply"),
+        (lambda path: path.write_bytes(NESTED) and path, "its tuples are nested too deeply"),
+    ],
+)
+def test_small_pickles_cannot_ask_for_much(
+    make: Callable[[Path], Path], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=rf"w\.pt cannot be read \({message}"):
+        models.load_weights(torch.nn.Linear(1, 1), make(tmp_path / "w.pt"))
+
+
+@pytest.mark.parametrize("options", [{}, {"_use_new_zipfile_serialization": False}])
+def test_pickles_of_torch_load(options: dict[str, Any], tmp_path: Path) -> None:
+    model, other = (torch.nn.Sequential(torch.nn.Linear(3, 2)) for _ in range(2))
+    torch.save(model.state_dict(), tmp_path / "w.pt", **options)
+    models.load_weights(other, tmp_path / "w.pt")
+    assert str(model.state_dict()) == str(other.state_dict())
+
+
 def safetensors_file(path: Path, header: bytes, size: int | None = None) -> None:
     path.write_bytes(struct.pack("<Q", len(header) if size is None else size) + header)
 

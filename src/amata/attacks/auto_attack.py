@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from amata.attacks.base import Attack
-from amata.attacks.checks import check_images, check_model
+from amata.attacks.checks import check_images, check_model, check_module
 from amata.attacks.preserve import untouched
 from amata.attacks.randomness import draw_seed
 from amata.errors import InputError, missing
@@ -60,6 +60,7 @@ def _run(
         import pyautoattack
     except ImportError:
         raise missing("pyautoattack", "AutoAttack", "autoattack") from None
+    check_module(model)
     check_ball(ball)
     check_images(x, y)
     with untouched(model):

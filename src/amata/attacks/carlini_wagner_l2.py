@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from amata.attacks.base import INT, Attack
-from amata.attacks.checks import check_images, check_model
+from amata.attacks.checks import check_images, check_model, check_module
 from amata.attacks.preserve import untouched
 from amata.losses import margin
 from amata.quantity import Count, Positive, not_negative, positive, whole
@@ -42,6 +42,7 @@ def cw_l2(
 ) -> Tensor:
     """The nearest adversarial image found for each sample, or the sample itself if there is none.
     No ball limits the distance."""
+    check_module(model)
     check_images(x, y)
     c, lr, kappa = positive(c, "c"), positive(lr, "lr"), not_negative(kappa, "kappa")
     steps, search_steps = whole(steps, "steps", 1), whole(search_steps, "search_steps", 0)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from amata.attacks.base import Attack
-from amata.attacks.checks import check_images, check_model
+from amata.attacks.checks import check_images, check_model, check_module
 from amata.attacks.preserve import input_grad, untouched
 from amata.losses import Loss, ce
 from amata.threat import Ball, check_ball
@@ -27,6 +27,7 @@ def fgsm(
 ) -> Tensor:
     """One step of length eps from the image itself. With `targets` the step descends the loss
     towards those labels."""
+    check_module(model)
     check_ball(ball)
     goal, climb = goal_of(y, targets, loss)
     check_images(x, goal)

@@ -52,6 +52,8 @@ def input_grad(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
     # autograd cannot record tensors that were made in inference mode
     x = (x.clone() if x.is_inference() else x.detach()).requires_grad_()
     y = y.clone() if y.is_inference() else y
+    if not callable(loss):
+        raise InputError(f"loss = {loss!r} must be a function (logits, labels) -> losses")
     value = loss(model(x), y)
     if not isinstance(value, Tensor):
         raise InputError(f"the loss must return a tensor, not {type(value).__name__}")

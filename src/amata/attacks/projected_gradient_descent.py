@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from amata import seeds
 from amata.attacks.base import INT, Attack
-from amata.attacks.checks import check_images, check_model, check_start
+from amata.attacks.checks import check_images, check_model, check_module, check_start
 from amata.attacks.fast_gradient_sign import FGSM, goal_of
 from amata.attacks.preserve import input_grad, untouched
 from amata.attacks.randomness import generator_on
@@ -51,6 +51,7 @@ def pgd(
     Random starts are drawn from `generator`, one restart after the other. Without one they are
     fresh at each call, and `torch.manual_seed` makes them repeatable.
     """
+    check_module(model)
     check_ball(ball)
     goal, climb = goal_of(y, targets, loss)
     check_images(x, goal)

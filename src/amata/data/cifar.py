@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from amata.data.cifar_batch import parse_batch
+from amata.data.cifar_batch import PIXELS, parse_batch
 from amata.data.decode import decode
 from amata.data.images import Arrays
 from amata.data.limits import check_bytes, read_file
 from amata.errors import InputError, missing, shorten
 
+RATIO, SLACK = 20, 1 << 18
+"""Bytes that a byte of a parquet file may unpack to, and those that any file may."""
 BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 
 
@@ -77,13 +79,24 @@ def _decoded(files: tuple[tuple[Path, int, int], ...]) -> tuple[np.ndarray, np.n
         try:
             file = pq.ParquetFile(path)
             groups = range(file.metadata.num_row_groups)
-            check_bytes(sum(file.metadata.row_group(i).total_byte_size for i in groups), path)
+            size = sum(file.metadata.row_group(i).total_byte_size for i in groups)
+            check_bytes(max(size, PIXELS * file.metadata.num_rows), path)
+            if (
+                size > RATIO * path.stat().st_size + SLACK
+            ):  # encoded images can hardly be compressed
+                raise ValueError(f"it unpacks to more than {RATIO} times its size")
             column = "img" if "img" in file.schema_arrow.names else "image"
+            # As a dictionary: a value that a small file repeats is held once.
+            file = pq.ParquetFile(path, read_dictionary=[f"{column}.bytes"])
             contents: list[bytes] = []
             size = 0
             for batch in file.iter_batches(256, columns=[column, "label"]):
                 check_bytes(size := size + batch.nbytes, path)
-                contents += [row["bytes"] for row in batch.column(column).to_pylist()]
+                found = batch.column(column).field("bytes")
+                if not pa.types.is_dictionary(found.type) or found.null_count:
+                    raise ValueError("its images are not bytes")
+                values = found.dictionary.to_pylist()
+                contents += [values[i] for i in found.indices.to_pylist()]
                 label = batch.column("label")
                 if not pa.types.is_integer(label.type) or label.null_count:
                     raise ValueError("its labels are not integers")

@@ -21,6 +21,9 @@ FILES = (
     "t10k-labels-idx1-ubyte",
 )
 
+CHUNK = 1 << 20
+"""Bytes that are decompressed at a time."""
+
 
 def load_mnist(folder: Path) -> tuple[Arrays, Arrays]:
     """The 60,000 training and 10,000 test digits."""
@@ -61,17 +64,19 @@ def read_idx(path: Path) -> np.ndarray:
             shape = [int.from_bytes(sizes[i : i + 4], "big") for i in range(0, 4 * start[3], 4)]
             header, expected = 4 + len(sizes), math.prod(shape)
             check_bytes(expected, path)
-            content = file.read(expected)
+            content, done = np.empty(expected, np.uint8), 0
+            while count := file.readinto(content.data[done : done + CHUNK]):
+                done += count
             rest = file.read(1)  # at the end of the file, its checksum is verified
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{path} is truncated or damaged ({error}); fetch it again") from None
-    if len(content) != expected or rest:
-        found = "more" if rest else header + len(content)
+    if done != expected or rest:
+        found = "more" if rest else header + done
         raise InputError(
             f"{path} is truncated or damaged: its header says {header + expected} bytes, the file "
             f"has {found}; fetch it again"
         )
-    return np.frombuffer(content, np.uint8).reshape(shape).copy()
+    return content.reshape(shape)
 
 
 def load_mnist5k(folder: Path) -> tuple[Arrays, Arrays]:

@@ -1,7 +1,5 @@
 """Weights files: safetensors, or a state dict in a .pt or .pth file. No file runs code."""
 
-import pickle
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +7,7 @@ import torch
 from torch import nn
 
 from amata.errors import InputError, shorten
+from amata.models.pickled import read_pickled
 from amata.tensors import read_tensors
 
 
@@ -17,7 +16,9 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"no weights at {path}; give a .safetensors, .pt or .pth file")
-    load_state(model, read_tensors(path) if path.suffix == ".safetensors" else _pickled(path), path)
+    load_state(
+        model, read_tensors(path) if path.suffix == ".safetensors" else read_pickled(path), path
+    )
 
 
 def load_state(model: nn.Module, state: Any, path: Path) -> None:
@@ -29,29 +30,6 @@ def load_state(model: nn.Module, state: Any, path: Path) -> None:
         raise InputError(
             f"weights {path} do not fit the model {type(model).__name__}: {reason}"
         ) from None
-
-
-def _pickled(path: Path) -> Any:
-    try:
-        if _is_compressed(path):
-            raise ValueError("it is compressed, which torch.save never does")
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        reason = "it holds other Python objects than tensors, or is damaged"
-    except Exception as error:
-        reason = shorten(str(error).partition("\n")[0])
-    raise InputError(
-        f"weights {path} cannot be read ({reason}); save them with "
-        "torch.save(model.state_dict(), FILE) or as .safetensors"
-    )
-
-
-def _is_compressed(path: Path) -> bool:
-    """Whether a zip file unpacks to more than its size: a small one could fill the memory."""
-    if not zipfile.is_zipfile(path):
-        return False  # the format of torch before 1.6
-    with zipfile.ZipFile(path) as file:
-        return sum(entry.file_size for entry in file.infolist()) > path.stat().st_size
 
 
 def mismatch(model: nn.Module, state: Any) -> str | None:

@@ -1,5 +1,6 @@
 """Recipe files: where they are found, and how one extends another."""
 
+import os
 import re
 import tomllib
 from functools import reduce
@@ -103,7 +104,7 @@ def read_toml(source: str, name: str, *, quote: bool = True) -> Tables:
 def _find(text: str, folder: Path) -> Source:
     """A file by its path, seen from the folder, or a built-in recipe by its name."""
     if text.endswith(".toml") or "/" in text:
-        path = folder / Path(text).expanduser()
+        path = folder / os.path.expanduser(text)
         if (path / "recipe.toml").is_file():
             raise InputError(
                 f"{path} is a run folder: resume it with `amata train --resume {quoted(path)}`, or "

@@ -15,11 +15,15 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict
 
 from amata.data import Splits
 from amata.errors import AmataError, InputError, missing, printable, unknown
 from amata.evaluation import parse_attack
+from amata.metrics import Amount, Index, Share
 from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
 from amata.reporter import Reporter
@@ -50,6 +54,20 @@ MAX_FAILED = 5
 
 _State = optuna.trial.TrialState
 _FINISHED = (_State.COMPLETE, _State.PRUNED)
+
+
+class Attributes(TypedDict, total=False):
+    """What a search attaches to a trial."""
+
+    process: Annotated[str, Field(pattern=r"^.*:\d{1,9}$")]
+    schedule: dict[str, Any]
+    key: Annotated[str, Field(pattern=r"^[\w-]{1,100}$")]
+    cost: Amount
+    accuracy: Share
+    grad_evals: Index | None
+
+
+TRIAL = TypeAdapter(Attributes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +133,10 @@ class Search:
         with hold(out, "starting a study", wait=True):
             try:
                 self.study = self._open_study()
-            except sqlalchemy.exc.SQLAlchemyError:
+                self._check_trials()
+            except InputError:
+                raise
+            except (sqlalchemy.exc.SQLAlchemyError, LookupError, TypeError, ValueError):
                 raise InputError(
                     f"{out / 'study.db'} is not a readable study; choose another --out"
                 ) from None
@@ -145,6 +166,8 @@ class Search:
         }
         about = json.loads(json.dumps(about))
         known = study.user_attrs.get("about")
+        if not isinstance(known, dict | None):
+            raise ValueError
         if known is None:
             if (own := self.space.recipe_params()) is not None:
                 study.enqueue_trial(own)  # try the recipe's own schedule first
@@ -156,6 +179,16 @@ class Search:
                 "choose another --out"
             )
         return study
+
+    def _check_trials(self) -> None:
+        """Refuse trials that no search has written. A finished one has all attributes."""
+        for trial in self.study.get_trials(deepcopy=False):
+            attributes = TRIAL.validate_python(trial.user_attrs, strict=True)
+            needed = {"schedule", "key", "cost", "accuracy"} if trial.state in _FINISHED else set()
+            if not needed <= attributes.keys() or (
+                trial.state == _State.COMPLETE and trial.value is None
+            ):
+                raise ValueError
 
     def run(self) -> dict[str, Any] | None:
         """Run trials until the study has `settings.trials`, those of earlier calls and other

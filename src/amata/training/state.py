@@ -1,9 +1,12 @@
 """Where a run is, what it has spent, and what the collapse guard and the schedule decided."""
 
+import json
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from amata.metrics import Row
+from pydantic import Field, TypeAdapter
+
+from amata.metrics import Amount, Index, Row, Share
 from amata.schedules import Choice, Control, Response
 
 
@@ -11,17 +14,17 @@ from amata.schedules import Choice, Control, Response
 class Spent:
     """The cost of a run so far. The trainer is its only writer."""
 
-    train_seconds: float = 0.0
-    compile_seconds: float = 0.0
+    train_seconds: Amount = 0.0
+    compile_seconds: Amount = 0.0
     """Compiling and recording graphs; not part of the training time."""
-    data_seconds: float = 0.0
+    data_seconds: Amount = 0.0
     """The part of the training time that was spent waiting for data."""
-    grad_evals: int = 0
+    grad_evals: Index = 0
     """Full-network gradient evaluations, in images, with those for probing."""
-    first_layer_evals: int = 0
-    probe_evals: int = 0
+    first_layer_evals: Index = 0
+    probe_evals: Index = 0
     """Gradient evaluations that a closed-loop schedule spent on probing."""
-    images: int = 0
+    images: Index = 0
     """Images trained on."""
 
 
@@ -29,21 +32,21 @@ class Spent:
 class TrainState:
     """`batch` batches of `epoch` are done."""
 
-    epoch: int = 0
-    batch: int = 0
+    epoch: Index = 0
+    batch: Index = 0
     spent: Spent = field(default_factory=Spent)
-    best_epoch: int | None = None
-    best_accuracy: float | None = None
+    best_epoch: Index | None = None
+    best_accuracy: Share | None = None
     rows: list[Row] = field(default_factory=list)
     """The rows of metrics.jsonl that belong to this state."""
-    ema_steps: int = 0
-    guard_robust: float | None = None
+    ema_steps: Index = 0
+    guard_robust: Share | None = None
     """Accuracy under the guard's attack after the last good epoch."""
-    guard_clean: float = 0.0
+    guard_clean: Share = 0.0
     """Best clean accuracy on the guard's images so far."""
-    lr_scale: float = 1.0
+    lr_scale: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The guard's factor on the learning rate."""
-    extra_steps: int = 0
+    extra_steps: Annotated[int, Field(ge=0, le=100)] = 0
     """Inner steps that the guard added to the schedule's."""
     choice: Choice | None = None
     """What a closed-loop schedule chose for this epoch."""
@@ -61,6 +64,7 @@ class TrainState:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "TrainState":
+        _STATE.validate_json(json.dumps(record), strict=True)  # the types and ranges above
         known = {name: record[name] for name in cls.__dataclass_fields__ if name in record}
         known["spent"] = Spent(**record["spent"])
         if record["choice"] is not None:
@@ -76,3 +80,6 @@ class TrainState:
         """For people, who count epochs from one."""
         at = f"epoch {self.epoch + 1}"
         return f"{at}, batch {self.batch}" if self.batch else at
+
+
+_STATE = TypeAdapter(TrainState)
