@@ -86,7 +86,7 @@ def resumed(run: Path) -> Any:
     weights = {name: read_tensors(run / f"{name}.safetensors") for name in ("model", "last")}
     return (
         {n: {k: v.tolist() for k, v in w.items()} for n, w in weights.items()},
-        [{**row, "train_seconds": 0, "data_seconds": 0} for row in rows],
+        [{**row, "train_seconds": 0, "data_seconds": 0, "unix_seconds": 0} for row in rows],
         [summary["recipe"], summary["grad_evals"], summary["best_epoch"]],
         [{**result, "seconds": 0} for result in summary["evaluation"].values()],
     )
