@@ -192,6 +192,23 @@ def test_archives_cannot_leave_their_folder(
     assert [p.name for p in tmp_path.iterdir()] == ["inside"]
 
 
+def test_archives_are_not_unpacked_through_links(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "set").symlink_to(tmp_path / "outside")
+    (tmp_path / "set.tar.gz").write_bytes(archive(("set/a.txt", b"one", "")))
+    with pytest.raises(InputError, match="inside/set is a symbolic link"):
+        unpack(tmp_path / "set.tar.gz", tmp_path / "inside")
+    assert not any((tmp_path / "outside").iterdir())
+
+
+def test_an_archive_of_deep_folders_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "set.tar.gz").write_bytes(archive(("a/" * 2000 + "b", b"one", "")))
+    with pytest.raises(InputError, match="cannot be unpacked safely"):
+        unpack(tmp_path / "set.tar.gz", tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["set.tar.gz"]
+
+
 def test_the_command_fetches(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, amata: Callable[..., Any]
 ) -> None:

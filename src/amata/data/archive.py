@@ -14,6 +14,7 @@ from amata.errors import InputError, shorten
 RATIO = 20
 """Bytes that a byte of an archive may unpack to."""
 TAR_BLOCK = 512
+BROKEN = (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError)
 
 
 def unpack(archive: Path, folder: Path) -> None:
@@ -33,12 +34,15 @@ def unpack(archive: Path, folder: Path) -> None:
                     f"{destination} exists and is not the file in {archive}; move it away and run "
                     "again"
                 )
+            elsewhere = next((p for p in destination.parents if p.is_symlink()), folder)
+            if folder in elsewhere.parents:
+                raise InputError(f"{elsewhere} is a symbolic link; move it away and run again")
         for path, destination in missing:
             destination.parent.mkdir(parents=True, exist_ok=True)
             os.replace(path, destination)
     except InputError:
         raise
-    except (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError) as error:
+    except (*BROKEN, OSError, ValueError, RecursionError) as error:
         raise InputError(
             f"{archive} cannot be unpacked safely ({shorten(error)}); remove it and fetch it again"
         ) from None
