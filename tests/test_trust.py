@@ -569,7 +569,7 @@ def test_bad_weights_are_one_line(tmp_path: Path) -> None:
         "list.pth": "the file holds list, not a state dict",
         "number.pt": "'fc2.bias' is int, not a tensor",
         "shape.pt": "'fc2.bias' has shape (7,), not (10,)",
-        "bomb.pt": "it is compressed, which torch.save never does",
+        "bomb.pt": "its archive is compressed, which torch.save never does",
         "text.pt": "cannot be read",
         "big.safetensors": "has a header of 16,777,217 bytes, more than 16,777,216",
         "huge.safetensors": "is not a safetensors file",
