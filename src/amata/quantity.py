@@ -136,6 +136,10 @@ Stages = Annotated[tuple[tuple[int, int], ...], stages]
 
 Reader = Callable[[Any, str], Any]
 SIMPLE: dict[Any, Reader] = {bool: switch, float: number, int: partial(whole, least=-MOST)}
+SIMPLE_OF_USERS: dict[Any, Reader] = {
+    float: lambda value, name: number(value, name) if isinstance(value, str) else value
+}
+"""In a user's class, a plain float may be infinite; only texts such as "8/255" are read."""
 
 
 def read_fields(value: Any) -> None:
@@ -151,8 +155,7 @@ def _readers(cls: type) -> dict[str, Reader]:
         hints = get_type_hints(cls, include_extras=True)
     except NameError:  # somebody's class, with names that exist for type checkers only
         return {}
-    # A user's class may mean infinity by a plain float; ours never do.
-    simple = SIMPLE if cls.__module__.startswith("amata.") else {}
+    simple = SIMPLE if cls.__module__.startswith("amata.") else SIMPLE_OF_USERS
     found = {f.name: _reader(hints[f.name], simple) for f in dataclasses.fields(cls)}
     return {name: read for name, read in found.items() if read is not None}
 
