@@ -238,6 +238,8 @@ PAST: list[tuple[str, Any]] = [
     ("python", "amata.attacks.pgd(model=None, x=x(), y=y(), ball=amata.Linf(0.1))"),
     ("python", "amata.attacks.autoattack(net(), x(), y(), ball=amata.Linf(0.1), generator=3)"),
     ("python", "amata.attacks.pgd(net(), x(), y(), ball=amata.Linf(0.1), loss=nan)"),
+    ("python", "amata.models.build(in_channels=1, classes=4, name=0.5)"),
+    ("python", "amata.models.build('tinycnn', args=0.5, classes=4, in_channels=1)"),
     # schedules and optimisers
     ("python", "amata.Linear(k_min=1, k_max=3, tau=0.2)(0, 0)"),
     ("python", "amata.Linear(k_min=1, k_max=3, tau=0.2)('a', 1)"),
@@ -267,6 +269,8 @@ PAST: list[tuple[str, Any]] = [
     ("python", f"{FIT}, schedule=lambda: 0)"),
     ("python", f"{FIT}, {CONSTANT}, recipe=[])"),
     ("python", f"{FIT}, {CONSTANT}, run=3)"),
+    ("python", f"{FIT}, {CONSTANT}, run=chr(0))"),
+    ("python", f"{FIT}, {CONSTANT}, resume=chr(0))"),
     ("python", f"{FIT}, {CONSTANT}, resume=[])"),
     ("python", f"{FIT}, {CONSTANT})".replace("(x(), y())", "stream()")),
     ("python", f"{FIT}, {CONSTANT})".replace("net()", "net().to('meta')")),

@@ -66,6 +66,8 @@ def build(
     `trust=True` only: pass it if the name is your own.
     """
     args = args or {}
+    if not isinstance(name, str) or not isinstance(args, dict):
+        raise InputError(f"model {name!r} must be a name, and its arguments {args!r} a dict")
     normalize = Normalize(mean, std)
     if mean is not None and len(mean) != in_channels:
         raise InputError(

@@ -155,7 +155,8 @@ def _check_types(
         "optim": (optim, isinstance(optim, Optim), "amata.SGD(...), AdamW(...) or Muon(...)"),
     }
     for name, path in paths.items():
-        right = isinstance(path, str | Path) or (name == "recipe" and isinstance(path, Recipe))
+        right = isinstance(path, str | Path) and "\0" not in str(path)  # no path has a null byte
+        right = right or (name == "recipe" and isinstance(path, Recipe))
         wanted = "the name of a recipe, a TOML file or an amata.Recipe"
         needs[name] = (path, right, wanted if name == "recipe" else "a folder")
     for name, (value, right, wanted) in needs.items():
