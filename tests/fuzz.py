@@ -279,7 +279,7 @@ PAST: list[tuple[str, Any]] = [
 
 
 def failure(target: str, example: Any, ended: Outcome) -> str | None:
-    """What is wrong with the end of an example, as a text by which findings are told apart."""
+    """What is wrong with the outcome of an example; equal texts are the same finding."""
     if ended.hung or ended.code in (-signal.SIGXCPU, -signal.SIGKILL):
         return f"hangs {_last_frame(ended.err)}"
     if ended.code < 0:

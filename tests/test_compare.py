@@ -24,6 +24,7 @@ import pytest
 
 from amata.cli import main
 from amata.console import PlainConsole, comparison_table
+from amata.data import Splits
 from amata.errors import InputError
 from amata.evaluation import Result, wilson
 from amata.recipes import Recipe, load
@@ -43,7 +44,9 @@ from amata.studies.criterion import check_epochs, robust_attack
 from amata.studies.differences import recipe_differences, timing_facts
 from amata.studies.landscape import run_landscapes
 from amata.studies.plan import check_same_runs, find_runs, plan, run_name, run_plan
+from amata.studies.runs import check_runs
 from amata.training import fit
+from amata.training.experiment import load_data
 from tests.conftest import ENV, ROOT, Called, images, labels, small_net
 
 QUICK = [
@@ -479,6 +482,21 @@ def test_a_comparison_refuses_data_that_changed_before_it_trains(
     called = amata("compare", *RECIPES, *SETS, "--seeds", "3", "--out", comparison)
     assert (called.code, contents(comparison)) == (2, before)
     assert "mnist5k-pgd2-seed0 was trained on other images than there are now" in called.err
+
+
+def test_recipes_on_the_same_images_are_checked_with_one_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def reading(recipe: Recipe) -> Splits:
+        read.append(recipe.name)
+        return load_data(recipe)
+
+    monkeypatch.setattr("amata.studies.runs.load_data", reading)
+    planned = [named(RECIPES[0], name, seed) for name, seed in (("a", 0), ("b", 0), ("c", 1))]
+    check_runs([(tmp_path / recipe.name, recipe) for recipe in planned])
+    assert read == ["a", "c"], "another seed splits off other images"
 
 
 DAMAGES = [

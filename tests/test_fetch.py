@@ -377,7 +377,7 @@ HOSTILE: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
 
 
 class RawServer(socketserver.ThreadingTCPServer):
-    """Sends what it is told, byte by byte."""
+    """Sends raw bytes, as a table of behaviours lists them."""
 
     daemon_threads = True
 

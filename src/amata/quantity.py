@@ -21,7 +21,7 @@ from functools import cache, partial
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from amata.errors import InputError, nearest
+from amata.errors import InputError, nearest, shorten
 
 SMALLEST, LARGEST = 2.0**-126, 2.0**128
 """The range of float32: a smaller number counts as zero there, a larger one as infinite."""
@@ -35,7 +35,7 @@ def shown(value: object) -> str:
         text = repr(value)
     except ValueError:  # Python does not print integers of more than 4,300 digits
         return "an integer of thousands of digits"
-    return text if len(text) <= 80 else f"{text[:60]}..."
+    return shorten(text, 80)
 
 
 def number(value: Any, name: str = "value") -> float:

@@ -1,11 +1,13 @@
 """The runs of a study: checked before the first one starts, trained once, resumed after an
 interruption."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from amata.data import Splits
 from amata.errors import InputError
 from amata.evaluation import parse_attack
 from amata.recipes import Recipe
@@ -27,7 +29,7 @@ def check_runs(planned: Sequence[tuple[Path, Recipe]]) -> None:
     """Find the input errors of all runs before the first one trains: another recipe in a folder,
     device, attacks, data, networks. A finished run needs no data."""
     seen: set[str] = set()
-    data: list[tuple[dict[str, Any], dict[str, str]]] = []
+    data: dict[str, tuple[dict[str, Any], Splits]] = {}
     for folder, recipe in planned:
         refuse_links(folder.parent, folder)
         if (folder / "recipe.toml").is_file():
@@ -42,14 +44,16 @@ def check_runs(planned: Sequence[tuple[Path, Recipe]]) -> None:
             parse_attack(attack)
         # decoding all images is left to the training
         lazy = recipe.data.model_copy(update={"in_memory": False, "workers": 0})
-        splits = load_data(replace(recipe, data=lazy))
-        build_model(recipe, splits.train, trust=True)  # the user named it
-        data.append((which_images(recipe), splits.hashes))
+        tables = which_images(recipe)
+        key = json.dumps([tables, recipe.train.seed])
+        if key not in data:  # recipes of a study mostly share their images
+            data[key] = tables, load_data(replace(recipe, data=lazy))
+        build_model(recipe, data[key][1].train, trust=True)  # the user named it
     for folder, recipe in planned:
         known = RunFolder(folder).split()
-        for tables, hashes in data:
+        for tables, splits in data.values():
             if which_images(recipe) == tables and any(
-                known.get(key, value) != value for key, value in hashes.items()
+                known.get(key, value) != value for key, value in splits.hashes.items()
             ):
                 raise InputError(
                     f"{folder} was trained on other images than there are now; restore them, or "

@@ -242,7 +242,7 @@ def _check_same(now: Recipe, recorded: Recipe, folder: RunFolder) -> None:
     """Refuse to resume with other data, another model or other settings than were recorded."""
     for section, table in now.deciding().items():
         known = recorded.deciding().get(section, {})
-        # Another method is told by its name, not by the keys that the two do not share.
+        # Names first: "another method" says more than a key that the two methods do not share.
         keys = sorted(table.keys() | known.keys(), key=lambda k: (k not in ("name", "class"), k))
         for key in keys:
             needed = not key.startswith("valid") or not folder.finished  # nothing to validate

@@ -105,7 +105,7 @@ def _refuse_code(recipe: Recipe, stored: Recipe, source: Path) -> None:
     key = _key(stored)
     try:
         known = key in _given or _file(key).is_file()
-    except (OSError, RuntimeError):  # it cannot be read, or there is no home folder
+    except (OSError, RuntimeError):  # the state folder is not readable, or there is no HOME
         known = False
     if not known:
         call = f"model.name = {name!r}" + (
