@@ -178,7 +178,11 @@ def test_an_entry_describes_what_its_loader_reads(tmp_path: Path, name: str) -> 
     splits = load(name, root=tmp_path)
     for part in (splits.train, splits.test):
         assert next(Loader(part, 2, CPU).epoch()).x.shape[1:] == entry.shape
-        assert (part.channels, part.classes) == (entry.shape[0], entry.classes)
+        assert (part.shape, part.classes, len(part.names)) == (
+            entry.shape,
+            entry.classes,
+            entry.classes,
+        )
     assert f"{entry.images:,} train" in entry.about
     assert write or len(splits.train) == entry.images
 

@@ -47,6 +47,8 @@ class Splits:
     def record(self) -> dict[str, Any]:
         """Which images the run uses, in short: a folder may change before the run is resumed."""
         return {
+            "classes": list(self.train.names),
+            "shape": list(self.train.shape),
             "train": len(self.train),
             "valid": len(self.held_out),
             "valid_ids": self.held_out,

@@ -16,6 +16,7 @@ from amata.errors import InputError, missing, shorten
 RATIO, SLACK = 20, 1 << 18
 """Bytes that a byte of a parquet file may unpack to, and those that any file may."""
 BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 def load_cifar10(folder: Path) -> tuple[Arrays, Arrays]:
@@ -51,7 +52,7 @@ def _read_batches(paths: list[Path]) -> Arrays:
         images.append(x)
         labels.append(y)
     return Arrays(
-        np.concatenate(images), np.concatenate(labels), classes=10, where=str(paths[0].parent)
+        np.concatenate(images), np.concatenate(labels), names=CLASSES, where=str(paths[0].parent)
     )
 
 
@@ -61,7 +62,7 @@ def _read_parquet(paths: list[Path]) -> Arrays:
             raise InputError(f"{path} is not a file or is a broken link; fetch it again")
     files = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in paths)
     images, labels = _decoded(files)
-    return Arrays(images.copy(), labels.copy(), classes=10, where=str(paths[0]))
+    return Arrays(images.copy(), labels.copy(), names=CLASSES, where=str(paths[0]))
 
 
 @lru_cache(maxsize=2)  # decoding is slow, and a comparison loads the data once per run

@@ -87,13 +87,16 @@ class Folder:
     names: tuple[str, ...]
     framing: Framing
     workers: int
-    channels: int = 3
     random_crops: ClassVar[bool] = True
     """Every training read crops another window, so methods cannot store anything per pixel."""
 
     @property
     def classes(self) -> int:
         return len(self.names)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return 3, self.framing.crop, self.framing.crop
 
     def __len__(self) -> int:
         return len(self.files)
@@ -134,7 +137,7 @@ class Folder:
             (255 * x).round().byte()
             for x, _ in self.read(positions.split(256), torch.device("cpu"), None)
         ]
-        return Arrays(torch.cat(parts), self.labels, classes=self.classes, ids=self.ids)
+        return Arrays(torch.cat(parts), self.labels, names=self.names, ids=self.ids)
 
     def read(
         self, batches: Sequence[Tensor], device: torch.device, draw: Draw | None

@@ -29,10 +29,17 @@ class ImageSet(Protocol):
     """Labelled images, readable in any order. A subset keeps the `ids` of the whole set."""
 
     @property
-    def classes(self) -> int: ...
+    def names(self) -> tuple[str, ...]:
+        """Of the classes."""
+        ...
 
     @property
-    def channels(self) -> int: ...
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        ...
+
+    @property
+    def classes(self) -> int: ...
 
     @property
     def ids(self) -> Tensor: ...
@@ -66,9 +73,12 @@ class Arrays:
         y: Any,
         *,
         classes: int | None = None,
+        names: Sequence[str] | None = None,
         ids: Tensor | None = None,
         where: str = "arrays",
     ) -> None:
+        """`names` are those of the classes; by default their numbers."""
+        classes = len(names) if names is not None and classes is None else classes
         try:
             x, y = torch.as_tensor(x), torch.as_tensor(y)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -94,8 +104,15 @@ class Arrays:
         self.classes = int(y.max()) + 1 if classes is None else classes
         check_labels(y, self.classes, where)
         self.x, self.y = x, y
-        self.channels = x.shape[1]
+        self.names = tuple(map(str, range(self.classes) if names is None else names))
+        if len(self.names) != self.classes:
+            raise InputError(f"{where}: {len(self.names)} names for {self.classes} classes")
         self.ids = torch.arange(len(x)) if ids is None else ids
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        channels, height, width = self.x.shape[1:]
+        return channels, height, width
 
     def __len__(self) -> int:
         return len(self.x)
@@ -110,7 +127,7 @@ class Arrays:
 
     def subset(self, positions: Tensor) -> "Arrays":
         return Arrays(
-            self.x[positions], self.y[positions], classes=self.classes, ids=self.ids[positions]
+            self.x[positions], self.y[positions], names=self.names, ids=self.ids[positions]
         )
 
     def read(

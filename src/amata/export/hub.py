@@ -23,7 +23,7 @@ def write_hub(trained: Trained, out: Path) -> None:
     config = {
         "architecture": c.model.name,
         "args": c.model.args,
-        "in_channels": trained.test.channels,
+        "in_channels": trained.test.shape[0],
         "classes": trained.test.classes,
         "mean": c.model.mean,
         "std": c.model.std,

@@ -104,7 +104,7 @@ class Trained:
             for line in source.splitlines()
             if not line.startswith("from amata")
         ]
-        arguments = {"in_channels": self.test.channels, "classes": self.test.classes, **c.args}
+        arguments = {"in_channels": self.test.shape[0], "classes": self.test.classes, **c.args}
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         return "\n".join(
             [

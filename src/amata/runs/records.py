@@ -48,6 +48,23 @@ class Summary(TypedDict):
     """Of metrics.jsonl."""
 
 
+class Split(TypedDict, total=False):
+    """split.json: which images a run used. Earlier versions wrote fewer keys."""
+
+    seed: int
+    classes: list[str]
+    """Their names."""
+    shape: list[Count]
+    """Channels, height and width of an image."""
+    train: Index
+    valid: Index
+    valid_ids: list[int]
+    train_hash: str
+    test_hash: str
+    train_pixels: str
+    test_pixels: str
+
+
 class Environment(TypedDict):
     """What the numbers of a run depend on besides its recipe."""
 
@@ -80,6 +97,6 @@ class Checkpoint(TypedDict):
 CHECKPOINT = TypeAdapter(Checkpoint)
 SUMMARY = TypeAdapter(Summary)
 ENVIRONMENTS = TypeAdapter(Environments)
-SPLIT: TypeAdapter[Any] = TypeAdapter(dict[str, int | str | list[int]])
+SPLIT: TypeAdapter[Any] = TypeAdapter(Split)
 EPOCH = TypeAdapter(EpochRow)
 EVENT = TypeAdapter(Event)

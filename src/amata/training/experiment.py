@@ -60,7 +60,7 @@ def build_model(
     c = recipe.model
     model = models.build(
         c.name,
-        in_channels=images.channels,
+        in_channels=images.shape[0],
         classes=images.classes,
         args=c.args,
         mean=c.mean,

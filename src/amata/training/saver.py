@@ -165,10 +165,10 @@ class Saver:
         run.promote(epoch)
 
     def _save_weights(self, path: Path, weights: dict[str, Tensor], epoch: int) -> None:
-        recipe = self.trainer.recipe
-        save_tensors(
-            path, weights, {"recipe": recipe.name, "tables": recipe.deciding(), "epoch": epoch}
-        )
+        recipe, split = self.trainer.recipe, self.run.split() if self.run else {}
+        about = {"recipe": recipe.name, "tables": recipe.deciding(), "epoch": epoch}
+        known = {key: split[key] for key in ("classes", "shape") if key in split}
+        save_tensors(path, weights, about | known)
 
 
 def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
