@@ -278,6 +278,20 @@ def test_a_small_parquet_file_of_many_bytes(
             load("cifar10", root=tmp_path)
 
 
+def test_the_bytes_of_a_parquet_file_are_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    noise = [
+        encoded(Image.fromarray(rng.integers(256, size=(32, 32, 3), dtype=np.uint8)), "PNG")
+        for _ in range(2000)  # eight times as many as are read at once
+    ]
+    for part in ("train", "test"):
+        pq.write_table(table(noise, [0] * len(noise)), tmp_path / f"{part}-0.parquet")
+    monkeypatch.setenv("AMATA_MAX_BYTES", "8000000")
+    assert len(load("cifar10", root=tmp_path).train) == 2000
+
+
 def test_a_fifo_called_parquet_is_not_waited_for(tmp_path: Path) -> None:
     for part in ("train", "test"):
         os.mkfifo(tmp_path / f"{part}-0.parquet")

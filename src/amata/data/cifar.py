@@ -92,12 +92,14 @@ def _decoded(files: tuple[tuple[Path, int, int], ...]) -> tuple[np.ndarray, np.n
             contents: list[bytes] = []
             size = 0
             for batch in file.iter_batches(256, columns=[column, "label"]):
-                check_bytes(size := size + batch.nbytes, path)
                 found = batch.column(column).field("bytes")
                 if not pa.types.is_dictionary(found.type) or found.null_count:
                     raise ValueError("its images are not bytes")
-                values = found.dictionary.to_pylist()
-                contents += [values[i] for i in found.indices.to_pylist()]
+                # The dictionary holds the values of earlier batches too.
+                used, order = np.unique(found.indices.to_numpy(), return_inverse=True)
+                values = found.dictionary.take(pa.array(used)).to_pylist()
+                check_bytes(size := size + sum(map(len, values)), path)
+                contents += [values[i] for i in order]
                 label = batch.column("label")
                 if not pa.types.is_integer(label.type) or label.null_count:
                     raise ValueError("its labels are not integers")
