@@ -2,6 +2,7 @@
 on a GPU where there is one."""
 
 import copy
+import gc
 import json
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +17,7 @@ from amata.batch import Batch
 from amata.distributed import convert_sync_batchnorm
 from amata.engine import EMA, EvalCopy, FastNet, PlainNet, backend_settings, make_net
 from amata.engine.attack_copy import AttackCopy, find_foldable_batchnorms
+from amata.engine.graphs import Graph
 from amata.errors import AmataError
 from amata.losses import ce
 from amata.methods import Memory
@@ -453,6 +455,29 @@ def curve(kind: type[PlainNet], precision: str, seed: int, steps: int = 200) -> 
         assert net.last_loss is not None
         losses.append(net.last_loss.clone())
     return torch.stack(losses).view(-1, 20).mean(1).cpu()
+
+
+@gpu
+def test_an_old_graph_is_not_freed_while_another_is_recorded() -> None:
+    x = torch.ones(4, device="cuda")
+    old: list[Any] = [Graph(lambda t: t + 1, [x])]
+    old.append(old)  # garbage that only the collector can free
+    holder = [old]
+    del old
+
+    def work(t: torch.Tensor) -> torch.Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            holder.clear()
+            _ = [[] for _ in range(1000)]  # would start the collector
+        return t * 2
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        recorded = Graph(work, [x])
+    finally:
+        gc.set_threshold(*thresholds)
+    assert recorded(x).tolist() == [2, 2, 2, 2]
 
 
 @gpu

@@ -1,6 +1,8 @@
 """Work on tensors of fixed shapes, recorded once as a CUDA graph and replayed with one launch."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,6 +17,19 @@ def _side_stream(device: int) -> torch.cuda.Stream:
     """The one stream on which everything is recorded: each stream with matrix products keeps a
     cuBLAS workspace of tens of megabytes."""
     return torch.cuda.Stream(device)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Collect no garbage: a graph of an earlier run that is freed while another one is recorded
+    breaks the recording."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Graph:
@@ -50,9 +65,10 @@ class Graph:
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         # Another thread may be pinning the next batch's memory, which the default mode forbids.
-        with torch.cuda.graph(
+        recording = torch.cuda.graph(
             self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"
-        ):
+        )
+        with _no_garbage_collection(), recording:
             self.outputs = work(*self.inputs)
         with torch.no_grad():
             for t, value in zip(mutated, before, strict=True):
