@@ -90,7 +90,7 @@ class Model(Table):
 class Optim(Table):
     name: Literal["sgd", "adamw", "muon"] = "sgd"
     """The optimiser. muon orthogonalises the updates of hidden matrices and filters, and uses sgd
-    for all other parameters."""
+    for all other parameters: embeddings, tokens, norms, biases and the classifier."""
     lr: Rate = 0.1
     """Peak learning rate."""
     momentum: Share = 0.9

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from amata.attacks.checks import check_images, check_logits, forward
 from amata.batch import Batch
-from amata.data import Feed
+from amata.data import Feed, Loader
 from amata.distributed import convert_sync_batchnorm, current
 from amata.engine import EMA, ProbeNet, make_net, no_cudnn_benchmark
 from amata.errors import AmataError, InputError
@@ -60,7 +60,8 @@ class Trainer:
             if recipe.train.sync_bn:
                 self.model = convert_sync_batchnorm(self.model)
         self.ema = EMA(self.model, recipe.optim.ema) if recipe.optim.ema else None
-        self.optimizer = make_optimizer(self.model, recipe.optim)
+        shape = batches.images.shape if isinstance(batches, Loader) else None
+        self.optimizer = make_optimizer(self.model, recipe.optim, shape)
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # CUDA graphs are recorded on the current device
         self.net = make_net(
