@@ -82,7 +82,10 @@ class Model(Table):
     std: list[Positive] | None = Field(default=None, max_length=1000)
     """Standard deviation of each channel, for the same normalisation."""
     weights: str | None = None
-    """Weights file to start from."""
+    """Weights to start from: a .safetensors, .pt or .pth file, or a run folder (its best
+    weights)."""
+    new_head: bool = False
+    """Start with a new classifier if that of `weights` has another number of classes."""
     first_layer: str | None = None
     """Module after which yopo splits the network; by default the model's own `first_layer`."""
 

@@ -20,6 +20,11 @@ from amata.schedules import Control
 def check_consistent(recipe: Recipe, plan: Sequence[Control] | None) -> None:
     """Refuse settings that would have no effect, and controls with which nothing is trained."""
     method, name = recipe.method, type(recipe.method).__name__
+    if recipe.model.new_head and recipe.model.weights is None:
+        raise InputError(
+            "model.new_head replaces the classifier of given weights; set model.weights=PATH to a "
+            "weights file or a run folder"
+        )
     if method.own_loss and recipe.optim.label_smoothing > 0:
         raise InputError(
             f"{name} trains on a loss of its own, without label smoothing; set "
