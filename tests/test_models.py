@@ -243,9 +243,7 @@ WRAPPED: dict[str, Any] = {
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 @pytest.mark.parametrize("wrapper", WRAPPED)
-def test_weights_of_other_programs_are_unwrapped(
-    tmp_path: Path, wrapper: str, suffix: str
-) -> None:
+def test_weights_of_other_programs_are_unwrapped(tmp_path: Path, wrapper: str, suffix: str) -> None:
     from safetensors.torch import save_file
 
     source = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))

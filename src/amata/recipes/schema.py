@@ -154,6 +154,9 @@ class Train(Table):
     """Collapse guard: what to do when validation shows that a single-step method collapsed
     (catastrophic overfitting), or that the network collapsed to chance accuracy. rollback restores
     the last good epoch, then adds an attack step or halves the learning rate."""
+    eps_warmup: NotNegative = 0.0
+    """Epochs W of warm-up of the training radius: eps and step size are times (t + 1) / (W + 1) in
+    epoch t = 0, 1, ..., and full from epoch W on. Validation and tests use the full eps."""
     keep_epochs: bool = False
     """Keep the state at the start of every epoch; `amata criterion` needs it."""
     save_minutes: Positive = 5.0
@@ -163,6 +166,10 @@ class Train(Table):
     batch takes longer."""
     tensorboard: bool = True
     """Write TensorBoard events."""
+
+    def eps_factor(self, epoch: int) -> float:
+        """The factor of the training radius in an epoch (from 0): min(1, (t + 1) / (W + 1))."""
+        return min(1.0, (epoch + 1) / (self.eps_warmup + 1))
 
 
 class Eval(Table):
