@@ -670,6 +670,11 @@ def test_methods_refuse_what_they_cannot_train_on() -> None:
             ["method.name=trades", "optim.label_smoothing=0.1"],
             "TRADES trains on a loss of its own, without label smoothing; set optim.label_smooth",
         ),
+        (
+            ["train.epochs=3", "train.eps_warmup=2.5"],
+            "train.eps_warmup = 2.5 leaves none of the 3 epochs with the full eps; lower it to 2",
+        ),
+        (["model.new_head=true"], "set model.weights=PATH to a weights file or a run folder"),
     ],
 )
 def test_settings_without_effect_are_refused_before_training(

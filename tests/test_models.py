@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amata.errors import InputError
-from amata.models import MODELS, Normalized, build, load_weights
+from amata.models import MODELS, Normalize, Normalized, build, load_weights
 from amata.models.preact_resnet import PreActBlock
 from amata.models.wide_resnet import WideBlock
 from amata.seeds import generator
@@ -216,3 +216,87 @@ def test_weights_load_from_both_formats_and_errors_name_the_file(tmp_path: Path)
             load_weights(target, tmp_path / file)
     with pytest.raises(InputError, match="do not fit"):
         load_weights(build("lenet", in_channels=1, classes=10), tmp_path / "w.pt")
+
+
+def prefixed(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": value for name, value in state.items()}
+
+
+WRAPPED: dict[str, Any] = {
+    "a training state": lambda s: {"epoch": 3, "state_dict": s, "best": 0.5},
+    "model": lambda s: {"model": s, "optimizer": {"state": {}}},
+    "model_state_dict": lambda s: {"model_state_dict": s},
+    "net": lambda s: {"net": s, "acc": 0.9},
+    "only an EMA": lambda s: {"state_dict": None, "model_ema": s},
+    "DataParallel": lambda s: prefixed(s, "module."),
+    "Lightning": lambda s: {"state_dict": prefixed(s, "model."), "hyper_parameters": {"lr": 0.1}},
+    "torch.compile inside DataParallel": lambda s: prefixed(s, "module._orig_mod."),
+    "AveragedModel": lambda s: {"ema": {"n_averaged": torch.tensor(3), **prefixed(s, "module.")}},
+    "behind a normalisation layer": lambda s: prefixed(s, "net."),
+    "two levels": lambda s: {"model": {"state_dict": s}},
+    "constants of a normalisation layer": lambda s: {
+        **prefixed(s, "1."),
+        "0.mu": torch.tensor([0.5, 0.25, 0.125]).view(1, 3, 1, 1),
+    },
+}
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize("wrapper", WRAPPED)
+def test_weights_of_other_programs_are_unwrapped(tmp_path: Path, wrapper: str, suffix: str) -> None:
+    from safetensors.torch import save_file
+
+    source = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
+    content = WRAPPED[wrapper](source.state_dict())
+    if suffix == ".pt":
+        torch.save(content, tmp_path / "w.pt")
+    elif all(isinstance(value, Tensor) for value in content.values()):
+        save_file(content, tmp_path / "w.safetensors")
+    else:
+        return  # safetensors files hold nothing but tensors
+    for inside in (True, False):
+        target: nn.Module = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2)
+        )
+        if wrapper.startswith("constants"):
+            target = nn.Sequential(Normalize([0.5, 0.25, 0.125], [1.0] * 3), target)
+        elif inside:  # as `build` puts any network behind model.mean and model.std
+            target = Normalized(target, Normalize([0.5] * 3, [0.5] * 3))
+        load_weights(target, tmp_path / f"w{suffix}")
+        for a, b in zip(target.parameters(), source.parameters(), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_constants_of_another_normalisation_are_not_dropped(tmp_path: Path) -> None:
+    model = build("resnet18", in_channels=3, classes=2, mean=[0.5] * 3, std=[0.5] * 3)
+    torch.save({**model.state_dict(), "normalize.mean": torch.zeros(3)}, tmp_path / "w.pt")
+    with pytest.raises(InputError, match=r"'normalize.mean' is not in the model"):
+        load_weights(model, tmp_path / "w.pt")
+
+
+def test_a_head_of_another_size_is_replaced_when_asked(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    source = build("tinycnn", in_channels=1, classes=7, seed=1)
+    run = tmp_path / "run"  # a run folder, as far as its weights are concerned
+    run.mkdir()
+    save_file(source.state_dict(), run / "model.safetensors")
+    target, fresh = (build("tinycnn", in_channels=1, classes=3, seed=0) for _ in range(2))
+    with pytest.raises(
+        InputError,
+        match=r"'fc2.weight' has shape \(7, 100\), not \(3, 100\) \(and 1 more\); to train a new "
+        r"head, set model.new_head=true",
+    ):
+        load_weights(target, run)
+    assert load_weights(target, run, new_head=True) == [
+        "fc2.weight (7, 100) -> (3, 100)",
+        "fc2.bias (7,) -> (3,)",
+    ]
+    for name, value in target.state_dict().items():
+        expected = (fresh if name.startswith("fc2") else source).state_dict()[name]
+        assert torch.equal(value, expected), name
+    assert load_weights(build("tinycnn", in_channels=1, classes=7), run, new_head=True) == []
+    # A layer of another width is not a head: something behind it does not fit either.
+    wider = build("tinycnn", in_channels=1, classes=7, args={"width": 8})
+    with pytest.raises(InputError, match=r"do not fit the model TinyCNN: 'conv1.weight' has shape"):
+        load_weights(wider, run, new_head=True)

@@ -4,13 +4,17 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
 from amata.engine import FastNet, PlainNet
+from amata.models import build
 from amata.recipes.schema import Optim
 from amata.training.muon import Muon, orthogonal
 from amata.training.optim import make_optimizer
 from tests.conftest import small_net
+from tests.nets import HeadFirst, TinyViT, TwoHeads
 from tests.test_engine import DEVICES
+from tests.test_models import SIZES
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (8, 40), (40, 8)])
@@ -120,3 +124,68 @@ def test_a_step_that_an_engine_records_is_the_step(device: str) -> None:
     assert not torch.equal(moved[0][0], next(small_net().parameters()))
     for a, b in zip(*moved, strict=True):
         assert torch.allclose(a, b, atol=1e-3)
+
+
+def orthogonalised(model: nn.Module, shape: tuple[int, ...] | None) -> list[str]:
+    groups = make_optimizer(model, Optim(name="muon"), shape).param_groups
+    inner = {id(p) for g in groups if g["orthogonal"] for p in g["params"]}
+    assert sum(len(g["params"]) for g in groups) == len(list(model.parameters()))
+    return [name for name, p in model.named_parameters() if id(p) in inner]
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("name", SIZES)
+def test_built_in_networks_orthogonalise_all_weights_but_the_last(name: str, known: bool) -> None:
+    """The speed records were set with these groups."""
+    channels, side, _, _ = SIZES[name]
+    args = {"depth": 10, "widen": 1} if name == "wrn-34-10" else {}
+    model = build(name, in_channels=channels, classes=10, args=args)
+    weights = [n for n, p in model.named_parameters() if p.dim() > 1]
+    assert orthogonalised(model, (channels, side, side) if known else None) == weights[:-1]
+
+
+BLOCK = ("qkv", "proj", "fc1", "fc2")
+ROLES: dict[str, tuple[nn.Module, tuple[int, ...] | None, list[str]]] = {
+    "a head that is registered first": (HeadFirst(), (1, 6, 6), ["conv.weight", "fc.weight"]),
+    "a head that is registered first, images of unknown size": (
+        HeadFirst(pooled=True),
+        None,
+        ["conv.weight", "fc.weight"],
+    ),
+    "two heads": (TwoHeads(), (1, 6, 6), ["body.weight"]),
+    "a transformer": (
+        TinyViT(),
+        (3, 8, 8),
+        [f"blocks.{i}.{layer}.weight" for i in range(2) for layer in BLOCK],
+    ),
+    "torch's own attention": (
+        nn.Sequential(
+            nn.Flatten(2),
+            nn.TransformerEncoderLayer(16, 2, 8, batch_first=True),
+            nn.Flatten(),
+            nn.Linear(48, 5),
+        ),
+        (3, 4, 4),
+        [
+            f"1.{layer}"
+            for layer in (
+                "self_attn.in_proj_weight",
+                "self_attn.out_proj.weight",
+                "linear1.weight",
+                "linear2.weight",
+            )
+        ],
+    ),
+    "nothing but a classifier": (nn.Sequential(nn.Flatten(), nn.Linear(36, 3)), (1, 6, 6), []),
+    "images that the network cannot take": (HeadFirst(), (2, 9, 9), ["head.weight", "conv.weight"]),
+}
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_roles_decide_which_weights_are_orthogonalised(name: str) -> None:
+    model, shape, expected = ROLES[name]
+    model.train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    assert orthogonalised(model, shape) == expected
+    assert model.training
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())

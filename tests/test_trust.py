@@ -548,7 +548,7 @@ def named(name: str) -> bytes:
 def test_bad_weights_are_one_line(tmp_path: Path) -> None:
     marker, model = tmp_path / "marker", models.build("tinycnn", in_channels=1, classes=10)
     torch.save({"w": Evil(marker)}, tmp_path / "evil.pt")
-    torch.save({"state_dict": model.state_dict(), "epoch": 3}, tmp_path / "nested.pt")
+    torch.save({"anywhere": model.state_dict(), "epoch": 3}, tmp_path / "nested.pt")
     torch.save([1, 2], tmp_path / "list.pth")
     torch.save({**model.state_dict(), "fc2.bias": 3}, tmp_path / "number.pt")
     torch.save({**model.state_dict(), "fc2.bias": torch.zeros(7)}, tmp_path / "shape.pt")

@@ -103,8 +103,8 @@ STATEFUL = {
 }
 
 
-def stateful_recipe(name: str) -> Recipe:
-    options = STATEFUL[name]
+def stateful_recipe(name: str, *more: str) -> Recipe:
+    options = (*STATEFUL[name], *more)
     base = {"data.augment": "crop-flip", "data.pad": "1", "train.tensorboard": "false"}
     if "schedule.name=constant" not in options:
         return toy_recipe(*[f"{k}={v}" for k, v in base.items()], *options)

@@ -20,6 +20,8 @@ class EpochRow(TypedDict):
     epoch: Index
     steps: Index
     step_size: Finite
+    eps: NotRequired[Amount]
+    """The training radius, where it warms up."""
     loss: Finite
     train_seconds: Amount
     compile_seconds: NotRequired[Amount]

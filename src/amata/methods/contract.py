@@ -7,8 +7,8 @@ nothing else.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -139,6 +139,10 @@ class Method(ABC):
             return self.ball.scaled(factor)
         except InputError as error:
             raise InputError(f"{name} = {factor:g} is too large: {error}") from None
+
+    def scaled(self, factor: float) -> Self:
+        """The same method with `factor` times the radius."""
+        return self if factor == 1 else replace(self, ball=self.ball.scaled(factor))
 
     @property
     def whole_batch(self) -> bool:

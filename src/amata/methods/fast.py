@@ -64,4 +64,7 @@ class Fast(Method):
         if "fixed" not in memory:
             grey = torch.full_like(x[:1], 0.5)
             memory["fixed"] = self.ball.around(grey).start(rng) - grey
-        return region.project(x + memory["fixed"].to(x.device))
+            memory["fixed_eps"] = torch.tensor(self.ball.eps, dtype=torch.float64)
+        # The radius may have grown since (train.eps_warmup), and the noise grows with it.
+        growth = self.ball.eps / float(memory["fixed_eps"])
+        return region.project(x + growth * memory["fixed"].to(x.device))

@@ -6,7 +6,9 @@ cost differs. The gradients of the update flow through both p(x) and p(x'). The 
 plain cross-entropy, without label smoothing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -36,8 +38,13 @@ class TRADES(Method):
         noise = draw(torch.randn, rng, x.shape, x.device, x.dtype, rows=batch.rows)
         x_adv = region.project(x + self.noise * noise)
         x_adv = net.ascent(region, x_adv, z, u.steps, u.step_size, loss=kl)  # k = 1 .. K
-        net.backward((x, x_adv), y, loss=self.loss)
+        net.backward((x, x_adv), y, loss=trades_loss(self.beta))
         net.apply()
 
-    def loss(self, z: Tensor, z_adv: Tensor, y: Tensor) -> Tensor:
-        return ce(z, y) + self.beta * kl(z_adv, z)
+
+@cache  # one function for each beta: an engine compiles every function that it is given
+def trades_loss(beta: float) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def loss(z: Tensor, z_adv: Tensor, y: Tensor) -> Tensor:
+        return ce(z, y) + beta * kl(z_adv, z)
+
+    return loss

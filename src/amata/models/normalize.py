@@ -1,6 +1,7 @@
 """Input normalisation as the first layer of a network, so that attacks work on images in [0, 1]."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,3 +52,24 @@ class Normalized(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(self.normalize(x))
+
+
+CONSTANTS = {"mean": "mean", "mu": "mean", "std": "std", "sigma": "std"}
+"""The names under which other programs keep the constants of their normalisation layer."""
+
+
+def drop_constants(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """A state dict of another program without the constants of its normalisation layer, where the
+    model normalises by the same ones."""
+    normalize = next((m for m in model.modules() if isinstance(m, Normalize)), None)
+
+    def known(name: str, value: Any) -> bool:
+        constant = getattr(normalize, CONSTANTS.get(name.rpartition(".")[2], ""), None)
+        if constant is None or not isinstance(value, Tensor):
+            return False
+        flat = value.flatten().to(constant)
+        return len(flat) == len(constant) and torch.allclose(flat, constant.flatten())
+
+    own = model.state_dict()
+    dropped = [k for k, v in state.items() if k not in own and known(k, v)]
+    return {k: v for k, v in state.items() if k not in dropped} if dropped else state

@@ -82,7 +82,10 @@ class Model(Table):
     std: list[Positive] | None = Field(default=None, max_length=1000)
     """Standard deviation of each channel, for the same normalisation."""
     weights: str | None = None
-    """Weights file to start from."""
+    """Weights to start from: a .safetensors, .pt or .pth file, or a run folder (its best
+    weights)."""
+    new_head: bool = False
+    """Start with a new classifier if that of `weights` has another number of classes."""
     first_layer: str | None = None
     """Module after which yopo splits the network; by default the model's own `first_layer`."""
 
@@ -90,7 +93,7 @@ class Model(Table):
 class Optim(Table):
     name: Literal["sgd", "adamw", "muon"] = "sgd"
     """The optimiser. muon orthogonalises the updates of hidden matrices and filters, and uses sgd
-    for all other parameters."""
+    for all other parameters: embeddings, tokens, norms, biases and the classifier."""
     lr: Rate = 0.1
     """Peak learning rate."""
     momentum: Share = 0.9
@@ -151,6 +154,9 @@ class Train(Table):
     """Collapse guard: what to do when validation shows that a single-step method collapsed
     (catastrophic overfitting), or that the network collapsed to chance accuracy. rollback restores
     the last good epoch, then adds an attack step or halves the learning rate."""
+    eps_warmup: NotNegative = 0.0
+    """Epochs W of warm-up of the training radius: eps and step size are times (t + 1) / (W + 1) in
+    epoch t = 0, 1, ..., and full from epoch W on. Validation and tests use the full eps."""
     keep_epochs: bool = False
     """Keep the state at the start of every epoch; `amata criterion` needs it."""
     save_minutes: Positive = 5.0
@@ -160,6 +166,10 @@ class Train(Table):
     batch takes longer."""
     tensorboard: bool = True
     """Write TensorBoard events."""
+
+    def eps_factor(self, epoch: int) -> float:
+        """The factor of the training radius in an epoch (from 0): min(1, (t + 1) / (W + 1))."""
+        return min(1.0, (epoch + 1) / (self.eps_warmup + 1))
 
 
 class Eval(Table):

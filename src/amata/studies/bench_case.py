@@ -105,7 +105,7 @@ class Case:
             precision = "fp32"
         return kind(
             model,
-            make_optimizer(model, self.recipe.optim),
+            make_optimizer(model, self.recipe.optim, find_dataset(self.recipe.data.name).shape),
             attack_mode=self.attack_mode(variant),
             first_layer=self.recipe.model.first_layer,
             precision=precision,

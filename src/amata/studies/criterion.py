@@ -223,6 +223,11 @@ def _reviewed(run: RunFolder, trust: bool, reporter: Reporter) -> Recipe:
     """The recipe of a run folder, whose code may be run."""
     recipe = RunFolder.open(run.path)[1]
     review(recipe, run.path / "recipe.toml", reporter.note, trust=trust)
+    if recipe.train.eps_warmup:
+        raise InputError(
+            f"{run.path} was trained with train.eps_warmup, and C compares controls under one eps; "
+            "train it with train.eps_warmup=0"
+        )
     return recipe
 
 

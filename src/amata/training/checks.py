@@ -20,6 +20,16 @@ from amata.schedules import Control
 def check_consistent(recipe: Recipe, plan: Sequence[Control] | None) -> None:
     """Refuse settings that would have no effect, and controls with which nothing is trained."""
     method, name = recipe.method, type(recipe.method).__name__
+    if recipe.model.new_head and recipe.model.weights is None:
+        raise InputError(
+            "model.new_head replaces the classifier of given weights; set model.weights=PATH to a "
+            "weights file or a run folder"
+        )
+    if (warmup := recipe.train.eps_warmup) > recipe.train.epochs - 1:
+        raise InputError(
+            f"train.eps_warmup = {warmup:g} leaves none of the {recipe.train.epochs} epochs with "
+            f"the full eps; lower it to {recipe.train.epochs - 1} or less"
+        )
     if method.own_loss and recipe.optim.label_smoothing > 0:
         raise InputError(
             f"{name} trains on a loss of its own, without label smoothing; set "

@@ -52,7 +52,12 @@ def _refuse_python(recipe: Recipe, path: Path, instead: str) -> None:
 
 
 def build_model(
-    recipe: Recipe, images: data.ImageSet, *, trust: bool = False, weights: Path | None = None
+    recipe: Recipe,
+    images: data.ImageSet,
+    *,
+    trust: bool = False,
+    weights: Path | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> nn.Module:
     """The recipe's network for these images, checked with a forward pass on two of them. Code that
     the recipe names is run with `trust` only: the recipe is the user's own, or was reviewed. A
@@ -69,8 +74,8 @@ def build_model(
         trust=trust,
         most=None if weights is None else weights.stat().st_size,
     )
-    if c.weights:
-        models.load_weights(model, c.weights)
+    if c.weights and (replaced := models.load_weights(model, c.weights, c.new_head)):
+        note(f"new head: {', '.join(replaced)}")
     x, _ = next(iter(images.read([torch.arange(min(2, len(images)))], torch.device("cpu"), None)))
     with torch.no_grad():
         out = forward(model.eval(), x)
@@ -131,7 +136,7 @@ def _run(recipe: Recipe, folder: Callable[[], RunFolder], reporter: Reporter) ->
         parse_attack(attack)
     check_consistent(recipe, planned_controls(recipe.schedule, recipe.train.epochs))
     splits = load_data(recipe)
-    model = build_model(recipe, splits.train, trust=True)
+    model = build_model(recipe, splits.train, trust=True, note=reporter.note)
     remember(recipe, reporter.note)
     with init_distributed(device, timedelta(minutes=recipe.train.timeout)) as ranks:
         check_equal_ranks(recipe, splits.hashes, ranks)
@@ -234,7 +239,8 @@ def load_trained(
             recipe = recipes.parse(stored.tables, stored.name, overrides)
     else:
         raise InputError(f"no run folder or weights file at {path}")
-    recipe = replace(recipe, model=recipe.model.model_copy(update={"weights": None}))
+    unset = {"weights": None, "new_head": False}  # of where training started
+    recipe = replace(recipe, model=recipe.model.model_copy(update=unset))
     if stored is not None:
         source = path / "recipe.toml" if path.is_dir() else path
         review(recipe, source, note, stored=stored, given=overrides, trust=trust)

@@ -284,6 +284,8 @@ class _Loop:
             "lr": trainer.lr(state.batch - 1),
             "unix_seconds": round(time.time(), 3),
         }
+        if self.recipe.train.eps_warmup:
+            row["eps"] = trainer.method().ball.eps
         if spent.compile_seconds:
             row["compile_seconds"] = round(spent.compile_seconds, 3)
         if spent.first_layer_evals:

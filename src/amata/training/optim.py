@@ -8,20 +8,31 @@ from torch import nn
 
 from amata.recipes.schema import Optim
 from amata.training.muon import Muon
+from amata.training.roles import hidden_weights
 
 
-def make_optimizer(model: nn.Module, config: Optim) -> torch.optim.Optimizer:
+def make_optimizer(
+    model: nn.Module, config: Optim, shape: tuple[int, ...] | None = None
+) -> torch.optim.Optimizer:
     """SGD, AdamW or Muon over the trainable parameters. Biases and norms may be exempt from weight
-    decay."""
+    decay. `shape` is that of an image, with which Muon finds the classifier."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     weights = [p for p in trainable if p.dim() > 1]
     others = [p for p in trainable if p.dim() <= 1]  # biases and norms
     spared = config.weight_decay if config.decay_all else 0.0
     if config.name == "muon":
-        # Muon is for hidden layers; the output layer gets SGD.
-        hidden = {"params": weights[:-1], "weight_decay": config.weight_decay, "orthogonal": True}
+        # Muon is for hidden layers; embeddings, tokens and the classifier get SGD.
+        inner = hidden_weights(model, shape)
+        hidden = {
+            "params": [p for p in weights if p in inner],
+            "weight_decay": config.weight_decay,
+            "orthogonal": True,
+        }
         rest = [
-            {"params": weights[-1:], "weight_decay": config.weight_decay},
+            {
+                "params": [p for p in weights if p not in inner],
+                "weight_decay": config.weight_decay,
+            },
             {"params": others, "weight_decay": spared},
         ]
         return Muon(

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from amata.attacks.checks import check_images, check_logits, forward
 from amata.batch import Batch
-from amata.data import Feed
+from amata.data import Feed, Loader
 from amata.distributed import convert_sync_batchnorm, current
 from amata.engine import EMA, ProbeNet, make_net, no_cudnn_benchmark
 from amata.errors import AmataError, InputError
 from amata.losses import smooth_ce
-from amata.methods import Memory
+from amata.methods import Memory, Method
 from amata.models import mismatch
 from amata.recipes import Recipe
 from amata.runs.files import under
@@ -60,7 +60,8 @@ class Trainer:
             if recipe.train.sync_bn:
                 self.model = convert_sync_batchnorm(self.model)
         self.ema = EMA(self.model, recipe.optim.ema) if recipe.optim.ema else None
-        self.optimizer = make_optimizer(self.model, recipe.optim)
+        shape = batches.images.shape if isinstance(batches, Loader) else None
+        self.optimizer = make_optimizer(self.model, recipe.optim, shape)
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # CUDA graphs are recorded on the current device
         self.net = make_net(
@@ -100,12 +101,20 @@ class Trainer:
 
     def control(self) -> Control:
         """The control of this epoch: the schedule's, with the steps that the guard added. They are
-        smaller then, so that K alpha stays the same."""
-        u, extra = self.scheduled(), self.state.extra_steps
+        smaller then, so that K alpha stays the same. While the radius warms up, steps are smaller
+        by its factor."""
+        u, extra = self._warmed(self.scheduled()), self.state.extra_steps
         if extra == 0:
             return u
         steps = u.steps + extra
         return Control(steps, u.step_size * max(u.steps, 1) / steps)
+
+    def method(self) -> Method:
+        """The method with the radius of this epoch."""
+        return self.recipe.method.scaled(self.recipe.train.eps_factor(self.state.epoch))
+
+    def _warmed(self, u: Control) -> Control:
+        return Control(u.steps, u.step_size * self.recipe.train.eps_factor(self.state.epoch))
 
     def _choose_control(self, schedule: ClosedLoop) -> None:
         """Probe the schedule's candidates and let it choose. Probing is counted and timed as
@@ -121,15 +130,18 @@ class Trainer:
         batches = list(islice(self.batches.whole().epoch(state.epoch), schedule.probe_batches))
         if state.epoch == 0:
             self._check_batch(batches[0])
+        candidates = schedule.candidates()
         curve = probe(
             net,
-            self.recipe.method,
-            schedule.candidates(),
+            self.method(),
+            [self._warmed(u) for u in candidates],
             batches,
             self.memory,
             place=(self.recipe.train.seed, state.epoch),
             ranks=self.ranks,
         )
+        # The schedule knows its candidates as they are without warm-up.
+        curve = [r._replace(control=u) for r, u in zip(curve, candidates, strict=True)]
         state.curves.append(curve)
         probing, first_layer = (
             int(v) for v in self.ranks.sum([net.grad_evals, net.first_layer_evals])
@@ -165,7 +177,8 @@ class Trainer:
         self.start_clock()
         if self.closed_loop is not None and self.state.choice is None:
             self._choose_control(self.closed_loop)
-        u, checked = self.control(), set[tuple[torch.Size, torch.dtype]]()
+        u, method = self.control(), self.method()
+        checked = set[tuple[torch.Size, torch.dtype]]()
         feed = Feed(self.batches.epoch(self.state.epoch, self.state.batch), self.device)
         for batch in feed:
             self.state.spent.data_seconds += feed.waited
@@ -176,7 +189,7 @@ class Trainer:
             lr = self.lr(self.state.batch)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
-            self._train_batch(batch, u)
+            self._train_batch(batch, method, u)
             self.state.batch += 1
             if self.device.type == "cpu" or self.state.batch % CHECK_EVERY == 0:
                 self.check_finite()
@@ -190,7 +203,7 @@ class Trainer:
         self.stop_clock()
         return False
 
-    def _train_batch(self, batch: Batch, u: Control) -> None:
+    def _train_batch(self, batch: Batch, method: Method, u: Control) -> None:
         """One update, from the batch as a whole or from its parts."""
         place = (self.recipe.train.seed, self.state.epoch, self.state.batch)
         parts = (
@@ -205,7 +218,7 @@ class Trainer:
             rng = generator(*place, "method", device=self.device)
             self.net.part_weight = len(part.x) / len(batch.x)
             self.net.accumulating = index < len(parts) - 1
-            self.recipe.method.step(self.net, part, u, rng, self.memory)
+            method.step(self.net, part, u, rng, self.memory)
             if self.net.last_loss is None:
                 raise InputError(
                     f"with {u.steps} steps this method does not update the weights; raise K in "
@@ -213,7 +226,7 @@ class Trainer:
                 )
             self.loss_sum += self.net.last_loss * self.net.part_weight
         if self.net.updates == 0:
-            name = type(self.recipe.method).__name__
+            name = type(method).__name__
             raise InputError(
                 f"{name}.step() never calls net.apply(), so no weight was updated; call it after "
                 "net.backward()"

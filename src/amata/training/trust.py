@@ -121,7 +121,8 @@ def _report(key: str, path: str, what: str, source: Path, note: Callable[[str], 
     """Say what is read from outside the run folder."""
     try:
         place = Path(path).expanduser().resolve()
-        odd = place.exists() and not (place.is_dir() if key == "data.root" else place.is_file())
+        file = place / "model.safetensors" if key == "model.weights" and place.is_dir() else place
+        odd = place.exists() and not (place.is_dir() if key == "data.root" else file.is_file())
     except (OSError, RuntimeError, ValueError):  # no such user, a null byte, a loop of links
         odd = True
     if odd:
