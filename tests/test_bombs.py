@@ -246,7 +246,10 @@ BAD_PARQUET = {
     "labels of text": (table(labels=["a", "b"]), "labels are not integers"),
     "a missing label": (table(labels=[0, None]), "labels are not integers"),
     "labels out of range": (table(labels=[0, 10]), r"labels are in \[0, 10\]"),
-    "no column": (table().drop_columns(["label"]), "not a parquet file of images"),
+    "no column": (
+        table().drop_columns(["label"]),
+        "no column label or labels .*; set data.label_col",
+    ),
     "no rows": (table().slice(0, 0), "not a parquet file of images"),
 }
 

@@ -6,6 +6,7 @@ import itertools
 import pickle
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from amata.data.mnist import FILES
 from amata.errors import InputError
 from amata.seeds import generator
 from tests.conftest import images, labels
+from tests.published import write_cifar100, write_svhn, write_tinyimagenet
 
 CPU = torch.device("cpu")
 
@@ -166,6 +168,9 @@ COPIES: dict[str, Callable[[Path], object] | None] = {
     "mnist5k": None,
     "mnist": write_mnist,
     "cifar10": lambda folder: write_cifar_batches(folder / "cifar-10-batches-py"),
+    "cifar100": write_cifar100,
+    "svhn": write_svhn,
+    "tinyimagenet": partial(write_tinyimagenet, classes=200),
 }
 
 
@@ -190,7 +195,7 @@ def test_an_entry_describes_what_its_loader_reads(tmp_path: Path, name: str) -> 
 def test_sources_are_secure_and_have_checksums() -> None:
     digits = {"md5": 32, "sha1": 40}
     remotes = [remote for entry in DATASETS.values() for remote in entry.source]
-    assert len(remotes) == 6
+    assert len(remotes) == 12
     for remote in remotes:
         algorithm, _, digest = remote.checksum.partition(":")
         assert re.fullmatch(rf"[0-9a-f]{{{digits[algorithm]}}}", digest)

@@ -9,12 +9,15 @@ from typing import Any
 from amata.data.datasets import DATASETS, DataSet, find_dataset
 from amata.data.feed import Feed
 from amata.data.folder import Folder, Framing, load_folder
+from amata.data.hub import PREFIX, load_hub
 from amata.data.images import Arrays, ImageSet, Loader, Stream, as_images, split_validation
+from amata.data.parquet import FIND, Columns, load_parquet
 from amata.errors import InputError
 
 __all__ = [
     "DATASETS",
     "Arrays",
+    "Columns",
     "DataSet",
     "Feed",
     "Folder",
@@ -71,12 +74,15 @@ def load(
     workers: int = 0,
     in_memory: bool = False,
     test_share: float = 0.2,
+    columns: Columns = FIND,
 ) -> Splits:
     """The data set `name` with `valid` training images held out."""
     entry = find_dataset(name)
     base = Path(os.path.expanduser(root)) if root else data_root()
     try:
-        train, test, hashes = _read(name, entry, base, framing, workers, in_memory, test_share)
+        train, test, hashes = _read(
+            name, entry, base, framing or Framing(), workers, in_memory, test_share, columns
+        )
     except OSError as error:
         raise InputError(
             f"data {name}: {error.filename or base} cannot be read ({error.strerror or error}); "
@@ -90,24 +96,36 @@ def _read(
     name: str,
     entry: DataSet,
     base: Path,
-    framing: Framing | None,
+    framing: Framing,
     workers: int,
     in_memory: bool,
     test_share: float,
+    columns: Columns,
 ) -> tuple[ImageSet, ImageSet, dict[str, str]]:
     """The training images, the test images, and their hashes."""
     train: ImageSet
     test: ImageSet
+    arrays = None
     if entry.loader is not None:
         arrays = entry.loader(base / name if (base / name).is_dir() else base)
+    elif name == "parquet":
+        arrays = load_parquet(base, columns, framing, test_share)
+    elif name.startswith(PREFIX):
+        arrays = load_hub(name, columns, framing, test_share)
+    if arrays is not None:
         identities = [part.y.numpy().tobytes() for part in arrays]
         contents = [part.sha256() for part in arrays]
         train, test = arrays
     elif name == "folder":
-        folders = load_folder(base, framing or Framing(), workers, test_share)
+        folders = load_folder(base, framing, workers, test_share)
         identities = [part.identity() for part in folders]
         contents = [part.sha256() for part in folders]
         train, test = (part.in_memory() if in_memory else part for part in folders)
+    elif entry.corrupts:
+        raise InputError(
+            f"data {name} is for evaluation: train on {entry.corrupts}, then `amata eval RUN "
+            "--attacks clean,corruptions`"
+        )
     else:
         raise InputError(
             f"data {name} is read as an image folder: use the data set folder, with the folder of "

@@ -1,8 +1,9 @@
 """CIFAR's python batches: pickles of one known form, parsed without unpickling anything.
 
 The format is a dictionary with the keys `data`, one uint8 array of shape (N, 3072), and `labels`, a
-list of N integers. It was written by Python 2 with protocol 2; Python 3 writes the same form with
-other opcodes for bytes. Names of functions are compared with those of the format, never looked up.
+list of N integers; CIFAR-100 calls them `fine_labels`. It was written by Python 2 with protocol 2;
+Python 3 writes the same form with other opcodes for bytes. Names of functions are compared with
+those of the format, never looked up.
 """
 
 import pickletools
@@ -45,12 +46,13 @@ class _Array:
     state: Any = None
 
 
-def parse_batch(content: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """The images (N, 3, 32, 32) and the N labels of a batch file; ValueError for anything else."""
+def parse_batch(content: bytes, key: str = "labels") -> tuple[np.ndarray, np.ndarray]:
+    """The images (N, 3, 32, 32) and the N labels of a batch file, which are in the list `key`;
+    ValueError for anything else."""
     batch = _interpret(content)
-    if not isinstance(batch, dict) or not {"data", "labels"} <= batch.keys():
-        raise ValueError("it has no data and labels")
-    labels = batch["labels"]
+    if not isinstance(batch, dict) or not {"data", key} <= batch.keys():
+        raise ValueError(f"it has no data and {key}")
+    labels = batch[key]
     if not isinstance(labels, list) or any(type(label) is not int for label in labels):
         raise ValueError("its labels are not a list of integers")
     images = _read_array(batch["data"])

@@ -44,9 +44,10 @@ class Table(BaseModel):
 
 class Data(Table):
     name: str
-    """A data set; `amata data` lists them."""
+    """A data set; `amata data` lists them. `hf/NAME` or `hf/OWNER/NAME:CONFIG` is one that the
+    package datasets loads."""
     root: str | None = None
-    """Folder of the files; by default $AMATA_DATA, or ~/.cache/amata."""
+    """Folder of the files, or a parquet file; by default $AMATA_DATA, or ~/.cache/amata."""
     batch_size: Count = 128
     """Images per update, over all processes."""
     augment: Literal["none", "flip", "crop-flip"] = "none"
@@ -60,15 +61,20 @@ class Data(Table):
     workers: Int = Field(default=4, ge=0, le=1000)
     """Image folders: worker processes that decode images."""
     resize: Pixels = 256
-    """Image folders: the shorter side is scaled to this length."""
+    """Image folders, and other images of several sizes: the shorter side is scaled to this."""
     crop: Pixels = 224
-    """Image folders: side of the square crop."""
+    """The same: side of the square crop."""
     random_scale: bool = False
     """Image folders: random-resized crops in training, as usual on ImageNet."""
     in_memory: bool = False
     """Image folders: decode once, centre-cropped, and keep all images in memory."""
     test_share: Share = 0.2
-    """Image folders without a val folder: share of each class held out as test set."""
+    """Image folders without a val folder, and parquet without a test part: share of each class held
+    out as test set."""
+    image_column: str | None = None
+    """parquet and hf: the column of images; by default image or img."""
+    label_column: str | None = None
+    """parquet and hf: the column of labels; by default label, labels, fine_label or class."""
 
 
 class Model(Table):
@@ -236,6 +242,8 @@ class PythonData(Data):
     random_scale: bool = Field(default=False, exclude=True)
     in_memory: bool = Field(default=True, exclude=True)
     test_share: float = Field(default=0.0, exclude=True)
+    image_column: None = Field(default=None, exclude=True)
+    label_column: None = Field(default=None, exclude=True)
     count: int | None = None
     """Training images."""
     shape: list[int] | None = None

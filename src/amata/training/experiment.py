@@ -33,7 +33,8 @@ def load_data(recipe: Recipe) -> data.Splits:
             "this run was trained in Python, on its own data: amata.fit(model, train, "
             "resume=FOLDER).model is its network"
         )
-    framing = data.Framing(c.resize, c.crop, c.random_scale) if c.name == "folder" else None
+    framed = data.find_dataset(c.name).framed
+    framing = data.Framing(c.resize, c.crop, c.random_scale) if framed else None
     return data.load(
         c.name,
         root=c.root,
@@ -43,6 +44,7 @@ def load_data(recipe: Recipe) -> data.Splits:
         workers=c.workers,
         in_memory=c.in_memory,
         test_share=c.test_share,
+        columns=data.Columns(c.image_column, c.label_column),
     )
 
 
