@@ -9,6 +9,7 @@ from typing import Any
 from amata.data.datasets import DATASETS, DataSet, find_dataset
 from amata.data.feed import Feed
 from amata.data.folder import Folder, Framing, load_folder
+from amata.data.image_file import Picture, read_image
 from amata.data.images import Arrays, ImageSet, Loader, Stream, as_images, split_validation
 from amata.errors import InputError
 
@@ -21,12 +22,14 @@ __all__ = [
     "Framing",
     "ImageSet",
     "Loader",
+    "Picture",
     "Splits",
     "Stream",
     "as_images",
     "data_root",
     "find_dataset",
     "load",
+    "read_image",
     "split_validation",
 ]
 
