@@ -58,6 +58,8 @@ from architecture import load
 x = torch.load("x.pt", weights_only=True)
 with torch.no_grad():
     torch.save(load()(x), "z.pt")
+import architecture
+assert architecture.CLASSES == tuple("0123456789")
 """
 
 
@@ -117,6 +119,9 @@ def test_a_model_card_has_the_evaluation(run: Path, tmp_path: Path, amata: Any) 
     assert "| fgsm |" in card
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert config["mean"] == [0.13]
+    assert config["shape"] == [1, 28, 28]
+    assert list(config["id2label"].values()) == list("0123456789")
+    assert "The 10 classes are 0, 1, 2, 3, 4, 5, 6, 7, 8, 9." in card
     assert config["threat"] == {"norm": "linf", "eps": "8/255"}
 
 
@@ -140,6 +145,7 @@ def test_onnx_gives_the_same_logits(run: Path, tmp_path: Path, amata: Any) -> No
     session = onnxruntime.InferenceSession(
         str(tmp_path / "onnx" / "model.onnx"), providers=["CPUExecutionProvider"]
     )
+    assert session.get_modelmeta().custom_metadata_map["classes"] == json.dumps(list("0123456789"))
     for n in (1, 5, 24):  # the number of images is free
         (found,) = session.run(None, {"images": x[:n].numpy()})
         assert np.abs(found - z[:n].numpy()).max() < 1e-4

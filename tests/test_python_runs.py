@@ -331,7 +331,7 @@ def test_commands_name_the_python_call_and_reports_work(
         (("eval", run), "amata.evaluate"),
         (("export", run, "--to", "onnx", "--out", tmp_path / "out"), "amata.export"),
         (("train", "--resume", run), "amata.fit(model, train, valid, resume="),
-        (("landscape", run, "--out", tmp_path / "out"), "resume="),
+        (("landscape", run, "--out", tmp_path / "out"), "amata.load("),
     ):
         called = amata(*command)
         assert called.code == 2
@@ -348,9 +348,7 @@ def test_a_trained_network_is_exported_from_python(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     data = toy_data()
     fitted = amata.fit(small_net(), data, run=tmp_path / "run", **QUICK)
-    amata.export.export(
-        tmp_path / "run", "onnx", tmp_path / "out", model=fitted.model, images=data[0]
-    )
+    amata.export.export(tmp_path / "run", "onnx", tmp_path / "out", model=fitted.model)
     assert json.loads((tmp_path / "out" / "model.json").read_text())["checked_on"] == 16
 
 

@@ -100,7 +100,7 @@ ARROWS: dict[str, set[str]] = {
         "training",
         "threat",
     },
-    "export": {"data", "errors", "models", "recipes", "report", "runs", "tensors", "training"},
+    "export": {"errors", "models", "quantity", "recipes", "report", "runs", "training"},
     "runs": {"checksums", "data", "errors", "metrics", "recipes", "tensors"},
     "console": {"errors", "metrics", "reporter"},
     "cli": {

@@ -17,7 +17,6 @@ import torch
 
 from amata import models, recipes
 from amata.checksums import of_text
-from amata.data import Arrays
 from amata.errors import InputError
 from amata.export import Trained, export
 from amata.export.hub import card
@@ -424,13 +423,16 @@ def test_exported_source_and_card_are_plain_text(tmp_path: Path) -> None:
         replace(recipe, model=model),
         {hostile: {**found, "warnings": [hostile]}},
         {"train_seconds": 1.0, "grad_evals": 2, "best_epoch": None},
-        Arrays(torch.rand(2, 3, 4, 4), torch.tensor([0, 1])),
+        (hostile, "b"),
+        (3, 4, 4),
         False,
     )
     tree = ast.parse(trained.architecture("state"))
     (load,) = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "load"]
     call = next(n for n in ast.walk(load) if isinstance(n, ast.keyword) and n.arg == "final_bn")
     assert ast.literal_eval(call.value) == f"'{hostile}"
+    names = next(n for n in tree.body if isinstance(n, ast.Assign) and "CLASSES" in ast.dump(n))
+    assert ast.literal_eval(names.value) == (hostile, "b")
     text = card(trained)
     assert not [piece for piece in ("<script", "\x1b", "x](", "![", "`|") if piece in text]
     (row,) = [line for line in text.splitlines() if line.startswith('| ""')]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from amata.cli.root import Trust, app, check_installed, make_folder
+from amata.cli.root import Set, Trust, app, check_installed, make_folder
 
 
 @app.command(epilog="Example: amata export runs/mine --to onnx --out exported")
@@ -16,6 +16,7 @@ def export(
     name: Annotated[
         str | None, typer.Option(help="The model's name; default: the recipe's.")
     ] = None,
+    set_: Set = [],  # noqa: B006
     trust: Trust = False,
 ) -> None:
     """Export the best model of a run for RobustBench, for the Hugging Face Hub, or as ONNX."""
@@ -27,6 +28,6 @@ def export(
         for package in ("onnxruntime", "onnxscript"):
             check_installed(package, "exporting to ONNX", "onnx")
     make_folder(out)
-    write(run, to, out, name, trust=trust, note=ConsoleReporter().note)
+    write(run, to, out, name, overrides=tuple(set_), trust=trust, note=ConsoleReporter().note)
     for path in sorted(p for p in out.rglob("*") if p.is_file()):
         console.print(f"written {path}", soft_wrap=True)

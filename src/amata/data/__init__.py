@@ -10,6 +10,7 @@ from amata.data.datasets import DATASETS, DataSet, find_dataset
 from amata.data.feed import Feed
 from amata.data.folder import Folder, Framing, load_folder
 from amata.data.hub import PREFIX, load_hub
+from amata.data.image_file import Picture, read_image
 from amata.data.images import Arrays, ImageSet, Loader, Stream, as_images, split_validation
 from amata.data.parquet import FIND, Columns, load_parquet
 from amata.errors import InputError
@@ -24,12 +25,14 @@ __all__ = [
     "Framing",
     "ImageSet",
     "Loader",
+    "Picture",
     "Splits",
     "Stream",
     "as_images",
     "data_root",
     "find_dataset",
     "load",
+    "read_image",
     "split_validation",
 ]
 

@@ -7,6 +7,9 @@ from amata.export.trained import Trained
 from amata.report.escape import for_markdown
 from amata.runs.files import save_tensors, write_atomic, write_json
 
+NAMED = 100
+"""The most class names in a model card."""
+
 
 def write_hub(trained: Trained, out: Path) -> None:
     source = trained.architecture(
@@ -14,24 +17,10 @@ def write_hub(trained: Trained, out: Path) -> None:
         '"model.safetensors")'
     )
     out.mkdir(parents=True, exist_ok=True)
-    save_tensors(
-        out / "model.safetensors",
-        trained.weights,
-        {"recipe": trained.recipe.name, "tables": trained.recipe.deciding()},
-    )
-    c = trained.recipe
-    config = {
-        "architecture": c.model.name,
-        "args": c.model.args,
-        "in_channels": trained.test.shape[0],
-        "classes": trained.test.classes,
-        "mean": c.model.mean,
-        "std": c.model.std,
-        "threat": {"norm": c.ball.norm, "eps": trained.eps},
-        "input": "float images in [0, 1], NCHW",
-        "recipe": c.deciding(),
-    }
-    write_json(out / "config.json", config)
+    about = {"recipe": trained.recipe.name, "tables": trained.recipe.deciding()}
+    sizes = {"classes": list(trained.classes), "shape": list(trained.shape)}
+    save_tensors(out / "model.safetensors", trained.weights, about | sizes)
+    write_json(out / "config.json", trained.config())
     write_atomic(out / "architecture.py", source.encode())
     write_atomic(out / "README.md", card(trained).encode())
 
@@ -56,6 +45,9 @@ def card(trained: Trained) -> str:
     )
     spent = f"{summary['train_seconds']:.0f} s and {summary['grad_evals']:,} gradient evaluations"
     warnings = [f"- {for_markdown(w)}" for w in trained.warnings]
+    shown = [for_markdown(name) for name in trained.classes[:NAMED]]
+    more = len(trained.classes) - len(shown)
+    names = ", ".join(shown) + (f" and {more} more: `CLASSES` in architecture.py" if more else "")
     kept = (
         "last epoch" if summary["best_epoch"] is None else "best epoch on held-out training images"
     )
@@ -77,6 +69,9 @@ def card(trained: Trained) -> str:
             "",
             "logits = load()(images)  # float images in [0, 1], of shape (N, C, H, W)",
             "```",
+            "",
+            f"The {len(trained.classes)} classes are {names}. Images have the shape "
+            f"{trained.shape}. `amata.load` reads this folder too.",
             "",
             "| attack | accuracy % | 95% interval | images | parameters |",
             "|---|---|---|---|---|",

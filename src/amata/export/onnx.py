@@ -1,7 +1,9 @@
-"""An ONNX file, checked with onnxruntime against the PyTorch model."""
+"""An ONNX file, checked with onnxruntime against the PyTorch model on random images. Its metadata
+hold the names of the classes as a JSON list."""
 
 import contextlib
 import io
+import json
 import logging
 import warnings
 from pathlib import Path
@@ -24,27 +26,22 @@ def write_onnx(trained: Trained, out: Path) -> None:
         raise missing(error.name or "onnx", "exporting to ONNX", "onnx") from None
     out.mkdir(parents=True, exist_ok=True)
     file, model = out / "model.onnx", trained.model.cpu().eval()
-    x, _ = next(
-        iter(
-            trained.test.read(
-                [torch.arange(min(IMAGES, len(trained.test)))], torch.device("cpu"), None
-            )
-        )
-    )
+    x = torch.rand(IMAGES, *trained.shape, generator=torch.Generator().manual_seed(0))
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     # silence the exporter's progress messages and its own deprecations
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(
+        program = torch.onnx.export(
             model,
             (x[:2],),
-            file,
             dynamo=True,
-            external_data=False,
             input_names=["images"],
             output_names=["logits"],
             dynamic_shapes=({0: torch.export.Dim("batch")},),
         )
+        assert program is not None
+        program.model.metadata_props["classes"] = json.dumps(trained.classes)
+        program.save(file, external_data=False)
     (found,) = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"]).run(
         None, {"images": x.numpy()}
     )
@@ -60,6 +57,8 @@ def write_onnx(trained: Trained, out: Path) -> None:
     about = {
         "input": "images: float in [0, 1], (N, C, H, W)",
         "output": "logits",
+        "classes": list(trained.classes),
+        "shape": list(trained.shape),
         "checked_on": len(x),
         "largest_difference": gap,
     }

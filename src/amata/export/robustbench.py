@@ -45,5 +45,6 @@ def write_robustbench(trained: Trained, out: Path) -> None:
     info = out / "model_info" / trained.recipe.data.name / norm
     info.mkdir(parents=True, exist_ok=True)
     write_atomic(out / "architecture.py", source.encode())
+    write_json(out / "config.json", trained.config())
     torch.save(trained.weights, out / "weights.pt")
     write_json(info / f"{trained.name}.json", claim(trained))

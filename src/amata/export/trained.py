@@ -9,16 +9,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from amata import models
-from amata.data import Arrays, ImageSet
 from amata.errors import InputError, shorten
+from amata.quantity import to_fractions
 from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
 from amata.runs import RunFolder
-from amata.training.experiment import load_trained
+from amata.training.loaded import load_network
+from amata.training.stored import Shape
 
 NAME_BYTES = 200
 
@@ -30,7 +30,10 @@ class Trained:
     recipe: Recipe
     evaluation: dict[str, dict[str, Any]]
     summary: dict[str, Any]
-    test: ImageSet
+    classes: tuple[str, ...]
+    """Their names."""
+    shape: Shape
+    """Channels, height and width of an image."""
     pretrained: bool
     """Whether training started from given weights."""
 
@@ -40,35 +43,34 @@ class Trained:
         path: Path,
         name: str | None = None,
         model: nn.Module | None = None,
-        images: Tensor | None = None,
+        shape: Shape | None = None,
         *,
+        overrides: tuple[str, ...] = (),
         trust: bool = False,
         note: Callable[[str], None] = lambda text: None,
     ) -> "Trained":
-        """The best model of a run folder; `model` and `images` are for runs made in Python."""
+        """The best model of a run folder. `model` is for runs made in Python, and `shape` for those
+        that did not record it."""
         run, begun = RunFolder.open(path)
         _check_name(name, begun.name, path)
         run.check_finished()
+        call = f"amata.export.export({str(path)!r}, to, out, model=model"
+        if isinstance(begun.data, PythonData) and model is None:
+            raise InputError(f"{path} was trained in Python, with its own model: call {call})")
+        found = load_network(path, overrides, model=model, trust=trust, note=note)
+        shape = shape or found.shape
+        if shape is None:
+            call += ", shape=(3, 32, 32)"
+            raise InputError(f"{path} does not record the shape of its images: call {call})")
         summary = run.summary()
-        test: ImageSet
-        if isinstance(begun.data, PythonData):
-            if model is None or images is None:
-                call = f"amata.export.export({str(path)!r}, to, out, model=model, images=x)"
-                raise InputError(f"{path} was trained in Python, with its own model: call {call}")
-            models.load_weights(model, path / "model.safetensors")
-            recipe, test = begun, Arrays(images, torch.zeros(len(images)))
-        else:
-            model, recipe, splits = load_trained(
-                path, ("train.device=cpu",), trust=trust, note=note
-            )
-            test = splits.test
         return cls(
             name or begun.name,
-            model,
-            recipe,
+            found.model,
+            found.recipe,
             summary["evaluation"],
             summary,
-            test,
+            found.names,
+            shape,
             begun.model.weights is not None,
         )
 
@@ -79,13 +81,8 @@ class Trained:
     @property
     def eps(self) -> str:
         """The radius as text, such as 8/255."""
-        eps = self.recipe.ball.eps
-        short = f"{eps:g}"
-        return (
-            short
-            if float(short) == eps or round(eps * 255) / 255 != eps
-            else f"{round(eps * 255)}/255"
-        )
+        eps = to_fractions(self.recipe.ball.eps)
+        return eps if isinstance(eps, str) else f"{eps:g}"
 
     def architecture(self, reading: str) -> str:
         """Python source that needs only torch: the model and a `load` function. `reading` is the
@@ -104,7 +101,8 @@ class Trained:
             for line in source.splitlines()
             if not line.startswith("from amata")
         ]
-        arguments = {"in_channels": self.test.shape[0], "classes": self.test.classes, **c.args}
+        sizes = {"in_channels": self.shape[0], "classes": len(self.classes)}
+        arguments = {**sizes, **c.args}
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         return "\n".join(
             [
@@ -113,11 +111,14 @@ class Trained:
                 "",
                 "    from architecture import load",
                 "    logits = load()(images)  # float images in [0, 1], of shape (N, C, H, W)",
+                "",
+                "CLASSES has the names of the classes, in the order of the logits.",
                 '"""',
                 "",
                 "from pathlib import Path",
                 "",
                 "InputError = ValueError",
+                f"CLASSES = {self.classes!r}",
                 "",
                 *lines,
                 "",
@@ -132,6 +133,22 @@ class Trained:
                 "",
             ]
         )
+
+    def config(self) -> dict[str, Any]:
+        """config.json: what the network is, and what `amata.load` builds it from."""
+        c = self.recipe
+        return {
+            "name": self.name,
+            "architecture": c.model.name,
+            "args": c.model.args,
+            "shape": list(self.shape),
+            "id2label": {str(number): name for number, name in enumerate(self.classes)},
+            "mean": c.model.mean,
+            "std": c.model.std,
+            "threat": {"norm": c.ball.norm, "eps": self.eps},
+            "input": "float images in [0, 1], NCHW",
+            "recipe": c.deciding(),
+        }
 
     def percent(self, attack: str) -> str | None:
         """The accuracy under an attack as RobustBench writes it, or None if it was not measured."""

@@ -179,9 +179,10 @@ class RunFolder:
         write_record(self.path / "env.json", {**now, "earlier": earlier})
         return differences(earlier[-1], now) if earlier else ""
 
-    def record_split(self, seed: int, splits: Splits) -> None:
-        """Record which samples are held out; a resumed run must find the same ones."""
-        file, split = self.path / "split.json", {"seed": seed, **splits.record()}
+    def record_split(self, seed: int, record: dict[str, Any]) -> None:
+        """Record what is known of the data, such as the samples that are held out; a resumed run
+        must find the same ones."""
+        file, split = self.path / "split.json", {"seed": seed, **record}
         self._check(
             split, "restore them to resume", f", or remove {file} to train on them as they are"
         )

@@ -48,14 +48,22 @@ class Summary(TypedDict):
     """Of metrics.jsonl."""
 
 
-class Split(TypedDict, total=False):
+Shape = Annotated[list[Annotated[int, Field(ge=1, le=10_000)]], Field(min_length=3, max_length=3)]
+
+
+class Sizes(TypedDict, total=False):
+    """What a network must know of the data. Earlier versions did not record it."""
+
+    classes: Annotated[list[str], Field(min_length=1)]
+    """Their names."""
+    shape: Shape
+    """Channels, height and width of an image."""
+
+
+class Split(Sizes, total=False):
     """split.json: which images a run used. Earlier versions wrote fewer keys."""
 
     seed: int
-    classes: list[str]
-    """Their names."""
-    shape: list[Count]
-    """Channels, height and width of an image."""
     train: Index
     valid: Index
     valid_ids: list[int]
@@ -63,6 +71,16 @@ class Split(TypedDict, total=False):
     test_hash: str
     train_pixels: str
     test_pixels: str
+
+
+class Exported(TypedDict):
+    """The keys of an exported folder's config.json that `amata.load` reads."""
+
+    name: str
+    recipe: dict[str, Any]
+    id2label: Annotated[dict[str, str], Field(min_length=1)]
+    """The names of the classes by their numbers, as the Hugging Face Hub has them."""
+    shape: Shape
 
 
 class Environment(TypedDict):
@@ -98,5 +116,7 @@ CHECKPOINT = TypeAdapter(Checkpoint)
 SUMMARY = TypeAdapter(Summary)
 ENVIRONMENTS = TypeAdapter(Environments)
 SPLIT: TypeAdapter[Any] = TypeAdapter(Split)
+SIZES: TypeAdapter[Any] = TypeAdapter(Sizes)
+EXPORTED: TypeAdapter[Any] = TypeAdapter(Exported)
 EPOCH = TypeAdapter(EpochRow)
 EVENT = TypeAdapter(Event)

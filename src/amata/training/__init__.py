@@ -3,6 +3,7 @@
 from amata.errors import Interrupted
 from amata.training.device import resolve_device
 from amata.training.fitting import fit
+from amata.training.loaded import load
 from amata.training.loop import Fitted, train_model
 
-__all__ = ["Fitted", "Interrupted", "fit", "resolve_device", "train_model"]
+__all__ = ["Fitted", "Interrupted", "fit", "load", "resolve_device", "train_model"]

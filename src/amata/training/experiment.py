@@ -1,5 +1,6 @@
 """An experiment by recipe: data, model, training, and the final evaluation on the test set."""
 
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,20 +10,20 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from amata import data, models, recipes
+from amata import data, models
 from amata.attacks.checks import forward
 from amata.distributed import current, init_distributed, is_main, launched
-from amata.errors import InputError, Interrupted, quoted, shorten
+from amata.errors import InputError, Interrupted, quoted
 from amata.evaluation import Result, evaluate, parse_attack
 from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
 from amata.reporter import Reporter
 from amata.runs import RunFolder, resume_call
-from amata.runs.files import describe_weights
 from amata.schedules import planned_controls
 from amata.training.checks import check_consistent, check_divisible, check_equal_ranks
 from amata.training.device import resolve_device
 from amata.training.loop import part_of, train_model
+from amata.training.stored import Stored
 from amata.training.trust import remember, review
 
 
@@ -30,17 +31,15 @@ def load_data(recipe: Recipe) -> data.Splits:
     c = recipe.data
     if isinstance(c, PythonData):
         raise InputError(
-            "this run was trained in Python, on its own data: amata.fit(model, train, "
-            "resume=FOLDER).model is its network"
+            "this run was trained in Python, on its own data: amata.load(FOLDER, model=model) is "
+            "its network"
         )
-    framed = data.find_dataset(c.name).framed
-    framing = data.Framing(c.resize, c.crop, c.random_scale) if framed else None
     return data.load(
         c.name,
         root=c.root,
         valid=c.valid,
         seed=recipe.train.seed,
-        framing=framing,
+        framing=framing_of(recipe),
         workers=c.workers,
         in_memory=c.in_memory,
         test_share=c.test_share,
@@ -48,9 +47,36 @@ def load_data(recipe: Recipe) -> data.Splits:
     )
 
 
-def _refuse_python(recipe: Recipe, path: Path, instead: str) -> None:
-    if isinstance(recipe.data, PythonData):
-        raise InputError(f"{path} was trained in Python, on its own data and model: {instead}")
+def framing_of(recipe: Recipe) -> data.Framing | None:
+    """How images are resized and cropped; None for data sets with images of one size."""
+    c = recipe.data
+    framed = not isinstance(c, PythonData) and data.find_dataset(c.name).framed
+    return data.Framing(c.resize, c.crop, c.random_scale) if framed else None
+
+
+def build_network(
+    recipe: Recipe,
+    channels: int,
+    classes: int,
+    *,
+    trust: bool = False,
+    weights: Path | None = None,
+) -> nn.Module:
+    """The recipe's network for images of so many channels. Code that the recipe names is run with
+    `trust` only: the recipe is the user's own, or was reviewed. A network that the file `weights`
+    is too small for is not built."""
+    c = recipe.model
+    return models.build(
+        c.name,
+        in_channels=channels,
+        classes=classes,
+        args=c.args,
+        mean=c.mean,
+        std=c.std,
+        seed=recipe.train.seed,
+        trust=trust,
+        most=None if weights is None else weights.stat().st_size,
+    )
 
 
 def build_model(
@@ -61,21 +87,10 @@ def build_model(
     weights: Path | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> nn.Module:
-    """The recipe's network for these images, checked with a forward pass on two of them. Code that
-    the recipe names is run with `trust` only: the recipe is the user's own, or was reviewed. A
-    network that the file `weights` is too small for is not built."""
-    c = recipe.model
-    model = models.build(
-        c.name,
-        in_channels=images.shape[0],
-        classes=images.classes,
-        args=c.args,
-        mean=c.mean,
-        std=c.std,
-        seed=recipe.train.seed,
-        trust=trust,
-        most=None if weights is None else weights.stat().st_size,
-    )
+    """The recipe's network for these images, as `build_network` makes it, checked with a forward
+    pass on two of them."""
+    c, channels = recipe.model, images.shape[0]
+    model = build_network(recipe, channels, images.classes, trust=trust, weights=weights)
     if c.weights and (replaced := models.load_weights(model, c.weights, c.new_head)):
         note(f"new head: {', '.join(replaced)}")
     x, _ = next(iter(images.read([torch.arange(min(2, len(images)))], torch.device("cpu"), None)))
@@ -102,6 +117,7 @@ def train(recipe: Recipe, out: Path, reporter: Reporter | None = None) -> RunFol
     Under torchrun every process calls this, and rank 0 writes. After a failure torchrun restarts
     them with the same command; they then resume an unfinished run of the same recipe.
     """
+    recipe = _with_absolute_root(recipe)
     if launched() and (out / "recipe.toml").is_file():
         run, begun = RunFolder.open(out)
         if not run.finished and begun.fingerprint() == recipe.fingerprint():
@@ -109,6 +125,14 @@ def train(recipe: Recipe, out: Path, reporter: Reporter | None = None) -> RunFol
     if is_main():
         RunFolder.check_free(out)
     return _run(recipe, lambda: RunFolder.create(out, recipe), reporter or Reporter())
+
+
+def _with_absolute_root(recipe: Recipe) -> Recipe:
+    """The recipe with an absolute data.root: the run is used from other folders too."""
+    if recipe.data.root is None:
+        return recipe
+    root = os.path.abspath(os.path.expanduser(recipe.data.root))
+    return replace(recipe, data=recipe.data.model_copy(update={"root": root}))
 
 
 def resume(
@@ -123,7 +147,9 @@ def resume(
     `trust` runs the code that the folder's recipe names, and remembers it.
     """
     run, recipe = RunFolder.open(path, overrides)
-    _refuse_python(recipe, path, f"call {resume_call(path, recipe)}")
+    if isinstance(recipe.data, PythonData):
+        call = resume_call(path, recipe)
+        raise InputError(f"{path} was trained in Python, on its own data and model: call {call}")
     reporter = reporter or Reporter()
     if run.finished:
         reporter.note(f"{path} is finished already")
@@ -151,7 +177,7 @@ def _run(recipe: Recipe, folder: Callable[[], RunFolder], reporter: Reporter) ->
 
 def _prepared(folder: Callable[[], RunFolder], recipe: Recipe, splits: data.Splits) -> RunFolder:
     run = folder()
-    run.record_split(recipe.train.seed, splits)
+    run.record_split(recipe.train.seed, splits.record())
     return run
 
 
@@ -213,57 +239,26 @@ def load_trained(
     trust: bool = False,
     note: Callable[[str], None] = lambda text: None,
 ) -> tuple[nn.Module, Recipe, data.Splits]:
-    """The model of a run folder (its best weights) or of a weights file, with its recipe and data.
+    """The model of a run folder (its best weights), a weights file or an exported folder, with its
+    recipe and data.
 
     With `to_test`, the test images must be those that the run set aside, unless other data are
     named. `trust` runs the code that the recipe in the folder or file names. `note` receives the
     folder that it reads data from.
     """
-    stored = None
-    if path.is_dir():
-        weights, (run, trained) = path / "model.safetensors", RunFolder.open(path)
-        call = f"amata.fit(model, train, resume={str(path)!r}).model"
-        _refuse_python(trained, path, f"{call} is its network, for amata.evaluate and others")
-        stored, recipe = trained, recipes.parse(trained.tables, trained.name, overrides)
-        if not weights.is_file():
-            again = (
-                "its weights were not kept"
-                if run.finished
-                else f"`amata train --resume {quoted(path)}` trains until there is one"
-            )
-            raise InputError(f"{path} has no model.safetensors; {again}")
-    elif path.is_file():
-        weights = path
-        if recipe_name:
-            recipe = recipes.load(recipe_name, overrides)
-        else:
-            stored = _described_recipe(path)
-            recipe = recipes.parse(stored.tables, stored.name, overrides)
-    else:
-        raise InputError(f"no run folder or weights file at {path}")
-    unset = {"weights": None, "new_head": False}  # of where training started
-    recipe = replace(recipe, model=recipe.model.model_copy(update=unset))
-    if stored is not None:
-        source = path / "recipe.toml" if path.is_dir() else path
-        review(recipe, source, note, stored=stored, given=overrides, trust=trust)
+    stored = Stored.find(path, overrides, recipe_name)
+    call = f"amata.load({str(path)!r}, model=model)"
+    stored.refuse_python(f"{call} is its network, for amata.evaluate and others")
+    stored.check_weights()
+    stored.review(note, trust=trust, reads_data=True)
+    recipe = stored.recipe
     splits = load_data(recipe)
     if (
         to_test
-        and path.is_dir()
+        and stored.run is not None
         and not any(o.startswith(("data.root=", "data.name=")) for o in overrides)
     ):
-        run.check_test(splits)
-    model = build_model(recipe, splits.train, trust=True, weights=weights)
-    models.load_weights(model, weights)
+        stored.run.check_test(splits)
+    model = build_model(recipe, splits.train, trust=True, weights=stored.weights)
+    models.load_weights(model, stored.weights)
     return model.to(resolve_device(recipe.train.device)).eval(), recipe, splits
-
-
-def _described_recipe(path: Path) -> Recipe:
-    """The recipe in the header of a weights file."""
-    about = describe_weights(path) if path.suffix == ".safetensors" else {}
-    tables, name = about.get("tables"), about.get("recipe")
-    if not isinstance(tables, dict) or not isinstance(name, str):
-        raise InputError(
-            f"{path} does not say which model and data it belongs to; add --recipe NAME_OR_FILE"
-        )
-    return recipes.parse(tables, shorten(name))

@@ -118,7 +118,7 @@ def fit(
     elif run is not None:
         path = Path(run).expanduser()
         chosen = dataclasses.replace(chosen, name=path.name)
-        folder = _new_folder(path, chosen)
+        folder = _new_folder(path, chosen, images)
     try:
         with _reporter(progress) as reporter:
             fitted = train_model(model, images, held_out, chosen, run=folder, reporter=reporter)
@@ -131,15 +131,30 @@ def fit(
     return fitted
 
 
-def _new_folder(path: Path, recipe: Recipe) -> RunFolder | None:
-    """A new run folder, created after everything that can be checked without training."""
+def _new_folder(path: Path, recipe: Recipe, images: Any) -> RunFolder | None:
+    """A new run folder, created after everything that can be checked without training. It records
+    the classes and the shape of the images, which the weights then hold too."""
     parse_attack(recipe.train.valid_attack)
     resolve_device(recipe.train.device, "device", "device='cpu'")
     if type(recipe.ball) not in BALLS.values():
         raise InputError(f"run= cannot record the ball {recipe.ball!r}; use amata.Linf or amata.L2")
     if not current().is_main:
         return None
-    return RunFolder.create(path, recipe)
+    folder, record = RunFolder.create(path, recipe), _sizes(images)
+    if record:
+        folder.record_split(recipe.train.seed, record)
+    return folder
+
+
+def _sizes(images: Any) -> dict[str, Any]:
+    """Class names and shape of an image set; names alone of a DataLoader whose data set has them,
+    as torchvision's do."""
+    if isinstance(images, ImageSet):
+        return {"classes": list(images.names), "shape": list(images.shape)}
+    names = getattr(getattr(images, "dataset", None), "classes", None)
+    if isinstance(names, list | tuple) and names and all(isinstance(n, str) for n in names):
+        return {"classes": list(names)}
+    return {}
 
 
 def _check_types(

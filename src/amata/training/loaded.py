@@ -1,0 +1,101 @@
+"""amata.load: a trained network, ready for images."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from amata import models
+from amata.errors import InputError
+from amata.recipes import Recipe
+from amata.recipes.schema import PythonData
+from amata.training.device import resolve_device
+from amata.training.experiment import build_network, load_data
+from amata.training.stored import Note, Shape, Stored
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A trained network in eval mode, and what is known of the images that it takes."""
+
+    model: nn.Module
+    recipe: Recipe
+    names: tuple[str, ...]
+    """Of the classes; empty if a run made in Python did not record them."""
+    shape: Shape | None
+    """Channels, height and width of an image; None if a run made in Python did not record it."""
+
+
+def load_network(
+    path: Path,
+    overrides: tuple[str, ...] = (),
+    recipe: str | Path | None = None,
+    *,
+    model: nn.Module | None = None,
+    trust: bool = False,
+    note: Note = lambda text: None,
+) -> Loaded:
+    """The network of a run folder, a weights file or an exported folder, on the CPU. The data are
+    read only if an earlier version recorded neither classes nor shape."""
+    stored = Stored.find(path, overrides, recipe)
+    names, shape = stored.names, stored.shape
+    if model is None:
+        stored.refuse_python(f"pass its network, as in amata.load({str(path)!r}, model=model)")
+    stored.check_weights()
+    if model is None:
+        stored.review(note, trust=trust, reads_data=names is None or shape is None)
+        if names is None or shape is None:
+            names, shape = _sizes_of_data(stored)
+        model = build_network(
+            stored.recipe, shape[0], len(names), trust=True, weights=stored.weights
+        )
+    models.load_weights(model, stored.weights)
+    return Loaded(model.eval(), stored.recipe, names or _numbered(stored.recipe), shape)
+
+
+def _sizes_of_data(stored: Stored) -> tuple[tuple[str, ...], Shape]:
+    try:
+        images = load_data(stored.recipe).train
+    except InputError as error:
+        raise InputError(
+            f"{stored.path} does not record its classes, and its data cannot be read: {error}"
+        ) from None
+    return images.names, images.shape
+
+
+def _numbered(recipe: Recipe) -> tuple[str, ...]:
+    count = recipe.data.classes if isinstance(recipe.data, PythonData) else None
+    return tuple(map(str, range(count or 0)))
+
+
+def load(
+    path: str | Path,
+    *,
+    model: nn.Module | None = None,
+    recipe: str | Path | None = None,
+    device: str | torch.device | None = None,
+    trust: bool = False,
+) -> nn.Module:
+    """The trained network of a run folder, a weights file or an exported folder, in eval mode, on
+    the CPU if no `device` is given.
+
+    Run folders give their best weights, unfinished ones the best so far. No data are needed. The
+    network gets two attributes, unless it has its own of these names: `recipe`, and `classes`, the
+    names of its classes.
+
+    A run made by `amata.fit` needs its network as `model`, which is filled and returned. `recipe`
+    is for weights files that name none. `trust` runs the code that a recipe in the folder or file
+    names; an exported architecture.py is never run.
+    """
+    if not isinstance(path, str | Path) or "\0" in str(path):
+        raise InputError(f"load(): path = {path!r} must be a run folder or a weights file")
+    if model is not None and not isinstance(model, nn.Module):
+        raise InputError(f"load(): model = {type(model).__name__} must be an nn.Module")
+    target = resolve_device(str(device or "cpu"), "device", "device='cpu'")
+    loaded = load_network(Path(path).expanduser(), (), recipe, model=model, trust=trust)
+    net = loaded.model.to(target)
+    for name, value in (("recipe", loaded.recipe), ("classes", loaded.names)):
+        if not hasattr(net, name):
+            setattr(net, name, value)
+    return net
