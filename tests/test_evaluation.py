@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from amata.attacks import parse_attack, pgd
 from amata.console import results_table
+from amata.console.grid import Grid
 from amata.data import Arrays
 from amata.errors import InputError
 from amata.evaluation import SINGLE_PROCESS, GradCounter, Shard, evaluate, wilson
@@ -203,7 +203,7 @@ def test_logits_that_are_not_finite_are_wrong_and_counted(attack: str, value: fl
     assert f"{len(x)} (40 not finite)" in as_text(results_table({attack: result.to_dict()}))
 
 
-def as_text(table: Table) -> str:
+def as_text(table: Grid) -> str:
     console = Console(width=200)
     with console.capture() as captured:
         console.print(table)

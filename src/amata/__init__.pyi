@@ -15,6 +15,8 @@ from .errors import AmataError as AmataError
 from .errors import InputError as InputError
 from .errors import Interrupted as Interrupted
 from .evaluation import evaluate as evaluate
+from .loggers import MLflow as MLflow
+from .loggers import WandB as WandB
 from .methods import ATTA as ATTA
 from .methods import DAT as DAT
 from .methods import ERM as ERM

@@ -1,5 +1,6 @@
 """The metrics of a run as two typed streams: a row per epoch, and the events between them."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired, TypeGuard
 
 from pydantic import Field
@@ -62,3 +63,16 @@ Row = EpochRow | Event
 
 def is_event(row: Any) -> TypeGuard[Event]:
     return "event" in row
+
+
+def scalars(row: EpochRow) -> dict[str, float]:
+    """The numbers of an epoch, for trackers: `loss`, `valid/pgd-10`, ..."""
+    left_out = ("epoch", "unix_seconds")
+    flat = {k: v for k, v in row.items() if isinstance(v, int | float) and k not in left_out}
+    return flat | {f"valid/{k}": v for k, v in row.get("valid", {}).items()}
+
+
+def totals(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a summary.json, for trackers: `train_seconds`, `test/pgd-20`, ..."""
+    flat = {k: v for k, v in summary.items() if isinstance(v, int | float)}
+    return flat | {f"test/{k}": r["accuracy"] for k, r in summary["evaluation"].items()}

@@ -1,6 +1,7 @@
 """Progress callbacks. The base class ignores them; the command line prints them."""
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 from torch import Tensor
 
@@ -22,8 +23,43 @@ class BatchInfo(NamedTuple):
     seconds_left: float | None
 
 
+class RunInfo(NamedTuple):
+    """A run of a study that is about to start."""
+
+    number: int
+    """From 1."""
+    total: int
+    name: str
+    done: float
+    """The fraction of the study's gradient evaluations before this run."""
+    share: float
+    """This run's fraction of them; 0 if it is finished already."""
+
+
+def run_infos(names: Sequence[str], costs: Sequence[float]) -> list[RunInfo]:
+    """The runs of a study with these costs, in order."""
+    total = sum(costs) or 1.0
+    return [
+        RunInfo(i + 1, len(names), name, sum(costs[:i]) / total, costs[i] / total)
+        for i, name in enumerate(names)
+    ]
+
+
 class Reporter:
-    """Progress callbacks of training and evaluation; override the ones you need."""
+    """Progress callbacks of training and evaluation; override the ones you need. It is entered
+    before the first callback and left after the last one."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Called at the end, also after an error."""
+
+    def run(self, info: RunInfo) -> None:
+        """Called before each run of a comparison or another study."""
+
+    def start(self, name: str, tables: Mapping[str, Mapping[str, Any]]) -> None:
+        """Called when a training starts or resumes, with its name and the tables of its recipe."""
 
     def batch(self, info: BatchInfo) -> None:
         """Called after every batch."""
@@ -31,8 +67,70 @@ class Reporter:
     def epoch(self, row: EpochRow) -> None:
         """Called after every epoch with its row of metrics.jsonl."""
 
-    def evaluating(self, attack: str, done: int, total: int) -> None:
-        """Called during validation and evaluation."""
+    def evaluating(
+        self,
+        attack: str,
+        done: int,
+        total: int,
+        part: str = "",
+        seconds_left: float | None = None,
+    ) -> None:
+        """Called during validation and evaluation. `part` is the running part of the attack;
+        `total` is 0 if it is not known."""
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Called when a training and its evaluation are done, with the content of summary.json."""
 
     def note(self, text: str) -> None:
         """Called with a one-line message for the user."""
+
+
+class Reporters(Reporter):
+    """Several reporters as one."""
+
+    def __init__(self, *reporters: Reporter) -> None:
+        self.reporters = reporters
+
+    def __enter__(self) -> Self:
+        for reporter in self.reporters:
+            reporter.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for reporter in reversed(self.reporters):
+            reporter.__exit__(*error)
+
+    def run(self, info: RunInfo) -> None:
+        for reporter in self.reporters:
+            reporter.run(info)
+
+    def start(self, name: str, tables: Mapping[str, Mapping[str, Any]]) -> None:
+        for reporter in self.reporters:
+            reporter.start(name, tables)
+
+    def batch(self, info: BatchInfo) -> None:
+        for reporter in self.reporters:
+            reporter.batch(info)
+
+    def epoch(self, row: EpochRow) -> None:
+        for reporter in self.reporters:
+            reporter.epoch(row)
+
+    def evaluating(
+        self,
+        attack: str,
+        done: int,
+        total: int,
+        part: str = "",
+        seconds_left: float | None = None,
+    ) -> None:
+        for reporter in self.reporters:
+            reporter.evaluating(attack, done, total, part, seconds_left)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        for reporter in self.reporters:
+            reporter.finish(summary)
+
+    def note(self, text: str) -> None:
+        for reporter in self.reporters:
+            reporter.note(text)

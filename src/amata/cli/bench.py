@@ -6,7 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from amata.cli.root import Json, Set, app, check_installed, make_folder, whole_numbers
+from amata.cli.root import (
+    Json,
+    Set,
+    app,
+    check_installed,
+    complete_recipe,
+    make_folder,
+    whole_numbers,
+)
 
 
 @app.command(
@@ -15,7 +23,11 @@ from amata.cli.root import Json, Set, app, check_installed, make_folder, whole_n
 def bench(
     recipes: Annotated[
         list[str],
-        typer.Argument(metavar="RECIPE...", help="Recipes whose training step is timed."),
+        typer.Argument(
+            metavar="RECIPE...",
+            help="Recipes whose training step is timed.",
+            autocompletion=complete_recipe,
+        ),
     ],
     set_: Set = [],  # noqa: B006
     batch: Annotated[

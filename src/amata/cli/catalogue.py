@@ -1,11 +1,12 @@
 """amata recipes and amata data."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from amata.cli.root import app
+from amata.cli.root import Json, app, complete_recipe
 from amata.errors import unknown
 
 recipes_app = typer.Typer(help="The built-in recipes.", invoke_without_command=True)
@@ -15,19 +16,23 @@ app.add_typer(data_app, name="data")
 
 
 @recipes_app.callback(epilog="Example: amata recipes show cifar10-amata")
-def list_recipes(ctx: typer.Context) -> None:
+def list_recipes(ctx: typer.Context, json_: Json = False) -> None:
     """List the built-in recipes; `show NAME` prints one, `keys` explains every key."""
     if ctx.invoked_subcommand is None:
+        from amata.console import listing
         from amata.recipes import built_in
 
-        recipes = built_in()
-        width = max(map(len, recipes))
-        for name, text in recipes.items():
-            print(f"{name:{width}}  {text.splitlines()[0].lstrip('# ')}")
+        about = {name: text.splitlines()[0].lstrip("# ") for name, text in built_in().items()}
+        if json_:
+            print(json.dumps(about, indent=2))
+        else:
+            listing(about.items())
 
 
 @recipes_app.command("show", epilog="Example: amata recipes show mnist5k-amata > mine.toml")
-def show_recipe(name: Annotated[str, typer.Argument(help="A built-in recipe.")]) -> None:
+def show_recipe(
+    name: Annotated[str, typer.Argument(help="A built-in recipe.", autocompletion=complete_recipe)],
+) -> None:
     """Print a recipe with every key filled in, ready to save and edit. The file itself is shorter:
     it may extend another recipe and leave out defaults."""
     from itertools import takewhile
@@ -49,9 +54,7 @@ def list_keys(
     ] = None,
 ) -> None:
     """List every key of a recipe with its default, its values and its meaning."""
-    from rich.table import Table
-
-    from amata.console import out
+    from amata.console import keys_table, out
     from amata.recipes.reference import sections
 
     every = sections()
@@ -62,15 +65,12 @@ def list_keys(
             out.print(section.title, style="bold")
             if section.text:
                 out.print(section.text, style="dim")
-            grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
-            for key in section.keys:
-                grid.add_row(
-                    key.name,
-                    "required" if key.required else key.default or "-",
-                    key.values,
-                    key.text,
+            out.print(
+                keys_table(
+                    (k.name, "required" if k.required else k.default or "-", k.values, k.text)
+                    for k in section.keys
                 )
-            out.print(grid)
+            )
             out.print()
 
 
@@ -81,14 +81,29 @@ Root = Annotated[
 
 
 @data_app.callback(epilog="Example: amata data fetch cifar10")
-def list_data(ctx: typer.Context) -> None:
+def list_data(ctx: typer.Context, json_: Json = False) -> None:
     """List the data sets; `fetch NAME` downloads one, `check NAME` reads all of one."""
     if ctx.invoked_subcommand is None:
-        from amata.console import out
+        from amata.console import listing, out
         from amata.data import DATASETS, data_root
 
-        for name, entry in DATASETS.items():
-            print(f"{name:10}  {entry.about}{' (fetch)' if entry.source else ''}")
+        if json_:
+            sets = {
+                name: {
+                    "about": entry.about,
+                    "shape": entry.shape,
+                    "classes": entry.classes,
+                    "images": entry.images,
+                    "fetch": bool(entry.source),
+                }
+                for name, entry in DATASETS.items()
+            }
+            print(json.dumps({"folder": str(data_root()), "sets": sets}, indent=2))
+            return
+        listing(
+            (name, f"{entry.about}{' (fetch)' if entry.source else ''}")
+            for name, entry in DATASETS.items()
+        )
         print()
         out.print(f"data folder {data_root()}", soft_wrap=True)
 

@@ -6,7 +6,20 @@ from typing import Annotated, Any
 
 import typer
 
-from amata.cli.root import Json, Set, app, check_attacks, check_installed, make_folder
+from amata.cli.root import (
+    Epochs,
+    Json,
+    Limit,
+    Log,
+    Set,
+    app,
+    check_attacks,
+    check_installed,
+    complete_recipe,
+    make_folder,
+    reporters,
+    short_forms,
+)
 
 Target = Annotated[
     float | None,
@@ -20,7 +33,9 @@ Target = Annotated[
 def compare(
     recipes: Annotated[
         list[str],
-        typer.Argument(metavar="RECIPE...", help="The first is the baseline."),
+        typer.Argument(
+            metavar="RECIPE...", help="The first is the baseline.", autocompletion=complete_recipe
+        ),
     ],
     out: Annotated[
         Path, typer.Option(help="A folder for runs and report; repeat the command to resume.")
@@ -30,18 +45,21 @@ def compare(
         int, typer.Option(min=1, max=1000, help="Runs per recipe, from its seed upwards.")
     ] = 1,
     set_: Set = [],  # noqa: B006
+    epochs: Epochs = None,
+    limit: Limit = None,
+    log: Log = [],  # noqa: B006
     json_: Json = False,
 ) -> None:
     """Train recipes under the same conditions, evaluate them, and write a report.
 
     The report includes C if `amata criterion` wrote into the same folder.
     """
-    from amata.console import ConsoleReporter
     from amata.studies.compare import compare_runs
     from amata.studies.plan import plan, run_plan
 
     _check_folder(out)
-    with ConsoleReporter() as reporter:
+    set_ = [*set_, *short_forms(train_epochs=epochs, data_limit=limit)]
+    with reporters(log) as reporter:
         planned = plan(recipes, set_, seeds, reporter.note)
         check_attacks(attack for recipe in planned for attack in recipe.eval.attacks)
         runs, failures = run_plan(planned, out, reporter, target)

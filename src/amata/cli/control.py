@@ -6,7 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from amata.cli.root import Json, Set, Trust, app, check_attacks, check_installed, make_folder
+from amata.cli.root import (
+    Json,
+    Set,
+    Trust,
+    app,
+    check_attacks,
+    check_installed,
+    complete_recipe,
+    make_folder,
+)
 from amata.errors import InputError
 
 Out = Annotated[
@@ -21,7 +30,9 @@ def criterion(
     targets: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN|RECIPE...", help="Run folders with saved epochs, or recipes to train."
+            metavar="RUN|RECIPE...",
+            help="Run folders with saved epochs, or recipes to train.",
+            autocompletion=complete_recipe,
         ),
     ],
     out: Annotated[
@@ -100,7 +111,10 @@ def criterion(
 def search(
     recipe: Annotated[
         str,
-        typer.Argument(help="A built-in recipe, or a TOML file; its schedule is replaced."),
+        typer.Argument(
+            help="A built-in recipe, or a TOML file; its schedule is replaced.",
+            autocompletion=complete_recipe,
+        ),
     ],
     out: Annotated[
         Path,

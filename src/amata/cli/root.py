@@ -7,16 +7,48 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from amata.errors import InputError, Interrupted, missing, printable
+from amata.errors import InputError, Interrupted, missing, printable, unknown
+
+if TYPE_CHECKING:
+    from amata.reporter import Reporter
+
+
+PANELS = {
+    "Commands": "train eval compare predict audit init report export",
+    "Studies": "search criterion landscape bench toy convergence",
+    "Data and recipes": "data recipes",
+}
+"""The commands in the order of --help. One that is missing here comes last."""
 
 
 class Commands(TyperGroup):
-    """Prints the line of an interrupted run. typer would drop it, and its exit status."""
+    """Lists commands in panels, and prints the line of an interrupted run. typer would drop that
+    line, and its exit status."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        order = " ".join(PANELS.values()).split()
+        return sorted(self.commands, key=lambda c: order.index(c) if c in order else len(order))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        names = self.list_commands(ctx)
+        panels = {title: words.split() for title, words in PANELS.items()}
+        known = {name for panel in panels.values() for name in panel}
+        panels["Others"] = [name for name in names if name not in known]
+        width = max(map(len, names))
+        for title, panel in panels.items():
+            rows = [
+                (f"{name:{width}}", self.commands[name].get_short_help_str(200))
+                for name in panel
+                if name in self.commands
+            ]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -29,8 +61,8 @@ class Commands(TyperGroup):
 app = typer.Typer(
     cls=Commands,
     help="Adversarial training at a fraction of its usual cost.",
-    add_completion=False,
     rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
 
 Set = Annotated[
@@ -42,6 +74,15 @@ Set = Annotated[
 Trust = Annotated[
     bool,
     typer.Option("--trust", help="Run code that the recipe in the run or weights file names."),
+]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs: short for --set train.epochs=N.")]
+Limit = Annotated[
+    int | None,
+    typer.Option(min=1, help="Only the first N training images: short for --set data.limit=N."),
+]
+Log = Annotated[
+    list[str],
+    typer.Option(metavar="wandb|mlflow", help="Log the run there too; may be repeated."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -61,6 +102,34 @@ def amata(
     ] = False,
 ) -> None:
     """Adversarial training at a fraction of its usual cost."""
+
+
+def short_forms(**given: Any) -> list[str]:
+    """The overrides that short options stand for: train_epochs=3 is train.epochs=3."""
+    return [
+        f"{name.replace('_', '.', 1)}={str(value).lower() if value is True else value}"
+        for name, value in given.items()
+        if value is not None
+    ]
+
+
+def reporters(log: Iterable[str]) -> "Reporter":
+    """The console, and the services of --log."""
+    from amata.console import ConsoleReporter
+    from amata.loggers import LOGGERS
+    from amata.reporter import Reporters
+
+    for name in log:
+        if name not in LOGGERS:
+            raise unknown("logger", name, LOGGERS)
+    return Reporters(ConsoleReporter(), *(LOGGERS[name]() for name in log))
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """The built-in recipes, for shell completion. Without one of them the shell completes files."""
+    from amata.recipes import built_in
+
+    return [name for name in built_in() if name.startswith(incomplete)]
 
 
 def whole_numbers(text: str, name: str, most: int = 10_000) -> list[int]:

@@ -1,19 +1,33 @@
 """amata train and amata eval."""
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from amata.cli.root import Json, Set, Trust, app, check_attacks
+from amata.cli.root import (
+    Epochs,
+    Json,
+    Limit,
+    Log,
+    Set,
+    Trust,
+    app,
+    check_attacks,
+    complete_recipe,
+    reporters,
+    short_forms,
+)
 from amata.errors import InputError
 
 
-@app.command(epilog="Example: amata train mnist5k-amata --set train.epochs=5 --out runs/first")
+@app.command(epilog="Example: amata train mnist5k-amata --epochs 5 --out runs/first")
 def train(
-    recipe: Annotated[str | None, typer.Argument(help="A built-in recipe, or a TOML file.")] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(help="A built-in recipe, or a TOML file.", autocompletion=complete_recipe),
+    ] = None,
     set_: Set = [],  # noqa: B006
     out: Annotated[
         Path | None, typer.Option(help="A new folder for the run; default: runs/RECIPE.")
@@ -21,6 +35,11 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Resume an interrupted run.")
     ] = None,
+    epochs: Epochs = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed: short for --set train.seed=N.")
+    ] = None,
+    limit: Limit = None,
     engine: Annotated[
         str | None, typer.Option(help="plain, fast or auto: short for --set train.engine=...")
     ] = None,
@@ -31,7 +50,9 @@ def train(
         bool,
         typer.Option("--deterministic", help="Use deterministic kernels only."),
     ] = False,
+    log: Log = [],  # noqa: B006
     trust: Trust = False,
+    json_: Json = False,
 ) -> None:
     """Train a model with a recipe, evaluate it, and write a run folder."""
     if (recipe is None) == (resume is None):
@@ -40,14 +61,20 @@ def train(
         raise InputError("--resume continues in its own folder; drop --out")
     set_ = [
         *set_,
-        *([f"train.engine={engine}"] if engine else []),
-        *([f"train.precision={precision}"] if precision else []),
-        *(["train.deterministic=true"] if deterministic else []),
+        *short_forms(
+            train_epochs=epochs,
+            train_seed=seed,
+            data_limit=limit,
+            train_engine=engine,
+            train_precision=precision,
+            train_deterministic=deterministic or None,
+        ),
     ]
     from amata import recipes as recipe_files
-    from amata.console import ConsoleReporter, results_table
     from amata.console import out as console
+    from amata.console import results_table
     from amata.distributed import is_main, launched
+    from amata.reporter import Reporter
     from amata.training.experiment import resume as resume_run
     from amata.training.experiment import train as train_recipe
 
@@ -55,7 +82,7 @@ def train(
         raise InputError(
             "torchrun needs --out, so all processes and restarts use the same run folder"
         )
-    with ConsoleReporter() if is_main() else nullcontext() as reporter:
+    with reporters(log) if is_main() else Reporter() as reporter:
         if resume is not None:
             run = resume_run(resume, tuple(set_), reporter, trust=trust)
         else:
@@ -66,6 +93,9 @@ def train(
     if not is_main():
         return
     summary = run.summary()
+    if json_:
+        print(json.dumps({"run": str(run.path), **summary}, indent=2))
+        return
     console.print(results_table(summary["evaluation"]))
     best = (
         "last epoch used"

@@ -18,11 +18,12 @@ from amata.engine import EvalCopy, compiled_for_eval, no_cudnn_benchmark, tf32
 from amata.errors import InputError
 from amata.losses import ce, correct, finite
 from amata.quantity import choice, positive, whole
+from amata.reporter import Reporter
 from amata.seeds import derive
 from amata.threat import Ball, check_ball
 
-Progress = Callable[[str, int, int], None]
-"""Called with the attack's name, the images done and the images in total."""
+Progress = bool | Reporter | Sequence[bool | Reporter] | Callable[..., None]
+"""A bar, silence, a reporter, several, or a function like `Reporter.evaluating`."""
 
 
 class Shard(NamedTuple):
@@ -102,7 +103,7 @@ def evaluate(
     batch_size: int = 256,
     limit: int | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress = True,
     part: Shard = SINGLE_PROCESS,
     engine: Literal["auto", "plain"] = "auto",
     precision: Literal["tf32", "fp32"] = "tf32",
@@ -119,7 +120,12 @@ def evaluate(
     On a GPU, attacks run on a compiled copy of the model unless `engine` is "plain". The original
     model judges their images, and compilation does not count as attack time. `precision` selects
     TF32 or full float32 for convolutions and matrix products on a GPU.
+
+    `progress` draws a bar with the time left; False is silent. A `Reporter`, or a function with the
+    arguments of `Reporter.evaluating`, is called instead.
     """
+    from amata.console import watching  # imports rich, which `import amata` does not need
+
     check_ball(ball)
     check_module(model)
     cw_c, batch_size = positive(cw_c, "cw_c"), whole(batch_size, "batch_size", 1)
@@ -129,8 +135,6 @@ def evaluate(
     choice(precision, "precision", ("tf32", "fp32"))
     if not isinstance(part, Shard):
         raise InputError(f"part = {part!r} must be an amata.evaluation.Shard")
-    if progress is not None and not callable(progress):
-        raise InputError(f"progress = {progress!r} must be a function (attack, done, total)")
     if not isinstance(attacks, Iterable):
         raise InputError(f"attacks = {attacks!r} must be a list of names, such as ['pgd-20']")
     named = attacks.split(",") if isinstance(attacks, str) else attacks
@@ -146,7 +150,8 @@ def evaluate(
     tallies = {attack: _Tally() for attack in parsed}
     n, stats, classes = 0, _ModelStats(), 0
     total = min(limit or 2**62, count)
-    with tf32(precision == "tf32"), no_cudnn_benchmark():
+    shown = watching(progress, "evaluate()")
+    with tf32(precision == "tf32"), no_cudnn_benchmark(), shown as report:
         for number, (x, y) in enumerate(batches):
             index = part.rank + number * part.size  # of this batch among those of all processes
             first = n if part.size == 1 else index * batch_size  # index of its first image
@@ -183,8 +188,7 @@ def evaluate(
                 counts = torch.stack([right, bad, counter.non_finite]).tolist()
                 spent = counter.grad_evals, time.perf_counter() - started
                 tally.add(count, *counts, *spent)
-                if progress:
-                    progress(attack.name, n + len(x), total)
+                report(attack.name, n + len(x), total)
             n += len(x)
     n, *summed = (int(v) for v in part.sum([n, *astuple(stats)]))
     if n == 0:

@@ -168,7 +168,12 @@ def _override(raw: dict[str, Any], text: str) -> None:
     path, equals, value = text.partition("=")
     section, _, key = path.strip().partition(".")
     if not equals or not key:
-        raise InputError(f"--set {text!r} must read table.key=value, as in --set optim.lr=0.1")
+        name = path.strip()
+        tables = [t for t, cls in schema.STATIC.items() if name in cls.model_fields]
+        tables += [t for t, rows in raw.items() if isinstance(rows, dict) and name in rows]
+        near = " or ".join(dict.fromkeys(f"{table}.{name}" for table in tables))
+        hint = f"did you mean {near}?" if near else "as in --set optim.lr=0.1"
+        raise InputError(f"--set {text!r} must read table.key=value; {hint}")
     try:
         parsed = tomllib.loads(f"v = {value}")["v"]
     except (ValueError, RecursionError):  # also of numbers with thousands of digits

@@ -35,11 +35,11 @@ from amata.metrics import Count, Finite, Index
 from amata.models import load_state
 from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
-from amata.reporter import Reporter
+from amata.reporter import Reporter, run_infos
 from amata.runs import RunFolder
 from amata.runs.files import read_record, under, write_record
 from amata.schedules import Control
-from amata.studies.runs import check_runs, run_controls, train_or_resume
+from amata.studies.runs import check_runs, planned_cost, run_controls, train_or_resume
 from amata.tensors import read_tensors
 from amata.training.batches import training_batches
 from amata.training.device import resolve_device
@@ -186,12 +186,13 @@ def check_epochs(run: RunFolder) -> None:
 
 def strategies(plans: Plan, out: Path, reporter: Reporter) -> list[RunFolder]:
     """The run folders of the strategies. Recipes are trained in `out`, or resumed there."""
-    return [
-        RunFolder.open(Path(name))[0]
-        if recipe is None
-        else train_or_resume(out / "runs" / name, recipe, reporter)
-        for name, recipe in plans
-    ]
+    to_train = [(out / "runs" / name, recipe) for name, recipe in plans if recipe]
+    infos = run_infos([f.name for f, _ in to_train], [planned_cost(*run) for run in to_train])
+    trained = {}
+    for (folder, recipe), info in zip(to_train, infos, strict=True):
+        reporter.run(info)
+        trained[folder.name] = train_or_resume(folder, recipe, reporter)
+    return [trained[name] if recipe else RunFolder.open(Path(name))[0] for name, recipe in plans]
 
 
 def measure_strategies(
@@ -211,10 +212,10 @@ def measure_strategies(
     k_max = settings.k_max or max(
         u.steps for run_controls in controls.values() for u in run_controls
     )
-    rows = [
-        _measure(run, recipe, controls[run.path], settings, k_max, out, reporter)
-        for run, recipe in zip(runs, opened, strict=True)
-    ]
+    rows = []
+    for i, (run, recipe) in enumerate(zip(runs, opened, strict=True), 1):
+        reporter.note(f"measuring C of {run.path.name}, {i} of {len(runs)}")
+        rows.append(_measure(run, recipe, controls[run.path], settings, k_max, out, reporter))
     write_record(out / "criterion.json", {"settings": settings.to_dict(k_max), "strategies": rows})
     return rows
 

@@ -12,11 +12,11 @@ from amata import recipes
 from amata.errors import AmataError, InputError
 from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
-from amata.reporter import Reporter
+from amata.reporter import Reporter, run_infos
 from amata.runs import RunFolder
 from amata.runs.files import read_json, read_record, write_record
 from amata.runs.lock import hold
-from amata.studies.runs import check_runs, train_or_resume
+from amata.studies.runs import check_runs, planned_cost, train_or_resume
 from amata.training import Interrupted
 
 SHARED = (
@@ -109,9 +109,13 @@ def _train(
     planned: Sequence[Recipe], out: Path, reporter: Reporter
 ) -> tuple[list[RunFolder], list[str]]:
     runs, failures = [], []
-    for recipe in planned:
+    folders = [out / "runs" / run_name(recipe) for recipe in planned]
+    costs = [planned_cost(folder, recipe) for folder, recipe in zip(folders, planned, strict=True)]
+    infos = run_infos([folder.name for folder in folders], costs)
+    for folder, recipe, info in zip(folders, planned, infos, strict=True):
+        reporter.run(info)
         try:
-            runs.append(train_or_resume(out / "runs" / run_name(recipe), recipe, reporter))
+            runs.append(train_or_resume(folder, recipe, reporter))
         except (InputError, Interrupted):
             raise
         except AmataError as error:

@@ -16,6 +16,7 @@ class PruningReporter(Reporter):
     def __init__(self, trial: optuna.Trial, attack: str, reporter: Reporter) -> None:
         self.trial, self.attack, self.reporter = trial, attack, reporter
         self.seen: dict[int, float] = {}
+        self.start = reporter.start  # type: ignore[method-assign]
         self.batch = reporter.batch  # type: ignore[method-assign]
         self.evaluating = reporter.evaluating  # type: ignore[method-assign]
         self.note = reporter.note  # type: ignore[method-assign]

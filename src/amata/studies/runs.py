@@ -14,7 +14,7 @@ from amata.recipes import Recipe
 from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.runs.files import refuse_links
-from amata.schedules import Control
+from amata.schedules import Control, planned_controls
 from amata.studies.differences import which_images
 from amata.training import Interrupted
 from amata.training.device import resolve_device
@@ -61,6 +61,16 @@ def check_runs(planned: Sequence[tuple[Path, Recipe]]) -> None:
                 )
 
 
+def planned_cost(folder: Path, recipe: Recipe) -> float:
+    """Gradient evaluations per image of a run that is still to be trained; 0 if it is finished."""
+    if RunFolder(folder).finished:
+        return 0.0
+    planned = planned_controls(recipe.schedule, recipe.train.epochs)
+    if planned is None:  # a closed loop: at most this
+        return recipe.train.epochs * (getattr(recipe.schedule, "k_max", 1) + 1)
+    return sum(u.steps + 1 for u in planned)
+
+
 def run_controls(run: RunFolder) -> dict[int, Control]:
     """The control of every epoch; a rolled-back epoch counts with its last one. A study repeats
     them, so a row that asks for absurdly many steps is refused."""
@@ -91,7 +101,6 @@ def train_or_resume(folder: Path, recipe: Recipe, reporter: Reporter) -> RunFold
 
 def _train_or_resume(folder: Path, recipe: Recipe, reporter: Reporter) -> RunFolder:
     if not (folder / "recipe.toml").is_file():
-        reporter.note(f"training {folder.name}")
         folder.parent.mkdir(parents=True, exist_ok=True)
         return train(recipe, folder, reporter)
     check_same_recipe(folder, recipe)

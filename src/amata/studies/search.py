@@ -26,7 +26,7 @@ from amata.evaluation import parse_attack
 from amata.metrics import Amount, Index, Share
 from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
-from amata.reporter import Reporter
+from amata.reporter import Reporter, RunInfo
 from amata.runs.files import refuse_links, write_atomic, write_json
 from amata.runs.lock import Busy, hold
 from amata.seeds import derive
@@ -218,7 +218,7 @@ class Search:
                 if stale
                 else optuna.samplers.TPESampler(seed=seed, n_startup_trials=6)
             )
-            stale = 0 if self._try(trial) else stale + 1
+            stale = 0 if self._try(trial, len(earlier)) else stale + 1
         if stale >= MAX_STALE:
             self.reporter.note("no untried schedule is left within the budget")
         every = self.study.get_trials(deepcopy=False)
@@ -253,7 +253,7 @@ class Search:
         if params:
             self.study.enqueue_trial(params)
 
-    def _try(self, trial: optuna.Trial) -> bool:
+    def _try(self, trial: optuna.Trial, earlier: int) -> bool:
         """Train the proposed schedule. False if it failed, was tried before, or is being trained by
         another process."""
         table = self.space.suggest(trial)
@@ -268,7 +268,9 @@ class Search:
                     trial.set_user_attr(name, value)
                 if (folder / "result.json").is_file():
                     return self._adopt(trial, folder)
-                self.reporter.note(f"trial {trial.number}: {describe(table)}, cost {cost:.2f}")
+                name = f"trial {trial.number}, {describe(table)}, cost {cost:.2f}"
+                total = self.settings.trials
+                self.reporter.run(RunInfo(earlier + 1, total, name, earlier / total, 1 / total))
                 self._finish(
                     trial,
                     folder,

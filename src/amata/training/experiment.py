@@ -197,7 +197,9 @@ def _train_and_evaluate(
             reporter.note(f"{name}: {warning}")
     if current().is_main:
         evaluation = {name: result.to_dict() for name, result in results.items()}
-        run.write_summary(fitted.summary(recipe, evaluation))
+        summary = fitted.summary(recipe, evaluation)
+        run.write_summary(summary)
+        reporter.finish(summary)
 
 
 def evaluate_recipe(

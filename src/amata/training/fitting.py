@@ -1,8 +1,7 @@
 """amata.fit: train a model with a method and a schedule, in one call."""
 
 import dataclasses
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -56,7 +55,7 @@ def fit(
     recipe: Recipe | str | Path | None = None,
     run: str | Path | None = None,
     resume: str | Path | None = None,
-    progress: bool | Reporter = True,
+    progress: bool | Reporter | Sequence[bool | Reporter] = True,
 ) -> Fitted:
     """Train `model` with `method` under `schedule`.
 
@@ -68,11 +67,15 @@ def fit(
     `recipe`, the name of a built-in recipe, a TOML file or a `Recipe`, fills every argument that is
     not given. `run` is a new folder in which everything is recorded; an interrupt then saves a
     checkpoint. `fit(model, train, valid, resume=FOLDER)` resumes it, with the recorded settings.
-    `progress` draws on stderr; False is silent, and a `Reporter` receives callbacks.
+    `progress` draws a bar with the time left, or writes lines to a log; False is silent. A
+    `Reporter` receives callbacks instead, and a list such as [True, amata.WandB()] does both.
     """
+    from amata.console import reporting  # imports rich, which `import amata` does not need
+
     if resume is not None and (run is not None or recipe is not None):
         raise InputError("resume= takes settings and folder from the run; drop run= and recipe=")
     _check_types(model, method, schedule, optim, {"recipe": recipe, "run": run, "resume": resume})
+    reporter = reporting(progress, "fit()")
     folder, base = None, load(recipe) if isinstance(recipe, str | Path) else recipe
     if resume is not None:
         folder, base = RunFolder.open(Path(resume).expanduser())
@@ -120,8 +123,10 @@ def fit(
         chosen = dataclasses.replace(chosen, name=path.name)
         folder = _new_folder(path, chosen, images)
     try:
-        with _reporter(progress) as reporter:
+        with reporter:
             fitted = train_model(model, images, held_out, chosen, run=folder, reporter=reporter)
+            if ranks.is_main:
+                reporter.finish(fitted.summary(chosen, {}))
     except InputError:
         if run is not None and folder is not None:
             folder.remove_if_untrained()
@@ -281,15 +286,3 @@ def _finished(folder: RunFolder, model: nn.Module) -> Fitted:
         summary["grad_evals"],
         round(summary["grad_evals"] / summary["grad_evals_per_image"]),
     )
-
-
-def _reporter(progress: bool | Reporter) -> AbstractContextManager[Reporter]:
-    if isinstance(progress, Reporter):
-        return nullcontext(progress)
-    if not isinstance(progress, bool):
-        raise InputError(f"fit(): progress = {progress!r} must be True, False or a Reporter")
-    if not progress:
-        return nullcontext(Reporter())
-    from amata.console import ConsoleReporter
-
-    return ConsoleReporter()

@@ -141,6 +141,9 @@ class _Loop:
         if trainer.device.type == "cuda" or self.ranks.size > 1:
             processes = f", {self.ranks.size} processes" if self.ranks.size > 1 else ""
             self.reporter.note(trainer.net.describe() + processes)
+        self.reporter.start(
+            self.run.path.name if self.run else self.recipe.name, self.recipe.tables
+        )
         folder = self.run.path if self.run and self.recipe.train.tensorboard else None
         with TensorBoard(folder, trainer.state.epoch, self.reporter.note) as board:
             while trainer.state.epoch < self.recipe.train.epochs:

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from amata.metrics import EpochRow
+from amata.metrics import EpochRow, scalars
 
 
 class TensorBoard:
@@ -29,10 +29,7 @@ class TensorBoard:
     def add(self, row: EpochRow) -> None:
         if self.writer is None:
             return
-        left_out = ("epoch", "unix_seconds")
-        flat = {k: v for k, v in row.items() if isinstance(v, int | float) and k not in left_out}
-        flat |= {f"valid/{k}": v for k, v in row.get("valid", {}).items()}
-        for name, value in flat.items():
+        for name, value in scalars(row).items():
             self.writer.add_scalar(name, value, row["epoch"])
         self.writer.flush()
 

@@ -1,0 +1,32 @@
+"""What a person sees: progress on stderr, results on stdout, in any width."""
+
+from amata.console.numbers import duration, short_count
+from amata.console.progress import ConsoleReporter, reporting, watching
+from amata.console.streams import PlainConsole, err, out
+from amata.console.tables import (
+    bench_table,
+    comparison_table,
+    criterion_table,
+    keys_table,
+    listing,
+    results_table,
+    search_table,
+)
+
+__all__ = [
+    "ConsoleReporter",
+    "PlainConsole",
+    "bench_table",
+    "comparison_table",
+    "criterion_table",
+    "duration",
+    "err",
+    "keys_table",
+    "listing",
+    "out",
+    "reporting",
+    "results_table",
+    "search_table",
+    "short_count",
+    "watching",
+]

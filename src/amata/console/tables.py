@@ -1,0 +1,202 @@
+"""Tables of results. Each fits 60 columns and more."""
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from rich.cells import cell_len
+
+from amata.console.grid import Column, Grid, flow
+from amata.console.numbers import short_count
+from amata.console.streams import out
+from amata.errors import printable
+
+
+def results_table(results: dict[str, dict[str, Any]]) -> Grid:
+    """Accuracy with n, interval, cost and parameters, one row per attack."""
+    table = Grid(
+        Column("attack"),
+        Column("accuracy"),
+        Column("95% interval"),
+        Column("n", 1),
+        Column("gradients", 2),
+        Column("parameters", 3, text=True),
+    )
+    for name, r in results.items():
+        interval = f"{100 * r['low']:.1f} .. {100 * r['high']:.1f}%"
+        bad = r.get("non_finite")  # results of older runs have no such count
+        count = f"{r['n']:,}" + (f" ({bad:,} not finite)" if bad else "")
+        gradients = f"{r['grad_evals']:,}", short_count(r["grad_evals"])
+        table.add_row(
+            name, f"{r['accuracy']:.1%}", interval, count, gradients, _describe(r["params"])
+        )
+    return table
+
+
+def _describe(params: dict[str, Any]) -> str:
+    """An attack's main parameters; the JSON has all of them."""
+    steps = params.get("steps", "?")  # a file may lack it
+    parts = [f"{params.get('norm', '?')} {params['eps']:.4g}"] if "eps" in params else []
+    if "step_size" in params:
+        parts.append(f"{steps} x {params['step_size']:.3g}")
+    if params.get("restarts", 1) > 1:
+        parts.append(f"{params['restarts']} starts")
+    if "c" in params:
+        parts.append(f"l2, c {params['c']:g}, {steps} steps")
+    if "version" in params:
+        parts.append(params["version"])
+    return ", ".join(parts)
+
+
+def criterion_table(rows: list[dict[str, Any]]) -> Grid:
+    """The paper's Table 1 with standard errors, cost and FOSC."""
+    table = Grid(
+        Column("strategy"),
+        Column("C"),
+        Column("FOSC", 1),
+        Column("robust"),
+        Column("seconds", 2),
+        Column("gradients", 3),
+    )
+    for r in rows:
+        error = f" ± {r['c_stderr']:.3f}" if r["c_stderr"] is not None else ""
+        robust = (
+            f"{r['robust_accuracy']:.1%} ({r['robust_attack']})"
+            if r["robust_accuracy"] is not None
+            else "-"
+        )
+        table.add_row(
+            r["strategy"],
+            f"{r['c']:.3f}{error}",
+            f"{r['fosc']:.3f}",
+            robust,
+            f"{r['train_seconds']:.1f}",
+            (f"{r['grad_evals']:,}", short_count(r["grad_evals"])),
+        )
+    return table
+
+
+def search_table(result: dict[str, Any]) -> Grid:
+    """The Pareto front of a search, sorted by cost; the winner has a star."""
+    table = Grid(
+        Column(""),
+        Column("cost"),
+        Column(f"held-out {result['attack']}"),
+        Column("schedule", 1, text=True),
+    )
+    for t in sorted((t for t in result["trials"] if t["front"]), key=lambda t: t["cost"]):
+        schedule = ", ".join(
+            f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
+            for k, v in t["schedule"].items()
+            if k != "name"
+        )
+        mark = "*" if t["number"] == result["best"]["number"] else ""
+        table.add_row(
+            mark, f"{t['cost']:.2f}", f"{t['accuracy']:.1%}", f"{t['schedule']['name']} {schedule}"
+        )
+    return table
+
+
+def bench_table(result: dict[str, Any]) -> Grid:
+    """One row per recipe, batch size, K and variant."""
+    table = Grid(
+        Column("recipe"),
+        Column("batch"),
+        Column("K"),
+        Column("variant", text=True),
+        Column("s/epoch"),
+        Column("images/s", 2),
+        Column("TFLOP/s", 3),
+        Column("ceiling", 3),
+        Column("ratio", 1),
+        Column("compile s", 4),
+        Column("peak MiB", 4),
+    )
+    for r in result["rows"]:
+        # known on a GPU only
+        memory = f"{r['peak_memory_bytes'] / 2**20:,.0f}" if r["peak_memory_bytes"] else "-"
+        table.add_row(
+            r["recipe"],
+            str(r["batch"]),
+            str(r["steps"]),
+            r["variant"],
+            f"{r['seconds_per_epoch']:.2f}",
+            (f"{r['images_per_second']:,.0f}", short_count(r["images_per_second"])),
+            f"{r['tflops']:.1f}" if r["tflops"] >= 1 else f"{r['tflops']:.2g}",
+            f"{r['ceiling_share']:.1%}",
+            f"{r['ratio_to_reference']:.2f}" if r["ratio_to_reference"] else "-",
+            f"{r['compile_seconds']:.1f}",
+            memory,
+        )
+    return table
+
+
+def comparison_table(result: dict[str, Any]) -> Grid:
+    """One row per recipe; the first is the baseline."""
+    attacks = result["attacks"]
+    goal = f"s to {100 * result['target']:.4g}%" if result["target"] else "s to target"
+    table = Grid(
+        Column("recipe"),
+        *(Column(attack) for attack in attacks),
+        Column("seconds", 2),
+        Column("gradients", 4),
+        Column(goal, 3),
+        Column("speed-up", 1),
+    )
+    for row in result["rows"]:
+        cells = []
+        for attack in attacks:
+            a = row["accuracies"].get(attack)
+            cells.append(_with_interval(a) if a else "-")
+        reached = f"{row['time_to_target']:.1f}" if row["time_to_target"] else "-"
+        faster = f"{row['speedup']:.2f}x" if row["speedup"] else "-"
+        table.add_row(
+            row["recipe"],
+            *cells,
+            f"{row['train_seconds']:.1f}",
+            (f"{row['grad_evals']:,.0f}", short_count(row["grad_evals"])),
+            reached,
+            faster,
+        )
+    if attacks:
+        images = " or ".join(f"{n:,}" for n in result["images"])
+        sizes = [f"{images} test images"] if images else []
+        if any(
+            a["split"] == "held-out" for row in result["rows"] for a in row["accuracies"].values()
+        ):
+            sizes.append(f"{result['valid_n']:,} held-out images")
+        table.caption = f"accuracy in % ± half the 95% interval; {', '.join(sizes)}"
+    return table
+
+
+def _with_interval(a: dict[str, Any]) -> str:
+    """An accuracy with the half-width of its interval, or both ends if 0 or 1 clips a wide one."""
+    clipped = (a["low"] == 0 or a["high"] == 1) and a["high"] - a["low"] > 0.1
+    interval = (
+        f"({100 * a['low']:.0f} to {100 * a['high']:.0f})"
+        if clipped
+        else f"±{50 * (a['high'] - a['low']):.1f}"
+    )
+    return f"{100 * a['accuracy']:.1f} {interval}"
+
+
+def keys_table(keys: Iterable[tuple[str, str, str, str]]) -> Grid:
+    """The keys of a recipe's table: name, default, values and meaning."""
+    columns = Column("key"), Column("default", text=True), Column("values", 1, text=True)
+    table = Grid(*columns, Column("meaning", 2, text=True), titles=False)
+    for key in keys:
+        table.add_row(*key)
+    return table
+
+
+def listing(rows: Iterable[tuple[str, str]]) -> None:
+    """Print names with a text about each: wrapped on a terminal, one line each in a pipe."""
+    every = list(rows)
+    wrapped = out.is_terminal or out.is_jupyter or "COLUMNS" in os.environ
+    names = max((cell_len(name) for name, _ in every), default=0)
+    for name, about in every:
+        room = out.width - names - 2 if wrapped else 10_000
+        first, *more = flow([printable(about)], room) or [""]
+        out.print(f"{name:{names}}  {first}".rstrip(), soft_wrap=True)
+        for line in more:
+            out.print(f"{'':{names}}  {line}", soft_wrap=True)
