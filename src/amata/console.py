@@ -107,7 +107,14 @@ class ConsoleReporter(Reporter):
         )
         self.logged = time.monotonic()
 
-    def evaluating(self, attack: str, done: int, total: int) -> None:
+    def evaluating(
+        self,
+        attack: str,
+        done: int,
+        total: int,
+        part: str = "",
+        seconds_left: float | None = None,
+    ) -> None:
         if err.is_terminal:
             share = done / total if total else 0.0
             self.progress.update(

@@ -31,8 +31,19 @@ class Reporter:
     def epoch(self, row: EpochRow) -> None:
         """Called after every epoch with its row of metrics.jsonl."""
 
-    def evaluating(self, attack: str, done: int, total: int) -> None:
-        """Called during validation and evaluation."""
+    def evaluating(
+        self,
+        attack: str,
+        done: int,
+        total: int,
+        part: str = "",
+        seconds_left: float | None = None,
+    ) -> None:
+        """Called during validation and evaluation, when an attack begins a batch and when it ends.
+
+        `total` is 0 if it is unknown. `part` is what is running of an attack with parts, such as
+        the four attacks of AutoAttack. `seconds_left` is for this attack.
+        """
 
     def note(self, text: str) -> None:
         """Called with a one-line message for the user."""
