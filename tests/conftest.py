@@ -4,7 +4,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -84,6 +84,21 @@ def images(n: int = 6, seed: int = 0, side: int = 6, low: float = 0.0, high: flo
 
 def labels(n: int = 6, classes: int = 4, seed: int = 0) -> Tensor:
     return torch.randint(classes, (n,), generator=torch.Generator().manual_seed(seed + 100))
+
+
+@pytest.fixture
+def short_autoattack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AutoAttack with its four parts, but few iterations: the real numbers take half a minute."""
+    from pyautoattack import AutoAttack
+
+    standard = AutoAttack._set_version
+
+    def shorten(attack: Any, version: str) -> None:
+        standard(attack, version)
+        attack.apgd.n_iter = attack.apgd_targeted.n_iter = attack.fab.n_iter = 4
+        attack.square.n_queries = 20
+
+    monkeypatch.setattr(AutoAttack, "_set_version", shorten)
 
 
 class Called(NamedTuple):

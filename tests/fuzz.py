@@ -98,7 +98,7 @@ def check_value(value: Any, source: str) -> None:
     import torch
 
     import amata
-    from amata.evaluation.accuracy import Result
+    from amata.evaluation import Result
 
     if isinstance(value, amata.Control):
         assert isinstance(value.steps, int), f"impossible: {value}"

@@ -603,6 +603,19 @@ def test_autoattack_runs_what_the_number_of_classes_allows(
     )
 
 
+def test_autoattack_names_its_parts_and_finds_the_same_images(short_autoattack: None) -> None:
+    model, x = Linear(5), images(40)
+    y, ball = model(x).argmax(1), Linf(0.02)
+    parts: list[str] = []
+    attack = parse_attack("autoattack")
+    plain, watched = (
+        a(model, x, y, ball=ball, seed=3) for a in (attack, attack.reporting(parts.append))
+    )
+    assert parts == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    assert torch.equal(plain, watched)
+    assert 0 < (model(plain).argmax(1) == y).sum() < 40, "some are broken, some are not"
+
+
 def test_autoattack_needs_two_classes() -> None:
     with pytest.raises(InputError, match="at least 2 classes, and the model has 1"):
         autoattack(Linear(1), images(), labels(classes=1), ball=LINF)

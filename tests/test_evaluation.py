@@ -1,6 +1,10 @@
 """Evaluation: counts, intervals, costs and warnings."""
 
-from collections.abc import Callable, Iterator
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +18,16 @@ from amata.console import results_table
 from amata.console.grid import Grid
 from amata.data import Arrays
 from amata.errors import InputError
-from amata.evaluation import SINGLE_PROCESS, GradCounter, Shard, evaluate, wilson
+from amata.evaluation import (
+    SINGLE_PROCESS,
+    Attacked,
+    GradCounter,
+    Result,
+    Shard,
+    evaluate,
+    unpack,
+    wilson,
+)
 from amata.recipes import load
 from amata.seeds import derive, generator
 from amata.threat import Linf
@@ -50,6 +63,142 @@ def test_accuracy_is_what_the_attack_leaves() -> None:
         float((model(x_adv).argmax(1) == y).float().mean())
     )
     assert results["pgd-7"].params == parse_attack("pgd-7").params(BALL)
+
+
+def test_every_image_has_an_outcome_in_order_and_every_class_its_accuracy() -> None:
+    model, x, y = Linear(4), images(21), labels(21)
+    seen: list[Attacked] = []
+    results = evaluate(
+        model, (x, y), ball=BALL, attacks="clean,pgd-3@18", batch_size=8, examine=seen.append
+    )
+    right = model(x).argmax(1) == y
+    assert results["clean"].outcomes == right.tolist()
+    attacked = torch.cat([b.z_adv.argmax(1) == b.y for b in seen if b.attack.perturbs])
+    for name, expected in (("clean", right), ("pgd-3@18", attacked)):
+        result, n = results[name], len(expected)
+        assert result.outcomes == expected.tolist()
+        assert result.per_class == [
+            (int(expected[y[:n] == c].sum()), int((y[:n] == c).sum())) for c in range(4)
+        ]
+        stored = json.loads(json.dumps(result.to_dict()))
+        assert unpack(stored["outcomes"], stored["n"]) == expected.tolist()
+
+
+def test_processes_join_their_outcomes_in_the_order_of_the_images() -> None:
+    model, x, y = Linear(4), images(23), labels(23)
+    batches = list(zip(x.split(5), y.split(5), strict=True))
+    given: dict[str, Any] = {"ball": BALL, "attacks": ["clean", "pgd-2@11"], "batch_size": 5}
+    alone = evaluate(model, batches, **given)
+    rows: dict[int, list[float]] = {}
+    barrier = threading.Barrier(2)
+
+    def process(rank: int, split: list[Any]) -> dict[str, Result]:
+        def add(values: Sequence[float]) -> list[float]:
+            rows[rank] = list(values)
+            barrier.wait(timeout=20)
+            total = [a + b for a, b in zip(rows[0], rows[1], strict=True)]
+            barrier.wait(timeout=20)
+            return total
+
+        own = split[rank::2]
+        return evaluate(Linear(4), own, part=Shard(rank, 2, add), **given)
+
+    # One process may have no batch at all. Batches of unequal sizes have no known order.
+    unequal = [(x[:3], y[:3]), (x[3:23], y[3:23])]
+    for split, known in ((batches, True), (batches[:1], True), (unequal, False)):
+        with ThreadPoolExecutor(2) as pool:
+            both = list(pool.map(process, (0, 1), (split, split)))
+        for found in both:
+            for name, result in evaluate(model, split, **given).items() if known else ():
+                assert found[name].outcomes == result.outcomes
+                assert found[name].per_class == result.per_class
+            if not known:
+                assert found["clean"].outcomes is None
+                assert found["clean"].accuracy == alone["clean"].accuracy
+
+
+class Memory:
+    """A store of evaluations."""
+
+    def __init__(self) -> None:
+        self.text: str | None = None
+
+    def load(self) -> dict[str, Any] | None:
+        return None if self.text is None else json.loads(self.text)
+
+    def save(self, state: dict[str, Any]) -> None:
+        self.text = json.dumps(state)
+
+
+class Counted(Linear):
+    """Counts forward passes."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        z: Tensor = super().forward(x)
+        return z
+
+
+@pytest.mark.parametrize("stop", [1, 2, 5, 9, 14, 23, 24])
+def test_an_interrupted_evaluation_continues_with_the_same_results(stop: int) -> None:
+    x, y = images(23), labels(23)
+    given: dict[str, Any] = {
+        "ball": BALL,
+        "attacks": ["clean", "pgd-2-2", "cw-pgd-3@9"],
+        "batch_size": 5,
+        "seed": 4,
+    }
+    whole = evaluate(Counted(4), (x, y), **given)
+    memory, calls = Memory(), 0
+
+    def interrupt(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == stop:  # before or after an attack on a batch
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(Counted(4), (x, y), store=memory, progress=interrupt, **given)
+    model = Counted(4)
+    continued = evaluate(model, (x, y), store=memory, **given)
+    for name, result in whole.items():
+        assert replace(continued[name], seconds=0) == replace(result, seconds=0)
+    # Done is done: neither the model nor the data are needed, unless by another attack.
+    calls_before = model.calls
+    again = evaluate(model, iter(()), store=memory, **given)
+    assert model.calls == calls_before
+    assert again == continued
+    more = evaluate(model, (x, y), store=memory, **{**given, "attacks": ["clean", "fgsm"]})
+    alone = evaluate(model, (x, y), **{**given, "attacks": ["clean", "fgsm"]})
+    assert [r.outcomes for r in more.values()] == [r.outcomes for r in alone.values()]
+
+
+def test_progress_names_what_is_running_and_the_time_left(short_autoattack: None) -> None:
+    rows: list[tuple[Any, ...]] = []
+    model, x = Linear(4), images(12)
+    evaluate(
+        model,
+        (x, model(x).argmax(1)),
+        ball=Linf(1e-4),  # breaks nothing: all parts run
+        attacks=["pgd-1", "autoattack@4"],
+        batch_size=4,
+        progress=lambda *row: rows.append(row),
+    )
+    assert [row[3] for row in rows if row[0] == "autoattack@4"] == [
+        "",
+        "apgd-ce",
+        "apgd-t",
+        "fab-t",
+        "square",
+        "",
+    ]
+    assert all(row[2] == (4 if row[0] == "autoattack@4" else 12) for row in rows)
+    left = [row[4] for row in rows if row[0] == "pgd-1"]
+    assert left[0] is None, "nothing is known before the first batch"
+    assert all(seconds > 0 for seconds in left[1:-1])
+    assert left[-1] == 0
 
 
 @pytest.mark.parametrize(
@@ -120,7 +269,7 @@ def test_every_gradient_is_counted_once() -> None:
 
 def test_limit_batches_and_iterables_agree() -> None:
     model, x, y = Linear(4), images(30), labels(30)
-    seen: list[tuple[str, int, int]] = []
+    seen: list[tuple[Any, ...]] = []
     pair = evaluate(
         model,
         (x, y),
@@ -139,7 +288,8 @@ def test_limit_batches_and_iterables_agree() -> None:
     )["clean"]
     assert (pair.accuracy, pair.n) == (stream.accuracy, stream.n)
     assert pair.n == 17
-    assert seen == [("clean", done, 17) for done in (5, 10, 15, 17)]
+    assert [row[:3] for row in seen[1::2]] == [("clean", done, 17) for done in (5, 10, 15, 17)]
+    assert [row[1] for row in seen[::2]] == [0, 5, 10, 15], "and when it begins"
 
 
 def test_wilson_intervals() -> None:

@@ -95,6 +95,7 @@ ARROWS: dict[str, set[str]] = {
         "models",
         "quantity",
         "recipes",
+        "report",
         "reporter",
         "runs",
         "schedules",

@@ -41,6 +41,8 @@ from .schedules import Control as Control
 from .schedules import Exponential as Exponential
 from .schedules import Linear as Linear
 from .schedules import Piecewise as Piecewise
+from .studies.audit import Audit as Audit
+from .studies.audit import audit as audit
 from .threat import L2 as L2
 from .threat import Ball as Ball
 from .threat import Linf as Linf

@@ -75,8 +75,11 @@ class Reporter:
         part: str = "",
         seconds_left: float | None = None,
     ) -> None:
-        """Called during validation and evaluation. `part` is the running part of the attack;
-        `total` is 0 if it is not known."""
+        """Called during validation and evaluation, when an attack begins a batch and when it ends.
+
+        `total` is 0 if it is unknown. `part` is what is running of an attack with parts, such as
+        the four attacks of AutoAttack. `seconds_left` is for this attack.
+        """
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Called when a training and its evaluation are done, with the content of summary.json."""

@@ -8,8 +8,9 @@ The DLR loss compares three logits, its targeted form four. Models with fewer cl
 by the others alone. Targeted attacks have nine target classes, or all but one of fewer.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -25,6 +26,8 @@ from amata.threat import Ball, check_ball
 
 _NORMS = {"linf": "Linf", "l2": "L2"}
 _MIN_CLASSES = {"apgd-t": 4, "apgd-dlr": 3}
+PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
+"""Of the standard version."""
 Version = Literal["standard", "plus", "rand"]
 
 
@@ -55,6 +58,7 @@ def _run(
     version: Version,
     batch_size: int,
     seed: int,
+    part: Callable[[str], None] | None = None,
 ) -> Tensor:
     try:
         import pyautoattack
@@ -81,8 +85,28 @@ def _run(
             ]
             attack.apgd_targeted.n_target_classes = min(9, classes - 1)
             attack.fab.n_target_classes = min(9, classes - 1)
+            if part is not None:
+                _announce(attack, part)
             x_adv, _ = attack.run_standard_evaluation(x, y, batch_size=batch_size)
     return x_adv.detach()
+
+
+def _announce(attack: Any, part: Callable[[str], None]) -> None:
+    """Call `part` with the name of each of the four attacks of the standard version as it
+    starts."""
+    parts = (attack.apgd, attack.apgd_targeted, attack.fab, attack.square)
+    for name, one in zip(PARTS, parts, strict=True):
+        one.perturb = _announced(one.perturb, name, part)
+
+
+def _announced(
+    perturb: Callable[..., Tensor], name: str, part: Callable[[str], None]
+) -> Callable[..., Tensor]:
+    def announced(*arguments: Any) -> Tensor:
+        part(name)
+        return perturb(*arguments)
+
+    return announced
 
 
 def _fork_rng(device: torch.device) -> AbstractContextManager[None]:
@@ -112,6 +136,9 @@ class AutoAttack(Attack):
     pattern: ClassVar[str] = "autoattack"
     examples: ClassVar[tuple[str, ...]] = ("autoattack",)
 
+    part: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
+    """Called with the name of each of PARTS as it starts."""
+
     def params(self, ball: Ball) -> dict[str, Any]:
         return {
             "norm": ball.norm,
@@ -122,7 +149,10 @@ class AutoAttack(Attack):
         }
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ball: Ball, seed: int) -> Tensor:
-        return _run(model, x, y, ball, "standard", batch_size=len(x), seed=seed)
+        return _run(model, x, y, ball, "standard", len(x), seed, self.part)
+
+    def reporting(self, part: Callable[[str], None]) -> Attack:
+        return replace(self, part=part)
 
     def caveats(self, classes: int) -> list[str]:
         if classes >= 4:

@@ -2,7 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
@@ -66,6 +66,10 @@ class Attack(ABC):
     @abstractmethod
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ball: Ball, seed: int) -> Tensor:
         """Adversarial images for x. `seed` determines all random draws."""
+
+    def reporting(self, part: Callable[[str], None]) -> "Attack":
+        """The same attack. If it has parts, it calls `part` with the name of each as it starts."""
+        return self
 
     def caveats(self, classes: int) -> list[str]:
         """Warnings about this attack on a model with so many classes."""

@@ -6,12 +6,13 @@ from typing import Any
 
 import typer
 
-from amata.cli import bench, catalogue, compare, control, export, landscape, predict, runs
+from amata.cli import audit, bench, catalogue, compare, control, export, landscape, predict, runs
 from amata.cli.root import app, remove_empty_folders
 from amata.errors import AmataError, printable
 
 __all__ = [
     "app",
+    "audit",
     "bench",
     "catalogue",
     "compare",

@@ -1,21 +1,24 @@
 """Clean and robust accuracy with n, interval, cost and the attack's exact parameters."""
 
 from amata.attacks import parse_attack
-from amata.evaluation.accuracy import (
-    SINGLE_PROCESS,
-    GradCounter,
-    Result,
-    Shard,
-    evaluate,
-    wilson,
-)
+from amata.evaluation.accuracy import Attacked, Progress, evaluate
+from amata.evaluation.batches import SINGLE_PROCESS, Shard
+from amata.evaluation.counter import GradCounter
+from amata.evaluation.result import Result, class_counts, pack, unpack, wilson
+from amata.evaluation.tally import Store
 
 __all__ = [
     "SINGLE_PROCESS",
+    "Attacked",
     "GradCounter",
+    "Progress",
     "Result",
     "Shard",
+    "Store",
+    "class_counts",
     "evaluate",
+    "pack",
     "parse_attack",
+    "unpack",
     "wilson",
 ]

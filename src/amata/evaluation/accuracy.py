@@ -1,22 +1,25 @@
-"""Accuracy under attack: number of images, confidence interval, cost, and warnings when gradients
-look masked."""
+"""Accuracy under attack: every attack on every batch, judged by the model itself."""
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields
+from contextlib import contextmanager
+from dataclasses import astuple, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from amata.attacks import Attack, parse_attack
-from amata.attacks.checks import check_images, check_kinds, check_logits, check_module, forward
-from amata.attacks.preserve import input_grad, untouched
-from amata.data import ImageSet, Loader, as_images
+from amata.attacks.checks import check_images, check_logits, check_module, forward
+from amata.attacks.preserve import untouched
 from amata.engine import EvalCopy, compiled_for_eval, no_cudnn_benchmark, tf32
 from amata.errors import InputError
-from amata.losses import ce, correct, finite
+from amata.evaluation.batches import SINGLE_PROCESS, Shard, batches_of
+from amata.evaluation.counter import GradCounter
+from amata.evaluation.masking import ModelStats, add_warnings
+from amata.evaluation.result import Result
+from amata.evaluation.tally import State, Store
+from amata.losses import correct, finite
 from amata.quantity import choice, positive, whole
 from amata.reporter import Reporter
 from amata.seeds import derive
@@ -25,70 +28,23 @@ from amata.threat import Ball, check_ball
 Progress = bool | Reporter | Sequence[bool | Reporter] | Callable[..., None]
 """A bar, silence, a reporter, several, or a function like `Reporter.evaluating`."""
 
-
-class Shard(NamedTuple):
-    """The batches that one of several processes evaluates: `rank`, `rank + size`, ... `sum` adds
-    numbers over all processes."""
-
-    rank: int
-    size: int
-    sum: Callable[[Sequence[float]], list[float]]
+SAVE_SECONDS = 30
+"""How often an evaluation is stored while it runs, at most."""
 
 
-SINGLE_PROCESS = Shard(0, 1, list)
+class Attacked(NamedTuple):
+    """A batch after an attack."""
 
-
-@dataclass
-class Result:
-    """The accuracy of a model under one attack, with a 95% Wilson interval over the n images."""
-
-    accuracy: float
-    n: int
-    low: float
-    high: float
-    grad_evals: int
-    seconds: float
-    params: dict[str, Any]
-    warnings: list[str] = field(default_factory=list)
-    non_finite: int = 0
-    """Images with logits that are NaN or infinite. They count as wrong."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def wilson(correct: int, n: int) -> tuple[float, float]:
-    """The 95% Wilson score interval of a proportion. It stays in [0, 1] and is valid at 0 and 1."""
-    z2 = 1.959964**2
-    p = correct / n
-    centre = (p + z2 / (2 * n)) / (1 + z2 / n)
-    half = math.sqrt(z2 * (p * (1 - p) / n + z2 / (4 * n * n))) / (1 + z2 / n)
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
-class GradCounter(nn.Module):
-    """A wrapper that counts gradient evaluations: one for each image and backward pass. Those that
-    are not finite are counted on the device."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.grad_evals = 0
-        self.non_finite = torch.zeros((), dtype=torch.long)
-        self.training = model.training  # train() would change the model's mode
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.requires_grad and torch.is_grad_enabled():
-            # the hook runs once for every gradient with respect to the images
-            x = x.view_as(x)
-            x.register_hook(self._count)
-        return self.model(x)
-
-    def _count(self, g: Tensor) -> None:
-        self.grad_evals += len(g)
-        # The sum of an image's gradient is finite only if all of it is.
-        sums = g.sum(dim=tuple(range(1, g.dim())), dtype=torch.float32)
-        self.non_finite = self.non_finite.to(g.device) + (~sums.isfinite()).sum()
+    attack: Attack
+    first: int
+    """The index of its first image."""
+    x: Tensor
+    y: Tensor
+    x_adv: Tensor
+    z: Tensor
+    z_adv: Tensor
+    """The logits of x and of x_adv."""
+    outcomes: list[bool]
 
 
 @torch.inference_mode(False)  # a caller's inference mode would record no gradients
@@ -107,6 +63,8 @@ def evaluate(
     part: Shard = SINGLE_PROCESS,
     engine: Literal["auto", "plain"] = "auto",
     precision: Literal["tf32", "fp32"] = "tf32",
+    store: Store | None = None,
+    examine: Callable[[Attacked], None] | None = None,
 ) -> dict[str, Result]:
     """Evaluate a model under each attack.
 
@@ -120,6 +78,10 @@ def evaluate(
     On a GPU, attacks run on a compiled copy of the model unless `engine` is "plain". The original
     model judges their images, and compilation does not count as attack time. `precision` selects
     TF32 or full float32 for convolutions and matrix products on a GPU.
+
+    With a `store`, what is done is kept every half a minute and when the call ends for any reason.
+    The next call continues at that batch, with the same results. The store is for one model, data
+    and set of arguments; `attacks` alone may differ. `examine` sees every attacked batch.
 
     `progress` draws a bar with the time left; False is silent. A `Reporter`, or a function with the
     arguments of `Reporter.evaluating`, is called instead.
@@ -137,217 +99,181 @@ def evaluate(
         raise InputError(f"part = {part!r} must be an amata.evaluation.Shard")
     if not isinstance(attacks, Iterable):
         raise InputError(f"attacks = {attacks!r} must be a list of names, such as ['pgd-20']")
+    if store is not None and part.size > 1:
+        raise InputError("an evaluation by several processes has no store")
     named = attacks.split(",") if isinstance(attacks, str) else attacks
     every = [parse_attack(name, step_size=step_size, c=cw_c) for name in named]
     parsed = list({attack.name: attack for attack in every}.values())
-    perturbs = any(attack.perturbs for attack in parsed)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    batches, count = _batches(data, batch_size, device)
     on_gpu = device.type == "cuda"
-    counter = GradCounter(
-        compiled_for_eval(model) if on_gpu and engine == "auto" and perturbs else model
+    with watching(progress, "evaluate()") as report:
+        loop = _Loop(model, parsed, ball, seed, part, report, examine, store, device)
+        compiled = on_gpu and engine == "auto" and loop.perturbs
+        if not all(loop.state.has(attack) for attack in parsed):
+            counter = GradCounter(compiled_for_eval(model) if compiled else model)
+            with loop.kept(), tf32(precision == "tf32"), no_cudnn_benchmark():
+                loop.run(counter, data, batch_size, limit)
+    n = loop.state.total or 0
+    total, classes, seen, *stats = (
+        int(v)
+        for v in part.sum(
+            [n, loop.state.classes, loop.state.classes > 0, *astuple(loop.state.stats)]
+        )
     )
-    tallies = {attack: _Tally() for attack in parsed}
-    n, stats, classes = 0, _ModelStats(), 0
-    total = min(limit or 2**62, count)
-    shown = watching(progress, "evaluate()")
-    with tf32(precision == "tf32"), no_cudnn_benchmark(), shown as report:
-        for number, (x, y) in enumerate(batches):
-            index = part.rank + number * part.size  # of this batch among those of all processes
-            first = n if part.size == 1 else index * batch_size  # index of its first image
-            if limit is not None and first >= limit:
-                break
-            x, y = (t[: (limit or 2**62) - first].to(device) for t in (x, y))
-            check_images(x, y)
-            with untouched(model), torch.no_grad():
-                z = forward(model, x) if number == 0 else model(x)
-                check_logits(z, y)
-            classes = z.shape[1]
-            stats.add(z, y)
-            if index == 0 and perturbs:
-                stats.add_gradients(model, x, y, z)
-            if number == 0 and isinstance(counter.model, EvalCopy):
-                counter.model.warm_up(x)
-            for attack, tally in tallies.items():
-                count = len(x) if attack.limit is None else min(len(x), attack.limit - first)
-                if count <= 0:
-                    continue
-                counter.grad_evals = 0
-                counter.non_finite = torch.zeros((), dtype=torch.long, device=device)
-                started = time.perf_counter()
-                x_adv = attack(
-                    counter,
-                    x[:count],
-                    y[:count],
-                    ball=ball,
-                    seed=derive(seed, index, attack.name),
-                )
-                with untouched(model), torch.no_grad():
-                    z_adv = model(x_adv) if attack.perturbs else z[:count]
-                right, bad = correct(z_adv, y[:count]).sum(), (~finite(z_adv)).sum()
-                counts = torch.stack([right, bad, counter.non_finite]).tolist()
-                spent = counter.grad_evals, time.perf_counter() - started
-                tally.add(count, *counts, *spent)
-                report(attack.name, n + len(x), total)
-            n += len(x)
-    n, *summed = (int(v) for v in part.sum([n, *astuple(stats)]))
-    if n == 0:
+    if total == 0:
         raise InputError("data has no images to evaluate")
+    # A process without batches has seen no logits.
+    state = replace(loop.state, classes=classes // max(seen, 1))
     extra = {"precision": precision} if on_gpu else {}
-    results = {
-        attack.name: tally.result(attack, attack.params(ball) | extra, part)
-        for attack, tally in tallies.items()
-    }
-    for attack in parsed if classes else []:
-        results[attack.name].warnings += attack.caveats(classes)
-    _warn(parsed, results, ball, _ModelStats(*summed))
+    results = {}
+    for attack in parsed:
+        params, counts = attack.params(ball) | extra, state.per_class(attack, part)
+        result = state.tally(attack).result(attack, params, part, batch_size, counts)
+        result.warnings += attack.caveats(state.classes)
+        results[attack.name] = result
+    add_warnings(parsed, results, ball, ModelStats(*stats))
     return results
 
 
-@dataclass
-class _Tally:
-    """The counts of one attack so far, in this process."""
+class _Loop:
+    """All attacks on all batches of this process, from where the store left off."""
 
-    images: int = 0
-    correct: int = 0
-    non_finite: int = 0
-    """Images with logits that are not finite."""
-    bad_gradients: int = 0
-    """Gradient evaluations that are not finite."""
-    grad_evals: int = 0
-    seconds: float = 0.0
+    def __init__(
+        self,
+        model: nn.Module,
+        attacks: list[Attack],
+        ball: Ball,
+        seed: int,
+        part: Shard,
+        report: Callable[..., None],
+        examine: Callable[[Attacked], None] | None,
+        store: Store | None,
+        device: torch.device,
+    ) -> None:
+        self.model, self.attacks, self.ball, self.seed = model, attacks, ball, seed
+        self.part, self.report, self.examine, self.store = part, report, examine, store
+        self.device = device
+        self.perturbs = any(attack.perturbs for attack in attacks)
+        stored = store.load() if store is not None else None
+        # Replaced as a whole after each step: an interrupt leaves a state that is consistent.
+        self.state = self.saved = State() if stored is None else State.from_dict(stored)
+        self.saved_at = time.monotonic()
+        self.total: int | None = None
+        self.warm = False
 
-    def add(self, *more: float) -> None:
-        """Add to each field, in their order."""
-        for f, value in zip(fields(self), more, strict=True):
-            setattr(self, f.name, getattr(self, f.name) + value)
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Store what is done when the block ends, also by an interrupt."""
+        try:
+            yield
+        finally:
+            if self.store is not None and self.state is not self.saved:
+                self._save()
 
-    def result(self, attack: Attack, params: dict[str, Any], part: Shard) -> Result:
-        """The result over all processes. Its time is their mean."""
-        *counts, seconds = part.sum(astuple(self))
-        images, correct, non_finite, bad_gradients, grad_evals = map(int, counts)
-        warnings = []
-        if non_finite:
-            warnings.append(
-                f"the logits of {non_finite} of {images} images are not finite; these images count "
-                "as wrong"
-            )
-        if bad_gradients:
-            warnings.append(
-                f"{bad_gradients / grad_evals:.1%} of the input gradients of {attack.name} are not "
-                "finite: it cannot attack these images, so this accuracy is only an upper bound"
-            )
-        return Result(
-            correct / images,
-            images,
-            *wilson(correct, images),
-            grad_evals,
-            round(seconds / part.size, 3),
-            params,
-            warnings,
-            non_finite,
-        )
+    def _save(self) -> None:
+        assert self.store is not None
+        self.store.save(self.state.to_dict())
+        self.saved, self.saved_at = self.state, time.monotonic()
 
+    def run(self, counter: GradCounter, data: Any, batch_size: int, limit: int | None) -> None:
+        source = batches_of(data, batch_size, self.device)
+        most, n = 2**62 if limit is None else limit, 0
+        self.total = limit if source.images is None else min(most, source.images)
+        for number, (x, y) in enumerate(source.batches):
+            index = self.part.rank + number * self.part.size  # among the batches of all processes
+            first = n if self.part.size == 1 else index * batch_size  # index of its first image
+            if first >= most:
+                break
+            x, y = x[: most - first], y[: most - first]
+            if number == 0 and source.number is not None:
+                self.total = min(most, source.number * len(x))
+            n += len(x)
+            if number < self.state.batches and not self._due(number, first):
+                continue
+            x, y = x.to(self.device), y.to(self.device)
+            self._batch(counter, number, index, first, x, y)
+        self.state = replace(self.state, total=n)
 
-def _batches(
-    data: Any, batch_size: int, device: torch.device
-) -> tuple[Iterator[tuple[Tensor, Tensor]], int]:
-    """The batches of data in any form, and the number of images if it is known, else 0."""
-    pair = isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[0], "shape")
-    if pair and all(isinstance(t, Tensor) and t.dtype != torch.uint8 for t in data):
-        check_kinds(*data)
-        parts = zip(*(t.split(batch_size) for t in data), strict=True)
-        return _checked(parts), len(data[0])
-    images = as_images(data)
-    if isinstance(images, ImageSet):
-        return _checked(Loader(images, batch_size, device).epoch()), len(images)
-    try:
-        return _checked(images), len(images) * batch_size
-    except TypeError:  # an iterable without a length
-        return _checked(images), 0
+    def _due(self, number: int, first: int) -> list[Attack]:
+        """The attacks that this batch still has to meet."""
+        return [
+            attack
+            for attack in self.attacks
+            if self.state.tally(attack).batches <= number
+            and (attack.limit is None or first < attack.limit)
+        ]
 
+    def _batch(
+        self, counter: GradCounter, number: int, index: int, first: int, x: Tensor, y: Tensor
+    ) -> None:
+        check_images(x, y)
+        with untouched(self.model), torch.no_grad():
+            z = forward(self.model, x) if number == 0 else self.model(x)
+            check_logits(z, y)
+        if number >= self.state.batches:
+            self._add_stats(y, z)
+        if index == 0 and self.perturbs and not self.state.stats.probed:
+            stats = self.state.stats.with_gradients(self.model, x, y, z)
+            self.state = replace(self.state, stats=stats)
+        if not self.warm and isinstance(counter.model, EvalCopy):
+            counter.model.warm_up(x)
+        self.warm = True
+        for attack in self._due(number, first):
+            self._attack(attack, counter, index, first, x, y, z)
+            if self.store is not None and time.monotonic() - self.saved_at > SAVE_SECONDS:
+                self._save()
 
-def _checked(batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    for item in batches:
-        if not isinstance(item, tuple | list) or len(item) < 2:
-            raise InputError(
-                f"data must be tensors (x, y) or batches of them, not {type(item).__name__}"
-            )
-        for value in item[:2]:
-            if not isinstance(value, Tensor):
-                raise InputError(
-                    f"images and labels must be tensors, not {type(value).__name__}; convert "
-                    "arrays with torch.from_numpy"
-                )
-        # A clone of a tensor from torch.inference_mode() can have gradients.
-        x, y = (t.clone() if t.is_inference() else t for t in item[:2])
-        yield x, y
-
-
-@dataclass
-class _ModelStats:
-    """Signs of an untrained model or of masked gradients, as sums that processes can add."""
-
-    images: int = 0
-    correct: int = 0
-    non_finite: int = 0
-    class_sum: int = 0
-    class_square_sum: int = 0
-    """Sums over the predicted class indices and over their squares."""
-    probed: int = 0
-    zero_gradient: int = 0
-    """The correctly classified images of the first batch, and those of them with an input gradient
-    of exactly zero."""
-
-    def add(self, z: Tensor, y: Tensor) -> None:
+    def _add_stats(self, y: Tensor, z: Tensor) -> None:
+        """The statistics and the labels of a batch, in one copy from the device."""
         predicted = z.argmax(1)
         sums = [correct(z, y), ~finite(z), predicted, predicted.square()]
-        counts = torch.stack([row.sum() for row in sums]).tolist()
-        self.images += len(y)
-        self.correct += counts[0]
-        self.non_finite += counts[1]
-        self.class_sum += counts[2]
-        self.class_square_sum += counts[3]
+        *labels, right, bad, total, squares = torch.cat(
+            [y, torch.stack([row.sum() for row in sums])]
+        ).tolist()
+        stats = self.state.stats.plus(len(y), right, bad, total, squares)
+        self.state = replace(
+            self.state,
+            batches=self.state.batches + 1,
+            classes=z.shape[1],
+            labels=(*self.state.labels, *labels),
+            stats=stats,
+        )
 
-    def add_gradients(self, model: nn.Module, x: Tensor, y: Tensor, z: Tensor) -> None:
-        # Take the whole batch: a new batch size for the correct images would be slow on a GPU.
-        with untouched(model):
-            g = input_grad(model, x, y, ce)
-        right = correct(z, y)
-        self.probed = int(right.sum())
-        self.zero_gradient = int((right & (g.flatten(1).abs().amax(1) == 0)).sum())
+    def _attack(
+        self,
+        attack: Attack,
+        counter: GradCounter,
+        index: int,
+        first: int,
+        x: Tensor,
+        y: Tensor,
+        z: Tensor,
+    ) -> None:
+        count = len(x) if attack.limit is None else min(len(x), attack.limit - first)
+        x, y, z = x[:count], y[:count], z[:count]
+        self._report(attack)
+        counter.reset(self.device)
+        started = time.perf_counter()
+        seed = derive(self.seed, index, attack.name)
+        run = attack.reporting(lambda part: self._report(attack, part))
+        x_adv = run(counter, x, y, ball=self.ball, seed=seed)
+        with untouched(self.model), torch.no_grad():
+            z_adv = self.model(x_adv) if attack.perturbs else z
+        bad = torch.stack([(~finite(z_adv)).sum(), counter.non_finite])
+        *right, non_finite, bad_gradients = torch.cat([correct(z_adv, y).long(), bad]).tolist()
+        outcomes, seconds = [value == 1 for value in right], time.perf_counter() - started
+        tally = self.state.tally(attack).plus(
+            outcomes, non_finite, bad_gradients, counter.grad_evals, seconds
+        )
+        self.state = self.state.with_tally(attack, tally)
+        if self.examine is not None:
+            self.examine(Attacked(attack, first, x, y, x_adv, z, z_adv, outcomes))
+        self._report(attack)
 
-    @property
-    def predicts_one_class(self) -> bool:
-        """Whether all of at least 50 images get the same class, and over a tenth of them wrongly.
-
-        All predictions are equal when the mean of their squares is the square of their mean.
-        """
-        constant = self.images * self.class_square_sum == self.class_sum**2
-        known = self.images >= 50 and self.non_finite == 0
-        return known and constant and self.correct <= 0.9 * self.images
-
-
-def _warn(
-    attacks: list[Attack], results: dict[str, Result], ball: Ball, stats: _ModelStats
-) -> None:
-    """Add warnings about models that have learnt nothing and about masked gradients."""
-    for strong in attacks:
-        result = results[strong.name]
-        if stats.predicts_one_class:
-            result.warnings.append(
-                "every image is predicted as the same class: the model has learnt nothing, so its "
-                "robust accuracy means nothing"
-            )
-        elif stats.zero_gradient > 0.05 * stats.probed and strong.perturbs:
-            result.warnings.append(
-                f"{stats.zero_gradient} of {stats.probed} images have an input gradient of exactly "
-                "zero: gradients look masked, so this accuracy is only an upper bound"
-            )
-        for weak in attacks:
-            gap = result.accuracy - results[weak.name].accuracy
-            if strong.stronger_than(weak, ball) and gap > max(0.01, 2 / result.n):
-                result.warnings.append(
-                    f"accuracy under {strong.name} is {gap:.1%} higher than under the weaker "
-                    f"{weak.name}: gradients look masked, so trust neither number"
-                )
+    def _report(self, attack: Attack, part: str = "") -> None:
+        tally, size, goal = self.state.tally(attack), self.part.size, self.total
+        if goal is not None and attack.limit is not None:
+            goal = min(goal, attack.limit)
+        done = tally.images * size  # the processes are about equally fast
+        left = tally.seconds_left(None if goal is None else goal // size)
+        self.report(attack.name, done if goal is None else min(done, goal), goal or 0, part, left)

@@ -36,21 +36,26 @@ def page(result: dict[str, Any], figures: Sequence[PageFigure], title: str) -> s
         f'<p class="soft">{for_html(setting(result))}</p>',
         warnings,
         "<h2>Results</h2>",
-        _table(result_table(result), "Results per recipe"),
+        html_table(result_table(result), "Results per recipe"),
         f'<p class="soft">{for_html(about_results(result))}</p>',
         "<h2>Curves</h2>",
         f'<div class="figures">{"".join(_figure(f) for f in figures)}</div>',
         f'<p class="soft">{for_html(about_curves(result))}</p>',
         events(result),
         "<h2>Recipe differences</h2>",
-        _table(difference_table(result), "Keys that differ between the recipes", prose=True)
+        html_table(difference_table(result), "Keys that differ between the recipes", prose=True)
         if result["differences"]
         else "<p>No differences.</p>",
         "<h2>Environment</h2>",
-        _table(environment_table(result), "Environment", prose=True),
+        html_table(environment_table(result), "Environment", prose=True),
         f'<p class="soft">Run order: {for_html(", ".join(result["order"]))}. Times are training '
         "times, measured with device synchronisation. They exclude compilation and validation.</p>",
     ]
+    return document(title, parts)
+
+
+def document(title: str, parts: Sequence[str]) -> str:
+    """A page of these parts, with its style and its policy."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
@@ -62,7 +67,7 @@ def page(result: dict[str, Any], figures: Sequence[PageFigure], title: str) -> s
     )
 
 
-def _table(table: list[list[Cell]], caption: str, *, prose: bool = False) -> str:
+def html_table(table: list[list[Cell]], caption: str, *, prose: bool = False) -> str:
     """A table whose first column names its rows; the other columns hold numbers, or prose.
 
     The explicit ARIA roles are for phones: browsers drop table semantics when CSS lays out rows as

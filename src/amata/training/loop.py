@@ -305,11 +305,14 @@ class _Loop:
         limit: int | None = None,
         model: nn.Module | None = None,
     ) -> dict[str, Result]:
-        def watch(attack: str, done: int, total: int) -> None:
-            self.reporter.evaluating(attack, done, total)
+        def watch(
+            attack: str, done: int, total: int, part: str, seconds_left: float | None
+        ) -> None:
+            self.reporter.evaluating(attack, done, total, part, seconds_left)
             if self.interrupt.number is not None and self.ranks.size == 1:
                 self._stop()
 
+        sizes = [size for size in (limit, images.count) if size is not None]
         return evaluate(
             model or self.trainer.result,
             images.epoch(0, self.ranks.rank, self.ranks.size),
@@ -317,7 +320,7 @@ class _Loop:
             attacks=list(dict.fromkeys(attacks)),
             step_size=self.recipe.eval.step_size,
             cw_c=self.recipe.eval.cw_c,
-            limit=limit,
+            limit=min(sizes, default=None),
             seed=self.recipe.train.seed,
             progress=watch,
             part=part_of(self.ranks),

@@ -1,0 +1,128 @@
+"""amata audit."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from amata.cli.root import Json, Set, Trust, app, check_attacks, make_folder
+from amata.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from amata.data import ImageSet
+    from amata.recipes import Recipe
+
+
+@app.command(epilog="Example: amata audit runs/mine --limit 200 --out runs/mine-audit")
+def audit(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|WEIGHTS|MODULE:CALLABLE",
+            help="A run folder, a weights file, or package.module:callable for any network.",
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="A new folder for the page with images, and audit.json.")
+    ] = None,
+    attacks: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated; default: clean,pgd-50-5,cw-pgd-50,autoattack."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Only the first N test images.")] = 1000,
+    eps: Annotated[
+        str | None, typer.Option(help="Radius of the ball, as in 8/255; default: the recipe's.")
+    ] = None,
+    norm: Annotated[str | None, typer.Option(help="linf or l2; default: the recipe's.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="The data set of a MODULE:CALLABLE; `amata data` lists them.")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="The recipe of a weights file that has none.")
+    ] = None,
+    set_: Set = [],  # noqa: B006
+    trust: Trust = False,
+    json_: Json = False,
+) -> None:
+    """Test any model: attacks, worst case, accuracy per class, warnings, and images."""
+    from amata.console import ConsoleReporter
+    from amata.console import out as console
+    from amata.runs.files import write_json
+    from amata.studies.audit import audit as audit_model
+
+    names = [name.strip() for name in attacks.split(",")] if attacks else None
+    check_attacks(names or [])
+    overrides = list(set_)
+    overrides += [f"threat.eps={eps}"] if eps is not None else []
+    overrides += [f"threat.norm={norm}"] if norm is not None else []
+    if out is not None:
+        make_folder(out, "audit.html", "audit.json")
+    with ConsoleReporter() as reporter:
+        if ":" in model and not Path(model).exists():
+            net, loaded, images = _foreign(model, data, overrides)
+        else:
+            from amata.training.experiment import load_trained
+
+            if data is not None:
+                overrides.append(f"data.name={data}")
+            net, loaded, splits = load_trained(
+                Path(model),
+                tuple(overrides),
+                recipe,
+                to_test=True,
+                trust=trust,
+                note=reporter.note,
+            )
+            images = splits.test
+        found = audit_model(
+            net,
+            images,
+            ball=loaded.ball,
+            attacks=names,
+            limit=limit,
+            name=model,
+            progress=reporter.evaluating,
+        )
+    if out is not None:
+        write_json(out / "audit.json", found.to_dict())
+        found.save(out / "audit.html")
+    if json_:
+        print(json.dumps(found.to_dict(), indent=2))
+        return
+    for line in str(found).splitlines():
+        console.print(line, soft_wrap=True)
+    if out is None:
+        console.print("--out DIR writes a page with images", soft_wrap=True)
+    else:
+        console.print(f"page {out / 'audit.html'}", soft_wrap=True)
+
+
+def _foreign(
+    name: str, data: str | None, overrides: list[str]
+) -> tuple["nn.Module", "Recipe", "ImageSet"]:
+    """A network that the user names, on the test images of a data set that they name."""
+    from amata import recipes
+    from amata.training.device import resolve_device
+    from amata.training.experiment import build_model, load_data
+
+    if data is None:
+        raise InputError(f"{name} has no recipe: add --data NAME; `amata data` lists the data sets")
+    if not any(text.startswith("threat.eps=") for text in overrides):
+        raise InputError(f"{name} has no recipe: add --eps, as in --eps 8/255")
+    tables = {
+        "data": {"name": data},
+        "model": {"name": name},
+        "threat": {"norm": "linf"},
+        "method": {"name": "erm"},
+        "schedule": {"name": "constant", "steps": 0, "step_size": 1.0},
+        "optim": {"name": "sgd"},
+        "train": {"epochs": 1},
+    }
+    chosen = recipes.parse(tables, name, overrides)
+    images = load_data(chosen).test
+    # The user named this code.
+    net = build_model(chosen, images, trust=True)
+    return net.to(resolve_device(chosen.train.device)).eval(), chosen, images

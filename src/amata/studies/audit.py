@@ -1,0 +1,242 @@
+"""Test anybody's model: clean and robust accuracy, per class, with warnings and a gallery."""
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from amata.attacks import parse_attack
+from amata.data import ImageSet
+from amata.errors import InputError, missing, printable
+from amata.evaluation import Progress, Result, class_counts, evaluate, wilson
+from amata.quantity import to_fractions, whole
+from amata.runs.environment import environment
+from amata.runs.records import Environment
+from amata.studies.examples import Collector, Example
+from amata.threat import Ball
+
+ATTACKS = ("clean", "pgd-50-5", "cw-pgd-50", "autoattack")
+"""The attacks of an audit: up to 250 and 50 gradients per image, and AutoAttack's standard version,
+which costs ten times as much."""
+LIMIT = 1000
+WORST = "worst case"
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """The results of an audit. `print` shows a table, `save` writes a page with images."""
+
+    name: str
+    """Of the model."""
+    ball: Ball
+    seed: int
+    results: dict[str, Result]
+    """By attack."""
+    worst: Result
+    """The worst case over all attacks inside the ball: an image counts only if it survives all."""
+    classes: tuple[str, ...]
+    """Their names."""
+    warnings: tuple[str, ...]
+    examples: tuple[Example, ...]
+    environment: Environment
+    date: str
+
+    @property
+    def rows(self) -> dict[str, Result]:
+        """The results with the worst case last."""
+        return {**self.results, WORST: self.worst}
+
+    def table(self) -> str:
+        """The results for a terminal of 80 columns."""
+        head = ("attack", "accuracy", "95% interval", "images", "gradients", "seconds")
+        rows = [
+            (
+                printable(name),
+                f"{r.accuracy:.1%}",
+                f"{100 * r.low:.1f} .. {100 * r.high:.1f}%",
+                f"{r.n:,}",
+                f"{r.grad_evals:,}",
+                f"{r.seconds:,.1f}",
+            )
+            for name, r in self.rows.items()
+        ]
+        widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+        return "\n".join(
+            "  ".join(
+                cell.ljust(width) if i == 0 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in (head, *rows)
+        )
+
+    def __str__(self) -> str:
+        weakest = min(
+            (
+                (right / n, name)
+                for name, (right, n) in zip(self.classes, self.worst.per_class, strict=True)
+                if n
+            ),
+            default=None,
+        )
+        lines = [
+            f"{printable(self.name)}, {self.threat}",
+            self.table(),
+            *(
+                [f"weakest class: {printable(weakest[1])}, {weakest[0]:.1%} in the worst case"]
+                if weakest
+                else []
+            ),
+            *(f"warning: {printable(warning)}" for warning in self.warnings),
+        ]
+        return "\n".join(lines)
+
+    @property
+    def threat(self) -> str:
+        """The ball in words."""
+        norm = {"linf": "L∞", "l2": "L2"}.get(self.ball.norm, self.ball.norm)
+        eps = to_fractions(self.ball.eps)
+        return f"{norm} {eps if isinstance(eps, str) else f'{eps:g}'}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, without the images."""
+        return {
+            "name": self.name,
+            "norm": self.ball.norm,
+            "eps": self.ball.eps,
+            "seed": self.seed,
+            "classes": list(self.classes),
+            "results": {name: result.to_dict() for name, result in self.results.items()},
+            "worst": self.worst.to_dict(),
+            "warnings": list(self.warnings),
+            "examples": [example.to_dict() for example in self.examples],
+            "environment": self.environment,
+            "date": self.date,
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write one HTML page: results, warnings, accuracies per class, and images."""
+        from amata.report.audit import audit_page
+        from amata.runs.files import write_atomic
+
+        file = Path(path)
+        if file.suffix != ".html":
+            raise InputError(f"the page {str(path)!r} must be named .html, as in audit.html")
+        pictures = [(e.x, e.x_adv) for e in self.examples if e.x_adv is not None]
+        write_atomic(file, audit_page(self.to_dict(), self.threat, pictures).encode())
+        return file
+
+
+def audit(
+    model: nn.Module,
+    data: Any,
+    *,
+    ball: Ball,
+    attacks: Iterable[str] | str | None = None,
+    limit: int | None = LIMIT,
+    batch_size: int = 256,
+    classes: Sequence[str] | None = None,
+    seed: int = 0,
+    name: str | None = None,
+    progress: Progress = True,
+) -> Audit:
+    """Test a model that maps images in [0, 1] to logits, on the device it is on.
+
+    `data` is what `amata.evaluate` takes: a pair (x, y), an image set, or batches. By default the
+    first 1,000 images meet PGD with 50 steps and 5 restarts, CW-PGD with 50 steps, and AutoAttack
+    where its package is installed; `limit=None` takes all images. `classes` are names: by default
+    those of the data, those of the model, or numbers. The model is left unchanged.
+    """
+    limit = None if limit is None else whole(limit, "limit", 1)
+    warnings = []
+    if attacks is None:
+        attacks = ATTACKS
+        if find_spec("pyautoattack") is None:
+            attacks = [a for a in ATTACKS if a != "autoattack"]
+            reason = missing("pyautoattack", "it", "autoattack")
+            warnings.append(
+                f"AutoAttack was not run, and it is the strongest attack here: {reason}"
+            )
+    elif isinstance(attacks, str):
+        attacks = attacks.split(",")
+    parsed = [parse_attack(attack) for attack in attacks]
+    if not any(attack.perturbs for attack in parsed):
+        raise InputError("an audit needs an attack, such as pgd-20")
+    if all(attack.perturbs for attack in parsed):
+        parsed.insert(0, parse_attack("clean"))
+    collector = Collector(data, limit)
+    results = evaluate(
+        model,
+        data,
+        ball=ball,
+        attacks=[attack.name for attack in parsed],
+        batch_size=batch_size,
+        limit=limit,
+        seed=seed,
+        progress=progress,
+        examine=collector.add,
+    )
+    names = _names(classes, data, model, len(next(iter(results.values())).per_class))
+    inside = [results[attack.name] for attack in parsed if attack.in_ball]
+    worst = _worst(inside, collector.all_labels(), len(names))
+    warnings += [f"{a}: {text}" for a, result in results.items() for text in result.warnings]
+    absent = [label for label, (_, n) in zip(names, worst.per_class, strict=True) if n == 0]
+    if absent:
+        some = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
+        warnings.append(
+            f"{len(absent)} of {len(names)} classes have no image here ({some}): shuffle the "
+            "images, or raise the limit"
+        )
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    return Audit(
+        name or type(model).__name__,
+        ball,
+        seed,
+        results,
+        worst,
+        names,
+        tuple(warnings),
+        collector.chosen(),
+        environment(device),
+        time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+    )
+
+
+def _names(given: Sequence[str] | None, data: Any, model: nn.Module, count: int) -> tuple[str, ...]:
+    """The names of the model's classes."""
+    if given is not None:
+        if isinstance(given, str) or len(given) != count:
+            raise InputError(
+                f"classes = {given!r} must be {count} names, one per output of the model"
+            )
+        return tuple(map(str, given))
+    of_data = data.names if isinstance(data, ImageSet) else ()
+    of_model = getattr(model, "classes", ())
+    for names in (of_data, of_model):
+        if isinstance(names, tuple | list) and len(names) == count:
+            return tuple(map(str, names))
+    return tuple(map(str, range(count)))
+
+
+def _worst(results: Sequence[Result], labels: list[int], classes: int) -> Result:
+    """The images that survive all attacks, among those that met all of them."""
+    n = min(result.n for result in results)
+    rows = [(result.outcomes or [])[:n] for result in results]
+    outcomes = [all(column) for column in zip(*rows, strict=True)]
+    right = sum(outcomes)
+    return Result(
+        right / n,
+        n,
+        *wilson(right, n),
+        sum(result.grad_evals for result in results),
+        round(sum(result.seconds for result in results), 3),
+        {},
+        non_finite=max(result.non_finite for result in results),
+        outcomes=outcomes,
+        per_class=class_counts(outcomes, labels, classes),
+    )
