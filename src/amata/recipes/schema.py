@@ -46,7 +46,8 @@ class Data(Table):
     name: str
     """A data set; `amata data` lists them."""
     root: str | None = None
-    """Folder of the files; by default $AMATA_DATA, or ~/.cache/amata."""
+    """Folder of the files, or a csv of files and labels; by default $AMATA_DATA, or
+    ~/.cache/amata."""
     batch_size: Count = 128
     """Images per update, over all processes."""
     augment: Literal["none", "flip", "crop-flip"] = "none"
@@ -68,7 +69,9 @@ class Data(Table):
     in_memory: bool = False
     """Image folders: decode once, centre-cropped, and keep all images in memory."""
     test_share: Share = 0.2
-    """Image folders without a val folder: share of each class held out as test set."""
+    """Image folders without a test part: share of each class held out as test set."""
+    skip_bad: bool = False
+    """Image folders: go on without files that cannot be used; all images are decoded once first."""
 
 
 class Model(Table):

@@ -121,7 +121,9 @@ def _report(key: str, path: str, what: str, source: Path, note: Callable[[str], 
     """Say what is read from outside the run folder."""
     try:
         place = Path(path).expanduser().resolve()
-        odd = place.exists() and not (place.is_dir() if key == "data.root" else place.is_file())
+        table = key == "data.root" and place.suffix.lower() == ".csv"
+        fits = place.is_file() if table or key != "data.root" else place.is_dir()
+        odd = place.exists() and not fits
     except (OSError, RuntimeError, ValueError):  # no such user, a null byte, a loop of links
         odd = True
     if odd:
