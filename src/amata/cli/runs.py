@@ -31,6 +31,10 @@ def train(
         bool,
         typer.Option("--deterministic", help="Use deterministic kernels only."),
     ] = False,
+    skip_bad: Annotated[
+        bool,
+        typer.Option("--skip-bad", help="Image folders: go on without files that cannot be used."),
+    ] = False,
     trust: Trust = False,
 ) -> None:
     """Train a model with a recipe, evaluate it, and write a run folder."""
@@ -43,6 +47,7 @@ def train(
         *([f"train.engine={engine}"] if engine else []),
         *([f"train.precision={precision}"] if precision else []),
         *(["train.deterministic=true"] if deterministic else []),
+        *(["data.skip_bad=true"] if skip_bad else []),
     ]
     from amata import recipes as recipe_files
     from amata.console import ConsoleReporter, results_table
