@@ -17,8 +17,8 @@ from PIL import Image
 from amata.data import DATASETS, Arrays, Feed, Folder, Framing, Loader, Stream, load
 from amata.data.augment import crop_flip
 from amata.data.cifar import load_cifar10
-from amata.data.folder import scan
 from amata.data.images import split_validation
+from amata.data.layout import find_layout
 from amata.data.mnist import FILES
 from amata.errors import InputError
 from amata.seeds import generator
@@ -322,7 +322,7 @@ def test_the_hash_of_a_large_folder_reads_a_sample(
 ) -> None:
     monkeypatch.setattr("amata.data.folder.SAMPLED", 5)
     write_folder(tmp_path, parts=("",), per_class=4)
-    whole = scan(tmp_path, Framing(), 0)
+    whole = Folder.of(find_layout(tmp_path), "train", Framing(), 0)
     before, seen = whole.sha256(), 0
     for file in whole.files:
         content = file.read_bytes()
@@ -371,11 +371,15 @@ def test_a_file_that_is_not_an_image_is_named(tmp_path: Path, workers: int) -> N
     write_folder(tmp_path)
     bad = tmp_path / "train" / "cat" / "9.png"
     bad.write_bytes(b"not a picture")
+    with pytest.raises(InputError, match=r"^\S*9\.png is not a readable image[^\n]*$"):
+        load("folder", root=tmp_path, framing=Framing(16, 12), workers=workers)
+    whole = (tmp_path / "train" / "cat" / "0.png").read_bytes()
+    bad.write_bytes(whole[: len(whole) // 2])  # its header is whole
     splits = load("folder", root=tmp_path, framing=Framing(16, 12), workers=workers)
     with pytest.raises(InputError, match=r"^\S*9\.png is not a readable image[^\n]*$"):
         list(Loader(splits.train, 4, CPU).epoch())
     bad.rename(bad.with_suffix(".txt"))
-    with pytest.raises(InputError, match=r"9\.txt is not an image"):
+    with pytest.raises(InputError, match=r"9\.txt has no suffix of an image"):
         load("folder", root=tmp_path)
 
 
@@ -386,7 +390,7 @@ def test_missing_and_mismatched_folders_are_named(tmp_path: Path) -> None:
         load("folder", root=tmp_path)
     write_folder(tmp_path)
     (tmp_path / "train" / "cat").rename(tmp_path / "train" / "bird")
-    with pytest.raises(InputError, match="different classes; 'bird'"):
+    with pytest.raises(InputError, match="'bird' is only in train/, 'cat' is only in val/"):
         load("folder", root=tmp_path)
 
 

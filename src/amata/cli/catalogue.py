@@ -1,13 +1,14 @@
 """amata recipes and amata data."""
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from amata.cli.root import Json, app, complete_recipe
-from amata.errors import unknown
+from amata.cli.root import Json, app, check_installed, complete_recipe
+from amata.errors import InputError, nearest, unknown
 
 recipes_app = typer.Typer(help="The built-in recipes.", invoke_without_command=True)
 data_app = typer.Typer(help="Data sets: list, fetch, check.", invoke_without_command=True)
@@ -148,26 +149,62 @@ def fetch_data(
             out.print(f"{path} verified", soft_wrap=True)
 
 
-@data_app.command("check", epilog="Example: amata data check mnist5k")
-def check_data(name: Annotated[str, typer.Argument(help="A data set.")], root: Root = None) -> None:
-    """Read a whole data set and count its images by class. Images above AMATA_MAX_PIXELS (100
-    million) and files above AMATA_MAX_BYTES (2 GiB) are refused; set these variables to change it.
-    """
+@data_app.command("check", epilog="Example: amata data check photos/")
+def check_data(
+    name: Annotated[
+        str, typer.Argument(metavar="FOLDER|NAME", help="An image folder, a csv, or a data set.")
+    ],
+    root: Root = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Folders: accept files that cannot be used.")
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """Read every image of a folder or a data set, and report what is there. A folder: layout,
+    images per class, sizes, copies, and every file that cannot be used. Images above
+    AMATA_MAX_PIXELS (100 million) and files above AMATA_MAX_BYTES (2 GiB) are refused; set these
+    variables to change it."""
+    from amata.cli.check import looks_like_folder, print_check, refuse_unusable
+    from amata.data import DATASETS
+
+    if name == "folder" or (name not in DATASETS and looks_like_folder(name)):
+        from amata.data import data_root
+        from amata.data.check import check_folder
+
+        folder = (root or data_root()) if name == "folder" else Path(name)
+        check_installed("PIL", "data folder", "images")
+        check = check_folder(Path(os.path.expanduser(folder)))
+        if json_:
+            print(json.dumps(check.to_dict(), indent=2))
+        else:
+            print_check(check)
+        refuse_unusable(check, skip_bad=skip_bad)
+        return
+    if name not in DATASETS:
+        hint = nearest(name, DATASETS)
+        raise InputError(f"no folder {name}, and no data set of that name; {hint}")
+    _check_set(name, root, json_)
+
+
+def _check_set(name: str, root: Path | None, json_: bool) -> None:
+    """Count the images of a data set by class."""
     import torch
 
-    from amata.data import Arrays, Folder, load
+    from amata.data import Arrays, load
 
-    splits = load(name, root=root)
+    splits, found = load(name, root=root), {}
     for part, images in (("train", splits.train), ("test", splits.test)):
-        if isinstance(images, Folder):
-            images.check()
-            labels = images.labels
-        else:
-            assert isinstance(images, Arrays)
-            labels = images.y
-        x, _ = next(images.read([torch.arange(1)], torch.device("cpu"), None))
-        counts = torch.bincount(labels, minlength=images.classes)
-        print(
-            f"{name} {part}: {len(images):,} images of {tuple(x.shape[1:])}, {images.classes} "
-            f"classes, {int(counts.min())} to {int(counts.max())} each"
-        )
+        assert isinstance(images, Arrays)
+        counts = torch.bincount(images.y, minlength=images.classes)
+        found[part] = {
+            "images": len(images),
+            "shape": images.shape,
+            "classes": dict(zip(images.names, counts.tolist(), strict=True)),
+        }
+        if not json_:
+            print(
+                f"{name} {part}: {len(images):,} images of {images.shape}, {images.classes} "
+                f"classes, {int(counts.min())} to {int(counts.max())} each"
+            )
+    if json_:
+        print(json.dumps({"name": name, **found}, indent=2))

@@ -93,7 +93,7 @@ def predict(
 
 def _files(paths: list[Path]) -> list[Path]:
     """The image files among the paths and below the folders among them."""
-    from amata.data.folder import SUFFIXES
+    from amata.data.listing import SUFFIXES
 
     files: list[Path] = []
     for path in paths:

@@ -50,6 +50,10 @@ def train(
         bool,
         typer.Option("--deterministic", help="Use deterministic kernels only."),
     ] = False,
+    skip_bad: Annotated[
+        bool,
+        typer.Option("--skip-bad", help="Image folders: go on without files that cannot be used."),
+    ] = False,
     log: Log = [],  # noqa: B006
     trust: Trust = False,
     json_: Json = False,
@@ -65,6 +69,7 @@ def train(
             train_epochs=epochs,
             train_seed=seed,
             data_limit=limit,
+            data_skip_bad=skip_bad or None,
             train_engine=engine,
             train_precision=precision,
             train_deterministic=deterministic or None,

@@ -8,7 +8,8 @@ from typing import Any
 
 from amata.data.datasets import DATASETS, DataSet, find_dataset
 from amata.data.feed import Feed
-from amata.data.folder import Folder, Framing, load_folder
+from amata.data.folder import Folder, Loaded, load_folder
+from amata.data.framing import Framing
 from amata.data.hub import PREFIX, load_hub
 from amata.data.image_file import Picture, read_image
 from amata.data.images import Arrays, ImageSet, Loader, Stream, as_images, split_validation
@@ -48,7 +49,10 @@ class Splits:
     """Ids of the validation images."""
     hashes: dict[str, str]
     """Hashes that identify the training and the test images: `train_hash` and `test_hash` of their
-    labels or paths, `train_pixels` and `test_pixels` of their content."""
+    labels or paths, `train_pixels` and `test_pixels` of their content. A folder's own validation
+    part has such hashes too."""
+    skipped: int = 0
+    """Files of a folder that could not be used (`data.skip_bad`)."""
 
     def record(self) -> dict[str, Any]:
         """Which images the run uses, in short: a folder may change before the run is resumed."""
@@ -59,6 +63,7 @@ class Splits:
             "valid": len(self.held_out),
             "valid_ids": self.held_out,
             **self.hashes,
+            **({"skipped": self.skipped} if self.skipped else {}),
         }
 
 
@@ -78,52 +83,55 @@ def load(
     in_memory: bool = False,
     test_share: float = 0.2,
     columns: Columns = FIND,
+    skip_bad: bool = False,
 ) -> Splits:
-    """The data set `name` with `valid` training images held out."""
+    """The data set `name` with `valid` training images held out. A folder with a validation part
+    has its own."""
     entry = find_dataset(name)
     base = Path(os.path.expanduser(root)) if root else data_root()
     try:
-        train, test, hashes = _read(
-            name, entry, base, framing or Framing(), workers, in_memory, test_share, columns
-        )
+        if name == "folder":
+            loaded = load_folder(base, framing or Framing(), workers, test_share, skip_bad=skip_bad)
+            return _folder_splits(loaded, in_memory, valid, seed)
+        train, test, hashes = _read(name, entry, base, framing or Framing(), test_share, columns)
     except OSError as error:
         raise InputError(
             f"data {name}: {error.filename or base} cannot be read ({error.strerror or error}); "
             "set data.root to a folder that can be read"
         ) from None
-    train, held, ids = split_validation(train, valid, seed)
-    return Splits(train, held, test, ids, hashes)
+    rest, held, ids = split_validation(train, valid, seed)
+    return Splits(rest, held, test, ids, hashes)
+
+
+def _folder_splits(loaded: Loaded, in_memory: bool, valid: int, seed: int) -> Splits:
+    parts = {"train": loaded.train, "test": loaded.test}
+    if loaded.valid is not None:
+        if valid:
+            raise InputError(
+                f"data.valid = {valid}, but {loaded.train.root} has its own validation part; set "
+                "data.valid = 0"
+            )
+        parts["valid"] = loaded.valid
+    hashes = _hashes({part: (f.identity(), f.sha256()) for part, f in parts.items()})
+    images: dict[str, ImageSet] = {
+        part: folder.in_memory() if in_memory else folder for part, folder in parts.items()
+    }
+    train, held, ids = split_validation(images["train"], valid, seed)
+    if "valid" in images:
+        held, ids = images["valid"], images["valid"].ids.tolist()
+    return Splits(train, held, images["test"], ids, hashes, loaded.skipped)
 
 
 def _read(
-    name: str,
-    entry: DataSet,
-    base: Path,
-    framing: Framing,
-    workers: int,
-    in_memory: bool,
-    test_share: float,
-    columns: Columns,
-) -> tuple[ImageSet, ImageSet, dict[str, str]]:
+    name: str, entry: DataSet, base: Path, framing: Framing, test_share: float, columns: Columns
+) -> tuple[Arrays, Arrays, dict[str, str]]:
     """The training images, the test images, and their hashes."""
-    train: ImageSet
-    test: ImageSet
-    arrays = None
     if entry.loader is not None:
-        arrays = entry.loader(base / name if (base / name).is_dir() else base)
+        train, test = entry.loader(base / name if (base / name).is_dir() else base)
     elif name == "parquet":
-        arrays = load_parquet(base, columns, framing, test_share)
+        train, test = load_parquet(base, columns, framing, test_share)
     elif name.startswith(PREFIX):
-        arrays = load_hub(name, columns, framing, test_share)
-    if arrays is not None:
-        identities = [part.y.numpy().tobytes() for part in arrays]
-        contents = [part.sha256() for part in arrays]
-        train, test = arrays
-    elif name == "folder":
-        folders = load_folder(base, framing, workers, test_share)
-        identities = [part.identity() for part in folders]
-        contents = [part.sha256() for part in folders]
-        train, test = (part.in_memory() if in_memory else part for part in folders)
+        train, test = load_hub(name, columns, framing, test_share)
     elif entry.corrupts:
         raise InputError(
             f"data {name} is for evaluation: train on {entry.corrupts}, then `amata eval RUN "
@@ -134,8 +142,15 @@ def _read(
             f"data {name} is read as an image folder: use the data set folder, with the folder of "
             "its class folders as root"
         )
+    parts = {"train": train, "test": test}
+    hashes = _hashes({part: (a.y.numpy().tobytes(), a.sha256()) for part, a in parts.items()})
+    return train, test, hashes
+
+
+def _hashes(parts: dict[str, tuple[bytes, str]]) -> dict[str, str]:
+    """From the identity and the content of each part."""
     hashes = {}
-    for part, identity, content in zip(("train", "test"), identities, contents, strict=True):
+    for part, (identity, content) in parts.items():
         hashes[f"{part}_hash"] = hashlib.sha256(identity).hexdigest()[:16]
         hashes[f"{part}_pixels"] = content[:16]
-    return train, test, hashes
+    return hashes

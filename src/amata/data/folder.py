@@ -1,85 +1,36 @@
-"""Image folders, one folder per class (Caltech-256, ImageNet), decoded in worker processes."""
+"""Image folders (Caltech-256, ImageNet, your own), decoded in worker processes."""
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-from amata.data.decode import decode
+from amata.data.decode import decode, opened
+from amata.data.framing import Framing
 from amata.data.images import Arrays, Draw
-from amata.data.limits import check_pixels
-from amata.errors import AmataError, InputError, missing
+from amata.data.layout import find_layout
+from amata.data.limits import limit
+from amata.data.listing import Bad, Layout, bad_files
+from amata.data.workers import in_workers
+from amata.errors import InputError, missing
 from amata.seeds import derive, generator
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".ppm", ".tif", ".tiff"}
 SAMPLED, MOST_READ = 256, 1 << 24  # files of a folder, and bytes of a file, that its hash reads
-
-
-@dataclass(frozen=True)
-class Framing:
-    """Resize the shorter side to `resize`, then crop a square of side `crop`: from the centre, or
-    at random in training.
-
-    `random_scale` draws ImageNet's random-resized crop instead: 0.08 to 1 of the area, at an aspect
-    ratio of 3/4 to 4/3.
-    """
-
-    resize: int = 256
-    crop: int = 224
-    random_scale: bool = False
-
-    def __post_init__(self) -> None:
-        if self.crop > self.resize:
-            raise InputError(f"data.crop = {self.crop} is larger than data.resize = {self.resize}")
-
-    def apply(self, image: Any, rng: np.random.Generator | None) -> np.ndarray:
-        if rng is not None and self.random_scale:
-            box = self._random_box(image.width, image.height, rng)
-            return np.asarray(image.resize((self.crop, self.crop), box=box))
-        width, height = self._resized(image.width, image.height)
-        image = image.resize((width, height))
-        spare_x, spare_y = width - self.crop, height - self.crop
-        left, top = (
-            (spare_x // 2, spare_y // 2)
-            if rng is None
-            else (rng.integers(spare_x + 1), rng.integers(spare_y + 1))
-        )
-        return np.asarray(image.crop((left, top, left + self.crop, top + self.crop)))
-
-    def check(self, width: int, height: int, where: str) -> None:
-        """Refuse an image that is too large, or would be once its shorter side is resized."""
-        check_pixels(width, height, where)
-        check_pixels(*self._resized(width, height), where, f" once resized from {width} x {height}")
-
-    def _resized(self, width: int, height: int) -> tuple[int, int]:
-        scale = self.resize / min(width, height)
-        return max(self.resize, round(width * scale)), max(self.resize, round(height * scale))
-
-    @staticmethod
-    def _random_box(
-        width: int, height: int, rng: np.random.Generator
-    ) -> tuple[float, float, float, float]:
-        for _ in range(10):
-            area = width * height * rng.uniform(0.08, 1)
-            aspect = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
-            w, h = np.sqrt(area * aspect), np.sqrt(area / aspect)
-            if w <= width and h <= height:
-                left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)
-                return left, top, left + w, top + h
-        side = min(width, height)  # no window fits: the central square
-        return (width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2
+MOST_OPENED = 10_000
+"""Images of a folder whose headers are all read before training; in a larger folder a bad image is
+found when it is read."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of class folders, read lazily. Classes are the sorted folder names."""
+    """Labelled image files, read lazily."""
 
     files: tuple[Path, ...]
     labels: Tensor
@@ -87,8 +38,16 @@ class Folder:
     names: tuple[str, ...]
     framing: Framing
     workers: int
+    root: Path
     random_crops: ClassVar[bool] = True
     """Every training read crops another window, so methods cannot store anything per pixel."""
+
+    @classmethod
+    def of(cls, layout: Layout, part: str, framing: Framing, workers: int) -> "Folder":
+        files, labels = zip(*layout.parts[part], strict=True)
+        ids = torch.arange(len(files))
+        root, names = layout.root, layout.names
+        return cls(files, torch.tensor(labels), ids, names, framing, workers, root)
 
     @property
     def classes(self) -> int:
@@ -142,47 +101,47 @@ class Folder:
     def read(
         self, batches: Sequence[Tensor], device: torch.device, draw: Draw | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        decoded = self._decode(batches, draw, _stack, pin_memory=device.type == "cuda")
+        decoded = in_workers(
+            _Decoded(self, draw), batches, self.workers, _stack, pin_memory=device.type == "cuda"
+        )
         for positions, x in zip(batches, decoded, strict=True):
             if isinstance(x, InputError):
+                if len(self) <= MOST_OPENED:
+                    self.check()  # names all bad files, not only the first that was met
                 raise x
             yield x.to(device, non_blocking=True).float() / 255, self.labels[positions].to(device)
 
     def check(self) -> None:
-        """Decode every image. One error gives the number of bad ones and names the first."""
-        batches = torch.arange(len(self)).split(64)
-        bad = [error for errors in self._decode(batches, None, _errors) for error in errors]
-        if len(bad) == 1:
-            raise bad[0][1]
-        if bad:
-            names = ", ".join(str(self.files[position]) for position, _ in bad[:3])
-            raise InputError(f"{len(bad)} images cannot be used, such as {names}: {bad[0][1]}")
+        """Decode every image. One error names all bad ones."""
+        if bad := self.bad():
+            raise bad_files([bad[position] for position in sorted(bad)], self.root)
 
-    def _decode(
-        self,
-        batches: Sequence[Tensor],
-        draw: Draw | None,
-        collate: Callable[[list[Any]], Any],
-        pin_memory: bool = False,
-    ) -> Iterator[Any]:
-        loader = DataLoader(
-            _Decoded(self, draw),
-            batch_sampler=[batch.tolist() for batch in batches],
-            num_workers=min(self.workers, os.cpu_count() or 1),
-            collate_fn=collate,
-            pin_memory=pin_memory,
-            # Order and draws are fixed already; torch's global generator must stay untouched.
-            generator=torch.Generator(),
-        )
-        try:
-            yield from loader
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            raise AmataError(
-                "a worker process that decodes images died, perhaps for lack of memory; lower "
-                "data.workers"
-            ) from None
+    def bad(self) -> dict[int, Bad]:
+        """Decode every image: the positions of those that cannot be."""
+        batches = torch.arange(len(self)).split(64)
+        found = in_workers(_Decoded(self, None), batches, self.workers, _errors)
+        return {
+            position: as_bad(self.files[position], error)
+            for errors in found
+            for position, error in errors
+        }
+
+    def bad_headers(self) -> list[Bad]:
+        """The images whose header shows that they cannot be decoded."""
+        found = []
+        for path in self.files:
+            try:
+                with opened(path, str(path), lambda w, h: self.framing.check(w, h, str(path))):  # noqa: B023
+                    pass
+            except InputError as error:
+                found.append(as_bad(path, error))
+        return found
+
+
+def as_bad(path: Path, error: InputError) -> Bad:
+    """The error of a file without its name, and without its hint."""
+    reason, _, _ = str(error).removeprefix(f"{path} ").rpartition("; ")
+    return Bad(path, reason)
 
 
 def _stack(items: list[tuple[int, Tensor | InputError]]) -> Tensor | InputError:
@@ -213,84 +172,63 @@ class _Decoded(Dataset[tuple[int, Tensor | InputError]]):
         return position, torch.from_numpy(framing.apply(image, rng).transpose(2, 0, 1).copy())
 
 
-def scan(root: Path, framing: Framing, workers: int) -> Folder:
-    """The image files below `root/CLASS/`."""
+class Loaded(NamedTuple):
+    train: Folder
+    valid: Folder | None
+    """The folder's own validation part."""
+    test: Folder
+    skipped: int
+    """Files that could not be used."""
+
+
+def load_folder(
+    root: Path,
+    framing: Framing,
+    workers: int,
+    test_share: float,
+    *,
+    skip_bad: bool = False,
+) -> Loaded:
+    """The images of a root in one of the layouts of `amata.data.layout`.
+
+    The test images do not depend on the run's seed: no run is tested on what another trained on.
+    With `skip_bad` every image is decoded first, and files that cannot be used are left out. The
+    others keep their ids, and their place in the training or the test set.
+    """
     try:
         import PIL  # noqa: F401
     except ImportError:
         raise missing("pillow", "data folder", "images") from None
-    if not root.is_dir():
-        raise InputError(
-            f"data folder: no folder {root}; set data.root to a folder with one folder per class"
-        )
-    entries = [p for p in root.iterdir() if not p.name.startswith(".")]
-    names = tuple(sorted(p.name for p in entries if p.is_dir()))
-    odd = [p for p in entries if not p.exists()]  # links to nowhere
-    files, labels = [], []
-    for label, name in enumerate(names):
-        found, others = _files_below(root / name)
-        odd += others
-        files += found
-        labels += [label] * len(found)
-    _refuse(odd, "is a broken link, a link to a folder or not a regular file")
-    _refuse(
-        [path for path in files if path.suffix.lower() not in SUFFIXES],
-        f"is not an image (known suffixes: {' '.join(sorted(SUFFIXES))})",
-    )
-    if not files:
-        raise InputError(
-            f"data folder: no image below {root}; data.root needs one folder of images per class"
-        )
-    return Folder(
-        tuple(files), torch.tensor(labels), torch.arange(len(files)), names, framing, workers
-    )
+    limit("AMATA_MAX_PIXELS")  # a wrong value is no fault of the files
+    layout = find_layout(root)
+    if layout.problems:
+        raise InputError(f"data folder: {'; '.join(layout.problems)}")
+    train, valid, test = divide(layout, framing, workers, test_share)
+    parts = [part for part in (train, valid, test) if part is not None]
+    if not skip_bad:
+        bad = list(layout.bad)
+        if layout.count <= MOST_OPENED:
+            bad += [each for part in parts for each in part.bad_headers()]
+        if bad:
+            raise bad_files(sorted(bad), root)
+        return Loaded(train, valid, test, 0)
+    dropped = [part.bad() for part in parts]
+    kept = iter([_without(part, set(bad)) for part, bad in zip(parts, dropped, strict=True)])
+    skipped = len(layout.bad) + sum(map(len, dropped))
+    return Loaded(next(kept), next(kept) if valid else None, next(kept), skipped)
 
 
-def _files_below(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The files in a folder and its folders, sorted, and what is neither a file nor a folder."""
-    files: list[Path] = []
-    odd: list[Path] = []
-    folders = [folder]
-    while folders:
-        with os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(Path(entry))
-                elif not entry.name.startswith("."):
-                    path = Path(entry)
-                    regular = entry.is_file(follow_symlinks=False) or path.is_file()
-                    (files if regular else odd).append(path)
-    return sorted(files), odd
-
-
-def _refuse(paths: list[Path], reason: str) -> None:
-    if paths:
-        others = f", and so are {len(paths) - 1} others" if len(paths) > 1 else ""
-        raise InputError(f"{min(paths)} {reason}{others}; remove it from the folder")
-
-
-def load_folder(
-    root: Path, framing: Framing, workers: int, test_share: float
-) -> tuple[Folder, Folder]:
-    """`root/train` and `root/val` (or `valid`, `test`) if they exist; else `root` itself, with a
-    share of each class held out as test set.
-
-    The test images do not depend on the run's seed: no run is tested on what another trained on.
-    """
-    train_dir = root / "train"
-    test_dir = next(
-        (root / name for name in ("val", "valid", "test") if (root / name).is_dir()), None
-    )
-    if train_dir.is_dir() and test_dir is not None:
-        train, test = scan(train_dir, framing, workers), scan(test_dir, framing, workers)
-        if train.names != test.names:
-            odd = sorted(set(train.names) ^ set(test.names))[0]
-            raise InputError(
-                f"data folder: {train_dir} and {test_dir} have different classes; {odd!r} is in "
-                "only one of them"
-            )
-        return train, _shuffled(test)
-    whole = scan(root, framing, workers)
+def divide(
+    layout: Layout, framing: Framing, workers: int, test_share: float
+) -> tuple[Folder, Folder | None, Folder]:
+    """The training, validation and test images of a layout."""
+    parts = {part: Folder.of(layout, part, framing, workers) for part in layout.parts}
+    whole = parts["train"]
+    if "test" in parts:
+        valid = parts.get("valid")
+        if valid is not None:  # its ids follow those of the training images
+            valid = replace(valid, ids=valid.ids + len(whole))
+        return whole, valid, _shuffled(parts["test"])
     rng = generator(0, "test")
     test_positions = []
     for label in range(whole.classes):
@@ -301,11 +239,19 @@ def load_folder(
     if not 0 < len(held) < len(whole):
         raise InputError(
             f"data.test_share = {test_share:g} holds out {len(held)} of the {len(whole)} images of "
-            f"{root}; change it, or split the folder into train and val"
+            f"{layout.root}; change it, or split the folder into train and val"
         )
-    mask = torch.ones(len(whole), dtype=torch.bool)
-    mask[held] = False
-    return whole.subset(mask.nonzero().squeeze(1)), _shuffled(whole.subset(held))
+    return _without(whole, set(held.tolist())), None, _shuffled(whole.subset(held))
+
+
+def _without(images: Folder, dropped: set[int]) -> Folder:
+    """The images but those at some positions. Every class must keep one."""
+    left = images.subset(torch.tensor([i for i in range(len(images)) if i not in dropped]).long())
+    lost = set(images.labels.tolist()) - set(left.labels.tolist())
+    if lost:
+        names = ", ".join(repr(images.names[label]) for label in sorted(lost)[:5])
+        raise InputError(f"data folder: no image of {names} is left in {images.root}; add some")
+    return left
 
 
 def _shuffled(test: Folder) -> Folder:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from amata.data.class_names import check_names
-from amata.data.folder import Framing
+from amata.data.framing import Framing
 from amata.data.images import Arrays
 from amata.data.parquet import TESTS, Columns, Encoded, join_parts
 from amata.data.stack import Frame, decode_stack

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from amata.data.decode import decode
-from amata.data.folder import Framing
+from amata.data.framing import Framing
 from amata.data.limits import check_pixels
 from amata.errors import InputError, missing
 

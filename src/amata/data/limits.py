@@ -24,8 +24,8 @@ def check_pixels(width: int, height: int, where: str, what: str = "") -> None:
     most = limit("AMATA_MAX_PIXELS")
     if width * height > most:
         raise InputError(
-            f"{where} has {width} x {height} pixels{what}, above the limit of {most}; remove it, "
-            "or set the environment variable AMATA_MAX_PIXELS"
+            f"{where} has {width} x {height} pixels{what}, above the limit of {most} (the "
+            "environment variable AMATA_MAX_PIXELS); remove it"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from amata.data.class_names import MOST_CLASSES, names_in_schema, read_classes
-from amata.data.folder import Framing
+from amata.data.framing import Framing
 from amata.data.hold_out import hold_out, shuffled
 from amata.data.images import Arrays
 from amata.data.limits import check_bytes

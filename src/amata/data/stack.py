@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from amata.data.decode import decode
-from amata.data.folder import Framing
+from amata.data.framing import Framing
 from amata.data.limits import check_bytes, check_pixels
 from amata.errors import InputError
 

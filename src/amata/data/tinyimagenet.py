@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from amata.data.class_names import first_words
-from amata.data.folder import Framing
+from amata.data.framing import Framing
 from amata.data.hold_out import shuffled
 from amata.data.images import Arrays
 from amata.data.limits import read_file

@@ -47,7 +47,8 @@ class Data(Table):
     """A data set; `amata data` lists them. `hf/NAME` or `hf/OWNER/NAME:CONFIG` is one that the
     package datasets loads."""
     root: str | None = None
-    """Folder of the files, or a parquet file; by default $AMATA_DATA, or ~/.cache/amata."""
+    """Folder of the files, a parquet file, or a csv of files and labels; by default $AMATA_DATA, or
+    ~/.cache/amata."""
     batch_size: Count = 128
     """Images per update, over all processes."""
     augment: Literal["none", "flip", "crop-flip"] = "none"
@@ -69,12 +70,13 @@ class Data(Table):
     in_memory: bool = False
     """Image folders: decode once, centre-cropped, and keep all images in memory."""
     test_share: Share = 0.2
-    """Image folders without a val folder, and parquet without a test part: share of each class held
-    out as test set."""
+    """Image folders and parquet without a test part: share of each class held out as test set."""
     image_column: str | None = None
     """parquet and hf: the column of images; by default image or img."""
     label_column: str | None = None
     """parquet and hf: the column of labels; by default label, labels, fine_label or class."""
+    skip_bad: bool = False
+    """Image folders: go on without files that cannot be used; all images are decoded once first."""
 
 
 class Model(Table):

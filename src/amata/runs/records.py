@@ -71,6 +71,11 @@ class Split(Sizes, total=False):
     test_hash: str
     train_pixels: str
     test_pixels: str
+    valid_hash: str
+    """Of a folder's own validation part, as the next one."""
+    valid_pixels: str
+    skipped: Index
+    """Files of a folder that could not be used."""
 
 
 class Exported(TypedDict):

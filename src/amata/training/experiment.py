@@ -44,6 +44,7 @@ def load_data(recipe: Recipe) -> data.Splits:
         in_memory=c.in_memory,
         test_share=c.test_share,
         columns=data.Columns(c.image_column, c.label_column),
+        skip_bad=c.skip_bad,
     )
 
 
@@ -164,6 +165,8 @@ def _run(recipe: Recipe, folder: Callable[[], RunFolder], reporter: Reporter) ->
         parse_attack(attack)
     check_consistent(recipe, planned_controls(recipe.schedule, recipe.train.epochs))
     splits = load_data(recipe)
+    if splits.skipped:
+        reporter.note(f"data.skip_bad: {splits.skipped} files that cannot be used are left out")
     model = build_model(recipe, splits.train, trust=True, note=reporter.note)
     remember(recipe, reporter.note)
     with init_distributed(device, timedelta(minutes=recipe.train.timeout)) as ranks:

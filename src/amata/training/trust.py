@@ -121,8 +121,11 @@ def _report(key: str, path: str, what: str, source: Path, note: Callable[[str], 
     """Say what is read from outside the run folder."""
     try:
         place = Path(path).expanduser().resolve()
-        file = place / "model.safetensors" if key == "model.weights" and place.is_dir() else place
-        odd = place.exists() and not (place.is_dir() if key == "data.root" else file.is_file())
+        weights = key == "model.weights" and place.is_dir()
+        file = place / "model.safetensors" if weights else place
+        # Data may be a folder, a csv or a parquet file.
+        fits = file.is_file() or (key == "data.root" and place.is_dir())
+        odd = place.exists() and not fits
     except (OSError, RuntimeError, ValueError):  # no such user, a null byte, a loop of links
         odd = True
     if odd:

@@ -1,0 +1,87 @@
+"""The report of an image folder, for `amata data check` and `amata init`."""
+
+import os
+import textwrap
+
+from rich.table import Table
+
+from amata.console import out
+from amata.data.check import Check
+from amata.data.listing import relative
+from amata.errors import InputError, shorten
+
+MOST_CLASSES = 40
+"""Classes in the table; of more, the smallest are shown."""
+
+
+def print_check(check: Check) -> None:
+    """The report, in 80 columns but for paths."""
+    layout, counts = check.layout, check.counts
+    totals = {part: check.total(part) for part in next(iter(counts.values()), {})}
+    shown = ", ".join(f"{count:,} {part}" for part, count in totals.items())
+    out.print(f"folder  {layout.root.absolute()}", soft_wrap=True)
+    lines = [
+        ("layout", f"{layout.word}: {layout.sentence}"),
+        ("images", f"{len(check.images):,} ({shown}) in {len(counts)} classes"),
+    ]
+    if check.images:
+        low, middle, high = ("{} x {}".format(*check.sizes[k]) for k in ("min", "median", "max"))
+        lines += [
+            ("sizes", f"{low} to {high}, median {middle}"),
+            ("pixels", ", ".join(f"{kind} {count:,}" for kind, count in check.kinds.items())),
+        ]
+    if check.copies:
+        twice = sum(len(group) - 1 for group in check.copies)
+        lines.append(("copies", f"{twice:,} of the files have the same bytes as another"))
+    lines += [("hint", hint) for hint in check.hints]
+    _print(lines)
+    if check.images:
+        out.print()
+        out.print(_table(counts, totals))
+    if check.bad:
+        out.print()
+        _print([("bad", f"{len(check.bad):,} of the files cannot be used:")])
+        for path, reason in check.bad:
+            out.print(f"  {relative(path, layout.root)} {reason}", soft_wrap=True)
+    _print([("problem", problem) for problem in check.problems])
+
+
+def refuse_unusable(check: Check, *, skip_bad: bool) -> None:
+    """The error of a folder that cannot be trained on, after its report."""
+    reasons = [f"{n} problems"] if (n := len(check.problems)) > 1 else list(check.problems)
+    if check.bad and not skip_bad:
+        files = "1 file" if len(check.bad) == 1 else f"{len(check.bad)} files"
+        reasons.append(f"{files} cannot be used: remove them, or pass --skip-bad")
+    if reasons:
+        raise InputError(f"{check.layout.root} cannot be trained on: {'; '.join(reasons)}")
+
+
+def looks_like_folder(text: str) -> bool:
+    """Whether an argument is a path, and not the name of a data set."""
+    return "/" in text or text.lower().endswith(".csv") or os.path.isdir(os.path.expanduser(text))
+
+
+def _print(lines: list[tuple[str, str]]) -> None:
+    for title, text in lines:
+        # Paths stay whole: they are there to be copied.
+        parts = textwrap.wrap(
+            text, min(out.width, 80) - 8, break_long_words=False, break_on_hyphens=False
+        )
+        for part in parts:
+            out.print(f"{title:8}{part}", soft_wrap=True)
+            title = ""
+
+
+def _table(counts: dict[str, dict[str, int]], totals: dict[str, int]) -> Table:
+    names = list(counts)
+    if len(names) > MOST_CLASSES:
+        names = sorted(names, key=lambda name: (counts[name]["train"], name))[:MOST_CLASSES]
+    table = Table(box=None, header_style="bold", pad_edge=False, show_footer=True)
+    hidden = len(counts) - len(names)
+    more = f" ({hidden} larger classes are not shown; --json has all)" if hidden else ""
+    table.add_column("class", f"all{more}", overflow="ellipsis", no_wrap=True, max_width=56)
+    for part, total in totals.items():
+        table.add_column(part, f"{total:,}", justify="right", no_wrap=True)
+    for name in names:
+        table.add_row(shorten(name, 54), *(f"{counts[name][part]:,}" for part in totals))
+    return table

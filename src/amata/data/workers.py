@@ -1,0 +1,40 @@
+"""Worker processes that decode images."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from amata.errors import AmataError
+
+
+def in_workers(
+    items: Dataset[Any],
+    batches: Sequence[Tensor],
+    workers: int,
+    collate: Callable[[list[Any]], Any],
+    *,
+    pin_memory: bool = False,
+) -> Iterator[Any]:
+    """For each tensor of positions: its items, collated."""
+    loader = DataLoader(
+        items,
+        batch_sampler=[batch.tolist() for batch in batches],
+        num_workers=min(workers, os.cpu_count() or 1),
+        collate_fn=collate,
+        pin_memory=pin_memory,
+        # Order and draws are fixed already; torch's global generator must stay untouched.
+        generator=torch.Generator(),
+    )
+    try:
+        yield from loader
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise AmataError(
+            "a worker process that decodes images died, perhaps for lack of memory; lower "
+            "data.workers"
+        ) from None

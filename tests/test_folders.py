@@ -1,0 +1,434 @@
+"""Image folders of users: layouts, odd files, `amata data check` and `amata init`."""
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from amata.data import Folder, Framing, load
+from amata.data.decode import decode
+from amata.data.layout import find_layout
+from amata.errors import InputError
+from tests.test_bombs import png
+from tests.test_data import write_folder
+
+CPU = torch.device("cpu")
+RNG = np.random.default_rng(0)
+
+
+def write_parts(root: Path, *parts: str, classes: tuple[str, ...] = ("cat", "dog")) -> None:
+    for part in parts:
+        for name in classes:
+            (root / part / name).mkdir(parents=True, exist_ok=True)
+            for i in range(4):
+                pixels = RNG.integers(0, 256, (20, 30, 3), np.uint8)
+                Image.fromarray(pixels).save(root / part / name / f"{i}.png")
+
+
+def write_csv(root: Path, text: str, name: str = "labels.csv") -> None:
+    """Eight images in one folder, and a csv."""
+    (root / "images").mkdir(parents=True)
+    for i in range(8):
+        Image.fromarray(RNG.integers(0, 256, (20, 30, 3), np.uint8)).save(root / f"images/{i}.png")
+    (root / name).write_text(text)
+
+
+ROWS = [f"images/{i}.png,{'cat' if i < 4 else 'dog'}" for i in range(8)]
+SPLITS = ["train", "train", "Test", "VAL"] * 2
+WITH_SPLITS = [f"{row},{split}" for row, split in zip(ROWS, SPLITS, strict=True)]
+MORE = [row.replace(",", ",1,") for row in ROWS]
+WINDOWS = [row.replace("/", "\\").replace(",", ";") for row in ROWS]
+GOOD: dict[str, tuple[Callable[[Path], object], str, dict[str, int]]] = {
+    "classes": (lambda r: write_parts(r, ""), "classes", {"train": 8}),
+    "classes called train and val": (
+        lambda r: write_parts(r, "", classes=("train", "val", "bus")),
+        "classes",
+        {"train": 12},
+    ),
+    "train alone": (lambda r: write_parts(r, "train"), "train", {"train": 8}),
+    **{
+        f"train and {name}": (
+            lambda r, name=name: write_parts(r, "Train", name),  # type: ignore[misc]
+            "parts",
+            {"train": 8, "test": 8},
+        )
+        for name in ("val", "Valid", "validation", "TEST", "testing")
+    },
+    "three parts": (
+        lambda r: write_parts(r, "train", "Validation", "test"),
+        "parts",
+        {"train": 8, "valid": 8, "test": 8},
+    ),
+    "csv": (lambda r: write_csv(r, "\n".join(["file,label", *ROWS])), "csv", {"train": 8}),
+    "csv of another name": (
+        lambda r: write_csv(r, "\n".join(["Path,x,Class", *MORE]), "a.csv"),
+        "csv",
+        {"train": 8},
+    ),
+    "csv with splits": (
+        lambda r: write_csv(r, "\ufeff" + "\r\n".join(["image,label,split", *WITH_SPLITS])),
+        "csv",
+        {"train": 4, "test": 2, "valid": 2},
+    ),
+    "csv with semicolons and Windows paths": (
+        lambda r: write_csv(r, "\n".join(["filename;class", *WINDOWS])),
+        "csv",
+        {"train": 8},
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "word", "counts"), GOOD.values(), ids=GOOD)
+def test_a_layout_is_found(
+    tmp_path: Path, make: Callable[[Path], object], word: str, counts: dict[str, int]
+) -> None:
+    make(tmp_path)
+    for rubbish in (".DS_Store", "Thumbs.db", "Desktop.ini"):
+        (tmp_path / rubbish).write_bytes(b"x")
+    (tmp_path / "__MACOSX" / "cat").mkdir(parents=True)
+    layout = find_layout(tmp_path)
+    assert (layout.word, layout.problems, layout.bad) == (word, (), ())
+    assert {part: len(items) for part, items in layout.parts.items()} == counts
+    splits = load("folder", root=tmp_path, framing=Framing(16, 12), test_share=0.5)
+    assert splits.train.names == layout.names
+    assert set(layout.names) in ({"cat", "dog"}, {"train", "val", "bus"})
+    assert len(splits.test) == counts.get("test", counts["train"] // 2)
+    if "valid" in counts:
+        assert splits.valid is not None
+        record = splits.record()
+        assert len(splits.valid) == record["valid"] == counts["valid"]
+        assert not set(record["valid_ids"]) & set(splits.train.ids.tolist())
+        assert {"valid_hash", "valid_pixels"} <= record.keys()
+        with pytest.raises(InputError, match=r"data\.valid = 1, but .* has its own validation"):
+            load("folder", root=tmp_path, valid=1)
+
+
+def test_a_csv_may_be_the_root_and_numbers_are_in_order(tmp_path: Path) -> None:
+    rows = [f"images/{i}.png,{label}" for i, label in enumerate((10, 9, 2, 10, 9, 2, 9, 10))]
+    write_csv(tmp_path, "\n".join(["file,label", *rows]), "mine.csv")
+    (tmp_path / "other.csv").write_text("a,b\n1,2")
+    splits = load("folder", root=tmp_path / "mine.csv", framing=Framing(16, 12), test_share=0.5)
+    assert splits.train.names == ("2", "9", "10")
+    assert isinstance(splits.train, Folder)
+    for file, label in zip(splits.train.files, splits.train.labels.tolist(), strict=True):
+        assert f"images/{file.name},{splits.train.names[label]}" in rows
+
+
+def with_empty(root: Path) -> None:
+    write_parts(root, "train", "val")
+    for part in ("train", "val"):
+        (root / part / "cow").mkdir()
+
+
+def with_others(root: Path) -> None:
+    write_parts(root, "train")
+    write_parts(root, "val", classes=("cat", "cow"))
+
+
+def nested(root: Path) -> None:
+    write_parts(root, "photos")
+
+
+def odd_csv(*rows: str, header: str = "file,label") -> Callable[[Path], None]:
+    return lambda root: write_csv(root, "\n".join([header, *ROWS, *rows]))
+
+
+WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
+    "unknown part": (
+        lambda r: write_parts(r, "train", "holdout"),
+        r"'holdout/' beside train in .*: unknown part name; accepted are train, val \(or valid, ",
+    ),
+    "unknown part beside known ones": (
+        lambda r: write_parts(r, "train", "test", "dev", "extra"),
+        r"'dev/', 'extra/' beside train .*: unknown part names; ",
+    ),
+    "two validation parts": (
+        lambda r: write_parts(r, "train", "val", "valid"),
+        r"two folders for one part, val/ and valid/; keep one",
+    ),
+    "no train": (lambda r: write_parts(r, "val", "test"), r"has test/ but no train/"),
+    "flat": (
+        lambda r: write_parts(r, "", classes=("",)),
+        r"images but no class folders",
+    ),
+    "flat parts": (
+        lambda r: write_parts(r, "", classes=("train", "test")),
+        r"has test/ and train/ without class folders",
+    ),
+    "one class": (lambda r: write_parts(r, "", classes=("cat",)), r"one class only, 'cat'; a cla"),
+    "one level too high": (nested, r"one class only, 'photos'; set data.root to .*photos"),
+    "empty classes": (with_empty, r"no image in train/cow, val/cow; add images, or remove"),
+    "different classes": (
+        with_others,
+        r"different classes; 'dog' is only in train/, 'cow' is only in val/",
+    ),
+    "nothing": (lambda r: None, r"no image below"),
+    "csv: unknown split": (
+        lambda r: write_csv(r, "\n".join(["file,label,split", *WITH_SPLITS, "a.png,cat,foo"])),
+        r"'foo' beside train in .*labels\.csv: unknown part name; accepted",
+    ),
+    "csv: outside": (odd_csv("../secret.png,cat"), r"secret\.png is outside the folder of the csv"),
+    "csv: absolute": (odd_csv("/etc/passwd,cat"), r"/etc/passwd is outside the folder of the csv"),
+    "csv: absent": (odd_csv("images/9.png,cat"), r"images/9\.png does not exist"),
+    "csv: null byte": (odd_csv("images/\0.png,cat"), r"is not a path|not a csv"),
+    "csv: no label": (odd_csv("images/7.png"), r"labels\.csv: no label in row 10"),
+    "csv: twice": (odd_csv("images/7.png,cat"), r"names 1 files more than once, such as images/7"),
+    "csv: no column": (odd_csv(header="file,kind"), r"no column label or class in its first row"),
+    "csv: empty": (lambda r: (r / "labels.csv").write_text(""), r"labels\.csv is empty"),
+    "csv: not text": (lambda r: (r / "labels.csv").write_bytes(b"\xff\0,"), r"not a csv in UTF-8"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), WRONG.values(), ids=WRONG)
+def test_a_wrong_layout_is_one_line(
+    tmp_path: Path, amata: Callable[..., Any], make: Callable[[Path], object], message: str
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    make(root)
+    with pytest.raises(InputError, match=rf"^[^\n]*{message}[^\n]*$"):
+        load("folder", root=root)
+    called = amata("data", "check", root)
+    assert (called.code, called.err.count("\n")) == (2, 1)
+
+
+def test_a_link_of_a_csv_stays_inside(tmp_path: Path) -> None:
+    write_csv(tmp_path / "root", "\n".join(["file,label", *ROWS]))
+    (tmp_path / "root" / "images").rename(tmp_path / "elsewhere")
+    (tmp_path / "root" / "images").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"8 files cannot be used, .* is outside the folder of "):
+        load("folder", root=tmp_path / "root")
+
+
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def png16(pixels: np.ndarray) -> bytes:
+    """An RGB PNG of 16 bits per channel, which Pillow cannot write."""
+    import zlib
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        crc = zlib.crc32(kind + content).to_bytes(4, "big")
+        return len(content).to_bytes(4, "big") + kind + content + crc
+
+    height, width, _ = pixels.shape
+    size = width.to_bytes(4, "big") + height.to_bytes(4, "big")
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", size + b"\x10\x02\0\0\0")
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
+
+
+GREY16 = np.linspace(0, 65535, 400).astype(np.uint16).reshape(20, 20)
+RGB16 = RNG.integers(0, 65536, (20, 20, 3)).astype(np.uint16)
+PIXELS = RNG.integers(0, 256, (20, 20, 3), np.uint8)
+RGB = Image.fromarray(PIXELS)
+GREY = RGB.convert("L")
+ALPHA = RNG.integers(0, 256, (20, 20), np.uint8)
+PALETTE = RGB.quantize(16)
+HALF = np.where(np.asarray(PALETTE) == 0, 0, 255)
+
+
+def on_white(pixels: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+    """alpha x + (1 - alpha) 255."""
+    a = alpha[..., None] / 255
+    return a * pixels + (1 - a) * 255
+
+
+def repeated(grey: np.ndarray) -> np.ndarray:
+    return np.stack([grey] * 3, axis=2)
+
+
+ODD_IMAGES: dict[str, tuple[bytes, np.ndarray]] = {
+    "I;16 PNG": (encoded(Image.fromarray(GREY16), "PNG"), repeated(GREY16 >> 8)),
+    "I;16 TIFF": (encoded(Image.fromarray(GREY16), "TIFF"), repeated(GREY16 >> 8)),
+    "I;16B TIFF": (encoded(Image.fromarray(GREY16.astype(">u2")), "TIFF"), repeated(GREY16 >> 8)),
+    "I PGM": (b"P5 20 20 65535\n" + GREY16.astype(">u2").tobytes(), repeated(GREY16 >> 8)),
+    "8 bits as 16": (
+        encoded(Image.fromarray(np.asarray(GREY).astype(np.uint16) * 257), "PNG"),
+        repeated(np.asarray(GREY)),
+    ),
+    "16-bit RGB PNG": (png16(RGB16), RGB16 >> 8),
+    "RGBA": (
+        encoded(Image.fromarray(np.dstack([PIXELS, ALPHA])), "PNG"),
+        on_white(PIXELS, ALPHA),
+    ),
+    "LA": (
+        encoded(Image.merge("LA", [GREY, Image.fromarray(ALPHA)]), "PNG"),
+        on_white(repeated(np.asarray(GREY)), ALPHA),
+    ),
+    "palette": (encoded(PALETTE, "PNG"), np.asarray(PALETTE.convert("RGB"))),
+    "palette with a transparent colour": (
+        encoded(PALETTE, "PNG", transparency=0),
+        on_white(np.asarray(PALETTE.convert("RGB")), HALF),
+    ),
+    "palette with alpha": (
+        encoded(PALETTE, "PNG", transparency=bytes([0] + [255] * 15)),
+        on_white(np.asarray(PALETTE.convert("RGB")), HALF),
+    ),
+    "animation": (
+        encoded(PALETTE, "GIF", save_all=True, append_images=[Image.new("P", (20, 20))]),
+        np.asarray(PALETTE.convert("RGB")),
+    ),
+    "1 bit": (
+        encoded(GREY.convert("1"), "PNG"),
+        repeated(np.asarray(GREY.convert("1")) * 255),
+    ),
+    "CMYK": (encoded(RGB.convert("CMYK"), "TIFF"), PIXELS),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("content", "pixels"), ODD_IMAGES.values(), ids=ODD_IMAGES)
+def test_an_odd_image_is_decoded_right(content: bytes, pixels: np.ndarray) -> None:
+    image = decode(io.BytesIO(content), "image", lambda w, h: None)
+    assert image.mode == "RGB"
+    assert np.abs(np.asarray(image).astype(float) - pixels).max() <= 0.51
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
+def test_the_orientation_of_a_camera_is_applied(kind: str, orientation: int) -> None:
+    """Stored is what the sensor saw: turned, it is upright again."""
+    upright = np.arange(6 * 9 * 3, dtype=np.uint8).reshape(6, 9, 3)
+    undo = {
+        1: lambda a: a,
+        2: lambda a: a[:, ::-1],
+        3: lambda a: a[::-1, ::-1],
+        4: lambda a: a[::-1],
+        5: lambda a: a.transpose(1, 0, 2),
+        6: lambda a: a.transpose(1, 0, 2)[::-1],
+        7: lambda a: a[::-1, ::-1].transpose(1, 0, 2),
+        8: lambda a: a.transpose(1, 0, 2)[:, ::-1],
+    }
+    stored = Image.fromarray(np.ascontiguousarray(undo[orientation](upright)))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {"lossless": True, "exact": True} if kind == "WEBP" else {}
+    content = encoded(stored, kind, exif=exif, **options)
+    image = decode(io.BytesIO(content), "image", lambda w, h: None)
+    assert np.array_equal(np.asarray(image), upright)
+
+
+def test_damaged_exif_data_are_ignored() -> None:
+    content = encoded(RGB, "PNG", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff")
+    assert np.array_equal(np.asarray(decode(io.BytesIO(content), "x", lambda w, h: None)), PIXELS)
+
+
+def write_bad(root: Path) -> None:
+    """Three good and some bad files of each kind, in two classes."""
+    write_folder(root, parts=("",), per_class=6)
+    cat, dog = root / "cat", root / "dog"
+    for name in ("Thumbs.db", "desktop.ini", ".hidden.png", "._0.png"):
+        (cat / name).write_bytes(b"x")
+    (cat / ".ipynb_checkpoints").mkdir()
+    shutil.copy(cat / "0.png", cat / ".ipynb_checkpoints")
+    (cat / "a-zero.png").touch()
+    (cat / "b-text.png").write_text("hello")
+    (cat / "c-half.png").write_bytes((cat / "0.png").read_bytes()[:700])
+    (dog / "d-huge.png").write_bytes(png(20_000, 20_000))
+    (dog / "e-\x1b[2Jnotes.txt").write_text("hello")
+    (dog / "f-gone.png").symlink_to("absent")
+
+
+def test_bad_files_are_one_line_with_a_count(tmp_path: Path) -> None:
+    write_bad(tmp_path)
+    with pytest.raises(
+        InputError,
+        match=r"^5 files of [^\n]* cannot be used: cat/a-zero\.png is not a readable image \(it "
+        r"has 0 bytes\), cat/b-text\.png is not [^\n]*, dog/d-huge\.png has 20000 x 20000 pixels"
+        r"[^\n]*, and 2 more; remove them \(`amata data check [^\n]*data\.skip_bad = true[^\n]*$",
+    ):
+        load("folder", root=tmp_path)
+
+
+def test_skipping_bad_files_keeps_the_ids_and_places_of_the_others(tmp_path: Path) -> None:
+    write_folder(tmp_path, parts=("",), per_class=6)
+    framing = Framing(16, 12)
+    before = load("folder", root=tmp_path, framing=framing, test_share=0.5)
+    assert isinstance(before.train, Folder)
+    dropped, spare = before.train.files[1], before.train.ids[1]
+    whole = dropped.read_bytes()
+    dropped.write_bytes(whole[:700])
+    after = load("folder", root=tmp_path, framing=framing, test_share=0.5, skip_bad=True)
+    assert isinstance(after.train, Folder)
+    assert after.skipped == after.record()["skipped"] == 1
+    assert set(before.train.ids.tolist()) - set(after.train.ids.tolist()) == {int(spare)}
+    assert after.test.ids.tolist() == before.test.ids.tolist()
+    assert dict(zip(after.train.files, after.train.ids.tolist(), strict=True)).items() <= (
+        dict(zip(before.train.files, before.train.ids.tolist(), strict=True)).items()
+    )
+    assert after.hashes["train_hash"] != before.hashes["train_hash"]
+    assert after.hashes["test_hash"] == before.hashes["test_hash"]
+    for file in (tmp_path / "cat").iterdir():
+        file.write_bytes(b"no image")
+    with pytest.raises(InputError, match="no image of 'cat' is left in"):
+        load("folder", root=tmp_path, test_share=0.5, skip_bad=True)
+
+
+def test_check_lists_every_bad_file(tmp_path: Path, amata: Callable[..., Any]) -> None:
+    write_bad(tmp_path)
+    shutil.copy(tmp_path / "cat" / "0.png", tmp_path / "cat" / "copy.png")
+    shutil.copy(tmp_path / "cat" / "0.png", tmp_path / "dog" / "copy.png")
+    called = amata("data", "check", tmp_path)
+    assert called.code == 2
+    assert called.err.startswith(f"error: {tmp_path} cannot be trained on: 6 files cannot be used")
+    names = ("a-zero", "b-text", "c-half", "d-huge", r"e-\x1b[2Jnotes", "f-gone")
+    for name in names:
+        assert name in called.out
+    assert "\x1b" not in called.out
+    assert not any(name in called.out for name in ("Thumbs", "desktop", "hidden", "._0"))
+    lines = called.out.splitlines()
+    assert lines.pop(0) == f"folder  {tmp_path}"
+    assert max(len(line) for line in lines if not line.startswith("  ")) <= 80
+    assert "in more than one class: cat/0.png = dog/copy.png" in called.out
+    skipped = amata("data", "check", tmp_path, "--skip-bad", "--json")
+    assert skipped.code == 0
+    found = json.loads(skipped.out)
+    assert found["layout"] == "classes"
+    assert len(found["bad"]) == 6
+    assert {name: sum(parts.values()) for name, parts in found["classes"].items()} == {
+        "cat": 7,
+        "dog": 7,
+    }
+    assert found["sizes"] == {"min": [30, 20], "median": [30, 20], "max": [30, 20]}
+    assert found["copies"] == [["cat/0.png", "cat/copy.png", "dog/copy.png"]]
+    assert amata("data", "check", "folder", "--root", tmp_path, "--skip-bad").code == 0
+
+
+def test_check_tells_leaks_and_unbalanced_classes(
+    tmp_path: Path, amata: Callable[..., Any]
+) -> None:
+    write_parts(tmp_path, "train", "test")
+    shutil.copy(tmp_path / "train" / "cat" / "0.png", tmp_path / "test" / "cat" / "9.png")
+    for i in (0, 1, 2):
+        (tmp_path / "train" / "dog" / f"{i}.png").unlink()
+    called = amata("data", "check", tmp_path)
+    assert called.code == 0
+    text = " ".join(called.out.split())
+    assert "1 training image is also in another part, which flatters results: " in text
+    assert "train/cat/0.png = test/cat/9.png" in text
+    assert "classes are unbalanced: 4 training images of 'cat', 1 of 'dog'" in text
+    assert "dog 1 4" in text
+    assert "cat 4 5" in text
+
+
+def test_check_counts_in_workers_as_without(tmp_path: Path) -> None:
+    from amata.data.check import check_folder
+
+    write_bad(tmp_path)
+    alone, together = (check_folder(tmp_path, workers=n) for n in (0, 2))
+    assert alone.to_dict() == together.to_dict()
