@@ -87,8 +87,9 @@ def list_data(ctx: typer.Context) -> None:
         from amata.console import out
         from amata.data import DATASETS, data_root
 
+        width = max(map(len, DATASETS))
         for name, entry in DATASETS.items():
-            print(f"{name:10}  {entry.about}{' (fetch)' if entry.source else ''}")
+            print(f"{name:{width}}  {entry.about}{' (fetch)' if entry.source else ''}")
         print()
         out.print(f"data folder {data_root()}", soft_wrap=True)
 
@@ -140,8 +141,18 @@ def check_data(name: Annotated[str, typer.Argument(help="A data set.")], root: R
     """
     import torch
 
-    from amata.data import Arrays, Folder, load
+    from amata.data import DATASETS, Arrays, Folder, data_root, load
+    from amata.data.corruptions import SEVERITIES, find_corruptions, open_corruptions
 
+    if name in DATASETS and (original := DATASETS[name].corrupts):
+        shape, classes = DATASETS[name].shape, DATASETS[name].classes
+        place = find_corruptions(original, [root.expanduser() if root else data_root()])
+        found = open_corruptions(place, shape, classes)
+        print(
+            f"{name}: {len(found):,} images of {shape}, {len(found.files)} corruptions of "
+            f"{SEVERITIES} severities"
+        )
+        return
     splits = load(name, root=root)
     for part, images in (("train", splits.train), ("test", splits.test)):
         if isinstance(images, Folder):

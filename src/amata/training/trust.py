@@ -88,6 +88,7 @@ def review(
         _refuse_code(recipe, stored or recipe, source)
     for key, path, what in (
         ("data.root", recipe.data.root, "data"),
+        ("eval.corruptions", recipe.eval.corruptions, "corrupted images"),
         ("model.weights", recipe.model.weights, "initial weights"),
     ):
         if path is not None and key not in keys:
@@ -121,11 +122,12 @@ def _report(key: str, path: str, what: str, source: Path, note: Callable[[str], 
     """Say what is read from outside the run folder."""
     try:
         place = Path(path).expanduser().resolve()
-        odd = place.exists() and not (place.is_dir() if key == "data.root" else place.is_file())
+        folder = key != "model.weights" and place.suffix != ".parquet"
+        odd = place.exists() and not (place.is_dir() if folder else place.is_file())
     except (OSError, RuntimeError, ValueError):  # no such user, a null byte, a loop of links
         odd = True
     if odd:
-        kind = "folder" if key == "data.root" else "file"
+        kind = "file" if key == "model.weights" else "folder"
         raise InputError(
             f"{key} = {shorten(path)!r} in {source} is not a {kind}; pass --set {key}=PATH"
         )
