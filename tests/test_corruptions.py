@@ -138,10 +138,15 @@ def fifo(folder: Path) -> None:
     os.mkfifo(folder / "labels.npy")
 
 
+def remove_two(folder: Path) -> None:
+    for name in ("fog.npy", "snow.npy"):
+        (folder / name).unlink()
+
+
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "a corruption is absent": (lambda f: (f / "fog.npy").unlink(), "has no fog.npy; fetch"),
     "two are absent": (
-        lambda f: ((f / "fog.npy").unlink(), os.remove(f / "snow.npy")),
+        remove_two,
         "has no snow.npy and 1 others",
     ),
     "a pickle": (

@@ -13,8 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
+from amata import recipes
 from amata.data import Arrays, Columns, Framing, Splits, load
 from amata.errors import InputError
+from amata.training.trust import review
 from tests.published import encode, pictures, write_parquet
 
 X = pictures(12, 10, 8)
@@ -213,6 +215,7 @@ def test_a_recipe_trains_on_parquet(tmp_path: Path, amata: Callable[..., Any]) -
         *("data.name=parquet", f"data.root={path}", "data.valid=0"),
         *("data.image_column=photo", "data.label_column=kind", "model.name=tinycnn"),
         *("train.epochs=1", "data.batch_size=4", "eval.attacks=['clean']", "train.device=cpu"),
+        *("train.tensorboard=false", "method.name=erm"),
     ]
     options = [word for text in sets for word in ("--set", text)]
     called = amata("train", "mnist5k-pgd", *options, "--out", tmp_path / "run")
@@ -258,6 +261,15 @@ def test_images_in_files_of_the_hub_are_read(hub: Path) -> None:
     splits = load("hf/files", test_share=0.25)
     assert (len(splits.train), len(splits.test)) == (9, 3)
     assert splits.train.names == ("a", "b", "c")
+
+
+def test_a_stranger_who_names_the_hub_is_noted(tmp_path: Path) -> None:
+    notes: list[str] = []
+    recipe = recipes.load("mnist5k-pgd", ["data.name=hf/owner/set"])
+    review(recipe, tmp_path / "recipe.toml", notes.append)
+    assert notes == [f"loading hf/owner/set from the hub (data.name in {tmp_path}/recipe.toml)"]
+    review(recipe, tmp_path / "recipe.toml", notes.append, given=["data.name=hf/owner/set"])
+    assert len(notes) == 1
 
 
 BAD_HUB = {

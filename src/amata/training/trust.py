@@ -93,6 +93,8 @@ def review(
     ):
         if path is not None and key not in keys:
             _report(key, path, what, source, note)
+    if recipe.data.name.startswith("hf/") and "data.name" not in keys:
+        note(f"loading {shorten(recipe.data.name, 80)} from the hub (data.name in {source})")
 
 
 def _refuse_code(recipe: Recipe, stored: Recipe, source: Path) -> None:
