@@ -7,9 +7,11 @@ import io
 import itertools
 import os
 import socketserver
+import stat
 import tarfile
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -280,6 +282,53 @@ def test_a_bad_archive_leaves_nothing(tmp_path: Path, content: bytes, message: s
     with pytest.raises(InputError, match=rf"^\S*set\.tar\.gz cannot be unpacked [^\n]*({message})"):
         unpack(tmp_path / "set.tar.gz", tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["set.tar.gz"]
+
+
+def zipped(*members: tuple[str, bytes], kind: int = 0, flags: int = 0) -> bytes:
+    """A zip file; `kind` is the type of its members in their Unix mode."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members:
+            info = zipfile.ZipInfo(name)
+            info.external_attr, info.compress_type = kind << 16, zipfile.ZIP_DEFLATED
+            archive.writestr(info, content)
+            info.flag_bits |= flags
+    return file.getvalue()
+
+
+BAD_ZIPS = {
+    "link": (zipped(("a", b"/etc"), kind=stat.S_IFLNK), "a is a link, a device or encrypted"),
+    "device": (zipped(("a", b""), kind=stat.S_IFCHR), "is a link, a device"),
+    "encrypted": (zipped(("a", b"x"), flags=1), "or encrypted"),
+    "up": (zipped(("set/../../evil", b"x")), "is outside of it"),
+    "absolute": (zipped(("/evil", b"x")), "/evil is outside of it"),
+    "bomb": (zipped(("a", bytes(4 << 20))), "more than 20 times its size"),
+    "a folder that is a file": (zipped(("a", b"x"), ("a/b", b"y")), "File exists|Not a dir"),
+    "not an archive": (b"nothing", "not a zip file"),
+    "truncated": (zipped(("a", b"x" * 99))[:-30], "not a zip file"),
+    "wrong content": (zipped(("a", b"x")).replace(b"\x83\x16\xdc\x8c", bytes(4)), "CRC-32"),
+    "unknown compression": (
+        zipped(("a", b"x")).replace(b"\x08\x00\x00\x00\x21", b"\x63\x00\x00\x00\x21"),
+        "compression",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BAD_ZIPS.values(), ids=BAD_ZIPS)
+def test_a_bad_zip_file_leaves_nothing(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "set.zip").write_bytes(content)
+    with pytest.raises(InputError, match=rf"^\S*set\.zip cannot be unpacked [^\n]*({message})"):
+        unpack(tmp_path / "set.zip", tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["set.zip"]
+
+
+def test_zip_files_are_unpacked_beside_themselves(server: Server, tmp_path: Path) -> None:
+    members = ("set/", b""), ("set/a.txt", b"one"), ("set/b/c.txt", b"two")
+    server.files["/set.zip"] = zipped(*members)
+    for _ in range(2):
+        fetch(server.remote("set.zip", unpack=True), tmp_path)
+        assert (tmp_path / "set" / "b" / "c.txt").read_bytes() == b"two"
+    assert not list(tmp_path.glob(".unpack-*"))
 
 
 def answer(status: str = "200 OK", *headers: str, body: bytes = CONTENT) -> bytes:

@@ -635,6 +635,7 @@ def test_robustness_is_measured_by_the_longest_pgd() -> None:
     assert robust_attack(results) == "pgd-100"
     assert robust_attack({"clean": {"accuracy": 1.0}, "fgsm": {"accuracy": 0.5}}) == "fgsm"
     assert robust_attack({"clean": {"accuracy": 1.0}}) is None
+    assert robust_attack({"corruptions": {"accuracy": 0.5}}) is None
     with pytest.raises(InputError, match="must be above 0"):
         SearchSettings(budget=0)
 

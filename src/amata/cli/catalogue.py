@@ -190,8 +190,18 @@ def _check_set(name: str, root: Path | None, json_: bool) -> None:
     """Count the images of a data set by class."""
     import torch
 
-    from amata.data import Arrays, load
+    from amata.data import DATASETS, Arrays, data_root, load
+    from amata.data.corruptions import SEVERITIES, find_corruptions, open_corruptions
 
+    if original := DATASETS[name].corrupts:
+        shape, classes = DATASETS[name].shape, DATASETS[name].classes
+        place = find_corruptions(original, [root.expanduser() if root else data_root()])
+        stored = open_corruptions(place, shape, classes)
+        print(
+            f"{name}: {len(stored):,} images of {shape}, {len(stored.files)} corruptions of "
+            f"{SEVERITIES} severities"
+        )
+        return
     splits, found = load(name, root=root), {}
     for part, images in (("train", splits.train), ("test", splits.test)):
         assert isinstance(images, Arrays)

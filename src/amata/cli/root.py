@@ -154,8 +154,9 @@ def check_installed(package: str, purpose: str, extra: str) -> None:
 def check_attacks(names: Iterable[str]) -> None:
     """Refuse unknown attacks, and AutoAttack without its package."""
     from amata.evaluation import parse_attack
+    from amata.evaluation.corruptions import is_attack
 
-    for name in names:
+    for name in filter(is_attack, names):
         if parse_attack(name).name.startswith("autoattack"):
             check_installed("pyautoattack", "AutoAttack", "autoattack")
 

@@ -5,6 +5,7 @@ import lzma
 import os
 import shutil
 import stat
+import struct
 import tarfile
 import tempfile
 import zipfile
@@ -25,7 +26,8 @@ BROKEN = (
     zlib.error,
     lzma.LZMAError,
     EOFError,
-    NotImplementedError,  # an unknown compression
+    struct.error,
+    RuntimeError,  # a compression that zipfile does not know
 )
 
 
@@ -54,7 +56,7 @@ def unpack(archive: Path, folder: Path) -> None:
             os.replace(path, destination)
     except InputError:
         raise
-    except (*BROKEN, OSError, ValueError, RecursionError) as error:
+    except (*BROKEN, OSError, ValueError) as error:
         raise InputError(
             f"{archive} cannot be unpacked safely ({shorten(error)}); remove it and fetch it again"
         ) from None

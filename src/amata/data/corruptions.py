@@ -4,11 +4,14 @@ A folder of NAME.npy for each corruption, uint8 of shape (5 N, H, W, C): the sam
 severity 1 to 5, one severity after the other; and labels.npy, their 5 N labels.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from amata.data.images import check_labels
 from amata.data.limits import check_bytes
 from amata.errors import InputError, shorten
 
@@ -34,8 +37,6 @@ class Corruptions:
     """By corruption: the standard ones, then the extra ones."""
     labels: np.ndarray
     """Of the N images, at any severity."""
-    shape: tuple[int, int, int]
-    """Channels, height and width."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -46,8 +47,9 @@ class Corruptions:
         return _load(self.files[corruption])[start : start + len(self)]
 
 
-def open_corruptions(folder: Path) -> Corruptions:
-    """The corruption set in a folder. The shapes of all its files are checked."""
+def open_corruptions(folder: Path, shape: tuple[int, int, int], classes: int) -> Corruptions:
+    """The corruption set in a folder, for images of this shape. The headers of all its files are
+    checked."""
     known = [name for name in (*STANDARD, *EXTRA) if (folder / f"{name}.npy").is_file()]
     absent = [name for name in STANDARD if name not in known]
     if absent:
@@ -63,19 +65,17 @@ def open_corruptions(folder: Path) -> Corruptions:
     blocks = labels.astype(np.int64).reshape(SEVERITIES, n)
     if (blocks != blocks[0]).any():
         raise InputError(f"{path}: the severities have different labels; fetch it again")
-    first = _load(files[known[0]]).shape
+    check_labels(torch.from_numpy(blocks[0]), classes, str(path))
+    channels, height, width = shape
+    expected = (len(labels), height, width, channels)
     for file in files.values():
         images = _load(file)
-        if (
-            images.dtype != np.uint8
-            or images.ndim != 4
-            or images.shape != (len(labels), *first[1:])
-        ):
+        if images.dtype != np.uint8 or images.shape != expected:
             raise InputError(
-                f"{file} has {images.dtype} of shape {images.shape}, not {len(labels)} images as "
-                f"labels.npy says; fetch it again"
+                f"{file} has {images.dtype} of shape {images.shape}, not uint8 of {expected}, as "
+                "labels.npy and the data say"
             )
-    return Corruptions(files, blocks[0], (first[3], first[1], first[2]))
+    return Corruptions(files, blocks[0])
 
 
 def _load(path: Path) -> np.ndarray:
@@ -89,19 +89,25 @@ def _load(path: Path) -> np.ndarray:
         ) from None
 
 
-def find_corruptions(data: str, places: list[Path]) -> Path:
-    """The folder of the corruption set of the data set `data`: in one of the places, as it was
-    fetched or unpacked there."""
-    if data not in FOLDERS:
+def find_corruptions(data: str, roots: Sequence[Path], chosen: str | None = None) -> Path:
+    """The folder of the corruption set of the data set `data`: the folder `chosen`, or where it was
+    fetched or unpacked, in one of the folders of data sets or beside it."""
+    if chosen is not None:
+        places = [Path(chosen).expanduser()]
+    elif data in FOLDERS:
+        around = [folder for root in roots for folder in (root, root.parent)]
+        places = [p / inner / FOLDERS[data] for p in around for inner in ("", f"{data}-c")]
+    else:
         raise InputError(
             f"there is no corruption set of data {shorten(data, 80)}; set eval.corruptions to a "
             "folder of .npy files"
         )
     for place in places:
-        for folder in (place / f"{data}-c" / FOLDERS[data], place / FOLDERS[data], place):
-            if (folder / "labels.npy").is_file():
-                return folder
+        if (place / "labels.npy").is_file():
+            return place
+    if chosen is not None:
+        raise InputError(f"eval.corruptions = {chosen}: no labels.npy in this folder")
     raise InputError(
-        f"no {FOLDERS[data]} in {', '.join(map(str, places))}; run `amata data fetch {data}-c`, or "
-        "set eval.corruptions to its folder"
+        f"no folder {FOLDERS[data]} in {roots[0]}; run `amata data fetch {data}-c`, or set "
+        "eval.corruptions to it"
     )

@@ -247,8 +247,8 @@ def join_parts(
         return hold_out(parts[0], test_share, where)
     train, test = parts
     if train.names != test.names:  # numbers, of which one part may lack the last ones
-        names = max(train.names, test.names, key=len)
-        if names[: min(len(train.names), len(test.names))] != min(train.names, test.names, key=len):
+        short, names = sorted((train.names, test.names), key=len)
+        if names[: len(short)] != short:
             raise InputError(
                 f"{where}: its training and its test part have different names of classes; give "
                 "both in a classes.json"

@@ -183,7 +183,8 @@ class Train(Table):
 class Eval(Table):
     attacks: list[str] = Field(default=["clean", "pgd-20"], max_length=100)
     """Attacks on the trained model: clean, fgsm, pgd-K, pgd-K-RESTARTS, cw-pgd-K, cw-l2-K,
-    autoattack; @N after a name attacks N images only."""
+    autoattack; @N after a name attacks N images only. corruptions is the accuracy on CIFAR-10-C or
+    CIFAR-100-C."""
     step_size: Positive | None = None
     """Step size of the PGD attacks; 2.5 eps / K by default."""
     cw_c: Positive = 1.0
@@ -194,6 +195,8 @@ class Eval(Table):
     """Images per attack batch."""
     limit: Count | None = None
     """Evaluate the first N test images only."""
+    corruptions: str | None = None
+    """Folder of the corruption set; by default where `amata data fetch cifar10-c` put it."""
 
 
 class PythonOptim(Optim):

@@ -30,6 +30,7 @@ from amata.control import (
 )
 from amata.engine import ProbeNet
 from amata.errors import InputError, unknown
+from amata.evaluation.corruptions import is_attack
 from amata.losses import smooth_ce
 from amata.metrics import Count, Finite, Index
 from amata.models import load_state
@@ -353,7 +354,7 @@ def robust_attack(evaluation: dict[str, Any]) -> str | None:
     steps = {name: re.match(r"pgd-(\d{1,9})(?!\d)", name) for name in evaluation}
     if pgd := {name: int(found[1]) for name, found in steps.items() if found}:
         return max(pgd, key=lambda name: pgd[name])
-    attacked = [name for name in evaluation if name != "clean"]
+    attacked = [name for name in evaluation if name != "clean" and is_attack(name)]
     return min(attacked, key=lambda name: evaluation[name]["accuracy"], default=None)
 
 

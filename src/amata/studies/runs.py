@@ -9,7 +9,6 @@ from typing import Any
 
 from amata.data import Splits
 from amata.errors import InputError
-from amata.evaluation import parse_attack
 from amata.recipes import Recipe
 from amata.reporter import Reporter
 from amata.runs import RunFolder
@@ -18,7 +17,7 @@ from amata.schedules import Control, planned_controls
 from amata.studies.differences import which_images
 from amata.training import Interrupted
 from amata.training.device import resolve_device
-from amata.training.experiment import build_model, load_data, resume, train
+from amata.training.experiment import build_model, check_attacks, load_data, resume, train
 from amata.training.trust import remember
 
 MAX_STEPS = 1_000
@@ -40,8 +39,7 @@ def check_runs(planned: Sequence[tuple[Path, Recipe]]) -> None:
             continue
         seen.add(recipe.name)
         resolve_device(recipe.train.device)
-        for attack in [recipe.train.valid_attack, *recipe.eval.attacks]:
-            parse_attack(attack)
+        check_attacks(recipe)
         # decoding all images is left to the training
         lazy = recipe.data.model_copy(update={"in_memory": False, "workers": 0})
         tables = which_images(recipe)

@@ -12,9 +12,11 @@ from torch import nn
 
 from amata import data, models
 from amata.attacks.checks import forward
+from amata.data.corruptions import Corruptions, find_corruptions, open_corruptions
 from amata.distributed import current, init_distributed, is_main, launched
 from amata.errors import InputError, Interrupted, quoted
 from amata.evaluation import Result, evaluate, parse_attack
+from amata.evaluation.corruptions import evaluate_corruptions, is_attack
 from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
 from amata.reporter import Reporter
@@ -161,12 +163,13 @@ def resume(
 
 def _run(recipe: Recipe, folder: Callable[[], RunFolder], reporter: Reporter) -> RunFolder:
     device = resolve_device(recipe.train.device)
-    for attack in [recipe.train.valid_attack, *recipe.eval.attacks]:
-        parse_attack(attack)
+    check_attacks(recipe)
     check_consistent(recipe, planned_controls(recipe.schedule, recipe.train.epochs))
     splits = load_data(recipe)
     if splits.skipped:
         reporter.note(f"data.skip_bad: {splits.skipped} files that cannot be used are left out")
+    if not all(map(is_attack, recipe.eval.attacks)):
+        _corruptions(recipe, splits.test)
     model = build_model(recipe, splits.train, trust=True, note=reporter.note)
     remember(recipe, reporter.note)
     with init_distributed(device, timedelta(minutes=recipe.train.timeout)) as ranks:
@@ -205,6 +208,19 @@ def _train_and_evaluate(
         reporter.finish(summary)
 
 
+def check_attacks(recipe: Recipe) -> None:
+    """Refuse unknown attacks before the recipe trains."""
+    for name in [recipe.train.valid_attack, *filter(is_attack, recipe.eval.attacks)]:
+        parse_attack(name)
+
+
+def _corruptions(recipe: Recipe, images: data.ImageSet) -> Corruptions:
+    own = [Path(recipe.data.root).expanduser()] if recipe.data.root else []
+    roots = [*own, data.data_root()]
+    folder = find_corruptions(recipe.data.name, roots, recipe.eval.corruptions)
+    return open_corruptions(folder, images.shape, images.classes)
+
+
 def evaluate_recipe(
     model: nn.Module,
     recipe: Recipe,
@@ -216,24 +232,42 @@ def evaluate_recipe(
     """The recipe's evaluation on these images, on the device the model is on."""
     c = recipe.eval
     limit = limit or c.limit
+    names = attacks or c.attacks
+    corrupted = [name for name in names if not is_attack(name)]
+    corruptions = _corruptions(recipe, images) if corrupted else None
     n = min(len(images), limit or len(images))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     loader, ranks = data.Loader(images.subset(torch.arange(n)), c.batch_size, device), current()
-    return evaluate(
-        model,
-        loader.epoch(0, ranks.rank, ranks.size),
-        ball=recipe.ball,
-        attacks=attacks or c.attacks,
-        step_size=c.step_size,
-        cw_c=c.cw_c,
-        seed=recipe.train.seed,
-        limit=n,
-        progress=reporter.evaluating,
-        part=part_of(ranks),
-        batch_size=c.batch_size,
-        engine="plain" if recipe.train.engine == "plain" else "auto",
-        precision=c.precision,
-    )
+    results: dict[str, Result] = {}
+    if named := [name for name in names if is_attack(name)]:
+        results = evaluate(
+            model,
+            loader.epoch(0, ranks.rank, ranks.size),
+            ball=recipe.ball,
+            attacks=named,
+            step_size=c.step_size,
+            cw_c=c.cw_c,
+            seed=recipe.train.seed,
+            limit=n,
+            progress=reporter.evaluating,
+            part=part_of(ranks),
+            batch_size=c.batch_size,
+            engine="plain" if recipe.train.engine == "plain" else "auto",
+            precision=c.precision,
+        )
+    for name in corrupted:
+        assert corruptions is not None
+        results[name.strip()] = evaluate_corruptions(
+            model,
+            corruptions,
+            name=name.strip(),
+            batch_size=c.batch_size,
+            limit=limit,
+            progress=reporter.evaluating,
+            part=part_of(ranks),
+            precision=c.precision,
+        )
+    return results
 
 
 def load_trained(

@@ -88,10 +88,13 @@ def review(
         _refuse_code(recipe, stored or recipe, source)
     for key, path, what in (
         ("data.root", recipe.data.root, "data"),
+        ("eval.corruptions", recipe.eval.corruptions, "corrupted images"),
         ("model.weights", recipe.model.weights, "initial weights"),
     ):
         if path is not None and key not in keys:
             _report(key, path, what, source, note)
+    if recipe.data.name.startswith("hf/") and "data.name" not in keys:
+        note(f"loading {shorten(recipe.data.name, 80)} from the hub (data.name in {source})")
 
 
 def _refuse_code(recipe: Recipe, stored: Recipe, source: Path) -> None:
@@ -123,13 +126,13 @@ def _report(key: str, path: str, what: str, source: Path, note: Callable[[str], 
         place = Path(path).expanduser().resolve()
         weights = key == "model.weights" and place.is_dir()
         file = place / "model.safetensors" if weights else place
-        # Data may be a folder, a csv or a parquet file.
-        fits = file.is_file() or (key == "data.root" and place.is_dir())
-        odd = place.exists() and not fits
+        table = key == "data.root" and place.suffix.lower() in (".csv", ".parquet")
+        needs_file = table or key == "model.weights"
+        odd = place.exists() and not (file.is_file() if needs_file else place.is_dir())
     except (OSError, RuntimeError, ValueError):  # no such user, a null byte, a loop of links
         odd = True
     if odd:
-        kind = "folder" if key == "data.root" else "file"
+        kind = "file" if key == "model.weights" else "folder"
         raise InputError(
             f"{key} = {shorten(path)!r} in {source} is not a {kind}; pass --set {key}=PATH"
         )
