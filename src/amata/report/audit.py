@@ -6,7 +6,7 @@ from typing import Any
 
 from amata.report.escape import for_html
 from amata.report.gallery import Pixels, amplification, gallery
-from amata.report.page import document, html_table
+from amata.report.page import Section, document, html_table
 from amata.report.tables import Cell, environment_table
 
 MANY = 50
@@ -18,7 +18,6 @@ def audit_page(audit: dict[str, Any], threat: str, pairs: Sequence[tuple[Pixels,
     worst, title = audit["worst"], f"Audit of {audit['name']}"
     clean = next(iter(audit["results"].values()))
     parts = [
-        f"<h1>{for_html(title)}</h1>",
         f'<p class="headline"><b>{worst["accuracy"]:.1%}</b> of {worst["n"]:,} images are '
         f"classified correctly under every attack within {for_html(threat)}; "
         f"{clean['accuracy']:.1%} without an attack.</p>",
@@ -35,7 +34,7 @@ def audit_page(audit: dict[str, Any], threat: str, pairs: Sequence[tuple[Pixels,
         "<h2>Environment</h2>",
         html_table(_environment(audit), "Environment", prose=True),
     ]
-    return document(title, parts)
+    return document(title, [Section("", parts)])
 
 
 def _results(audit: dict[str, Any]) -> list[list[Cell]]:

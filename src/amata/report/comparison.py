@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from amata.report.escape import for_figure
-from amata.report.figures import INK, SERIES, drawing, save
+from amata.report.figures import INK, SERIES, drawing, engineering, save, to_svg
+from amata.report.lines import Line, add_legend, label_ends, named_at_ends, recipe_lines
 
-SMOOTHING = 0.6
-"""The largest smoothing weight of a curve, as in TensorBoard; short curves get less."""
+WINDOW, UNSMOOTHED = 5, 15
+"""Points that a smoothed curve averages; curves with fewer points than the second number are shown
+as they are."""
 
 SIZE = (4.6, 3.1)
 
@@ -22,21 +23,21 @@ class PageFigure(NamedTuple):
     svg: str
 
 
-def smoothing_weight(result: dict[str, Any]) -> float:
-    """The smoothing weight of all curves of a comparison."""
-    return min(
-        SMOOTHING,
-        max(len([p for p in c["points"] if p["clean"] is not None]) for c in result["curves"]) / 50,
-    )
+def smoothed(result: dict[str, Any]) -> bool:
+    """Whether the curves of a comparison are long enough to be smoothed."""
+    counts = (len([p for p in c["points"] if p["clean"] is not None]) for c in result["curves"])
+    return max(counts) >= UNSMOOTHED
 
 
-def smooth(values: Sequence[float], weight: float) -> list[float]:
-    """An exponential moving average with bias correction."""
-    smoothed, total = [], 0.0
-    for index, value in enumerate(values, 1):
-        total = weight * total + (1 - weight) * value
-        smoothed.append(total / (1 - weight**index))
-    return smoothed
+def smooth(values: Sequence[float]) -> list[float]:
+    """A centred moving average, which does not lag. The window shrinks towards both ends, whose
+    values stay."""
+    found = []
+    for i in range(len(values)):
+        reach = min(WINDOW // 2, i, len(values) - 1 - i)
+        part = values[i - reach : i + reach + 1]
+        found.append(sum(part) / len(part))
+    return found
 
 
 def comparison_figures(result: dict[str, Any], folder: Path) -> list[PageFigure]:
@@ -93,52 +94,25 @@ def comparison_figures(result: dict[str, Any], folder: Path) -> list[PageFigure]
     return [*drawn, _criterion(result, folder)] if result["criterion"] else drawn
 
 
-class Line(NamedTuple):
-    """The line style of a recipe, and its curves."""
-
-    recipe: str
-    colour: str
-    marker: str
-    style: str
-    curves: list[dict[str, Any]]
-
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        return {"color": self.colour, "ls": self.style}
-
-
-def _lines(result: dict[str, Any]) -> list[Line]:
-    found = []
-    for index, row in enumerate(result["rows"]):
-        colour, marker = SERIES[index % len(SERIES)]
-        style = ("-", "--", ":", "-.")[index // len(SERIES) % 4]
-        found.append(
-            Line(
-                row["recipe"],
-                colour,
-                marker,
-                style,
-                [c for c in result["curves"] if c["recipe"] == row["recipe"]],
-            )
-        )
-    return found
-
-
-def _legend(ax: Any, lines: Sequence[Line]) -> None:
-    for line in lines:
-        ax.plot(
-            [], [], **line.kwargs, marker=line.marker, ms=4, lw=1.8, label=for_figure(line.recipe)
-        )
-    ax.legend(frameon=False, fontsize=9 if len(lines) < 5 else 7, ncols=1 if len(lines) < 5 else 2)
-
-
 def _draw(
-    folder: Path, name: str, title: str, alt: str, paint: Callable[[Any], None]
+    result: dict[str, Any],
+    folder: Path,
+    name: str,
+    title: str,
+    alt: str,
+    paint: Callable[[Any, list[Line]], None],
 ) -> PageFigure:
+    """Draw a figure. Its files have a legend, if lines are not named at their ends; the page has
+    one legend for all figures."""
+    lines = recipe_lines(result)
     with drawing(name, 1, 1, SIZE, page=True) as (axes, files):
-        paint(axes[0, 0])
+        ax = axes[0, 0]
+        paint(ax, lines)
+        svg = to_svg(ax.figure)
+        if not named_at_ends(lines):
+            add_legend(ax, lines)
     save(folder / name, files)
-    return PageFigure(name, title, alt, files[".svg"].decode())
+    return PageFigure(name, title, alt, svg.decode())
 
 
 def _curves(
@@ -152,21 +126,24 @@ def _curves(
     *,
     target: bool = False,
 ) -> PageFigure:
-    """Error against time or cost: faint points per seed, and a smoothed line."""
+    """Error against time or cost, a line per seed. Long curves are smoothed, over faint points."""
     key, axis = x
-    ends: list[str] = []
-    weight = smoothing_weight(result)
+    averaged = smoothed(result)
+    ends: dict[str, tuple[Line, float, float]] = {}
 
-    def paint(ax: Any) -> None:
-        lines = _lines(result)
+    def paint(ax: Any, lines: list[Line]) -> None:
+        few = len(lines) <= len(SERIES)
         for line in lines:
-            for index, curve in enumerate(line.curves):
+            for curve in line.curves:
                 points = [p for p in curve["points"] if p[y] is not None]
                 xs, ys = [p[key] for p in points], [100 * (1 - p[y]) for p in points]
-                ax.plot(xs, ys, **line.kwargs, marker=line.marker, ms=3.5, lw=0.8, alpha=0.35)
-                ax.plot(xs, smooth(ys, weight), **line.kwargs, lw=1.8)
-                if index == 0 and points:
-                    ends.append(f"{line.recipe} ends at {ys[-1]:.1f}% after {_amount(xs[-1], key)}")
+                marks = {"marker": line.marker, "ms": 3} if few else {}
+                if averaged:
+                    ax.plot(xs, ys, color=line.colour, ls="", alpha=0.35, **marks)
+                    marks, ys = {}, smooth(ys)
+                ax.plot(xs, ys, **line.kwargs, lw=1.6 if few else 1.1, **marks)
+                if points and xs[-1] >= ends.get(line.recipe, (line, 0.0, 0.0))[1]:
+                    ends[line.recipe] = line, xs[-1], ys[-1]
                 for event in curve["events"]:
                     at = [p[key] for p in curve["points"] if p["epoch"] == event["epoch"]]
                     ax.plot(
@@ -178,32 +155,47 @@ def _curves(
                         transform=ax.get_xaxis_transform(),
                         clip_on=False,
                     )
-        if target and result["target"]:
-            level = 100 * (1 - result["target"])
-            ax.axhline(level, color=INK, lw=0.9, ls="--", alpha=0.6)
-            ax.annotate(
-                f"target {level:.4g}%",
-                (0.01, level),
-                xycoords=("axes fraction", "data"),
-                ha="left",
-                va="bottom",
-                fontsize=8,
-            )
-        ax.set(xlabel=axis, ylabel=label, xlim=(0, None))
+        level = 100 * (1 - result["target"]) if target and result["target"] else None
+        levels = [] if level is None else [(f"target {level:.4g}%", level)]
+        for _, height in levels:
+            ax.axhline(height, color=INK, lw=0.9, ls="--", alpha=0.6)
+        ax.set(xlabel=axis, ylabel=label, xlim=(0, _right(ends)))
+        error_axis(ax, label)
         if key == "grad_evals":
-            ax.ticklabel_format(axis="x", style="sci", scilimits=(0, 4), useMathText=True)
-        _legend(ax, lines)
+            ax.xaxis.set_major_formatter(engineering())
+        label_ends(ax, list(ends.values()) if named_at_ends(lines) else [], levels)
 
-    drawn = _draw(folder, name, title, "", paint)
-    return drawn._replace(alt=f"{title}: {'; '.join(ends)}.")
+    drawn = _draw(result, folder, name, title, "", paint)
+    words = [
+        f"{line.recipe} ends at {y:.1f}% after {_amount(x, key)}" for line, x, y in ends.values()
+    ]
+    return drawn._replace(alt=f"{title}: {'; '.join(words)}.")
 
 
-def _epochs(ax: Any, label: str, lines: Sequence[Line]) -> None:
+def _right(ends: dict[str, tuple[Line, float, float]]) -> float | None:
+    return max((x for _, x, _ in ends.values()), default=0) or None
+
+
+def error_axis(ax: Any, label: str) -> None:
+    """A logarithmic axis if errors span more than a factor of three: the end of training counts."""
+    values = [y for line in ax.lines for y in line.get_ydata() if len(line.get_xdata()) > 1]
+    low, high = min(values, default=0), max(values, default=0)
+    if not 0 < 3 * low < high:
+        return
+    ax.set(yscale="log", ylim=(0.85 * low, 1.15 * high), ylabel=f"{label}, log scale")
+    ticks = [d * 10**e for e in range(-3, 3) for d in (1, 2, 5) if low <= d * 10**e <= high]
+    ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    ax.minorticks_off()
+
+
+def _epochs(ax: Any, label: str, lines: Sequence[Line], key: str) -> None:
     last = max(p["epoch"] + 1 for line in lines for c in line.curves for p in c["points"])
-    # leave room for the legend
-    ax.set(xlabel="epoch", ylabel=label, ylim=(0, 1.25 * ax.get_ylim()[1]), xlim=(0.5, last + 0.5))
+    top = ax.get_ylim()[1]
+    ax.set(xlabel="epoch", ylabel=label, ylim=(0, 1.05 * top), xlim=(0.5, last + 0.5))
     ax.xaxis.get_major_locator().set_params(integer=True)
-    _legend(ax, lines)
+    if named_at_ends(lines):
+        ends = [(line, line.curves[0]["points"][-1]) for line in lines]
+        label_ends(ax, [(line, p["epoch"] + 1.5, p[key]) for line, p in ends])
 
 
 def _amount(value: float, key: str) -> str:
@@ -214,56 +206,73 @@ def _steps(
     result: dict[str, Any], folder: Path, name: str, title: str, key: str, label: str
 ) -> PageFigure:
     """The control of each epoch, of the first seed."""
-    lines = _lines(result)
 
-    def paint(ax: Any) -> None:
-        for line in lines:
+    def paint(ax: Any, lines: list[Line]) -> None:
+        widths = nested_widths(len(lines))
+        for line, width in zip(lines, widths, strict=True):
             points = line.curves[0]["points"]
-            xs, ys = [p["epoch"] + 1 for p in points], [p[key] for p in points]
-            ax.step(xs, ys, where="mid", **line.kwargs, lw=1.8)
-            ax.plot(xs, ys, line.marker, color=line.colour, ms=3.5)
-        _epochs(ax, label, lines)
+            edges = [p["epoch"] + 0.5 for p in points] + [points[-1]["epoch"] + 1.5]
+            ys = [p[key] for p in points]
+            ax.step(edges, [*ys, ys[-1]], where="post", **line.kwargs, lw=width)
+        _epochs(ax, label, lines, key)
 
     ranges = [
         f"{line.recipe} from {line.curves[0]['points'][0][key]:.4g} to "
         f"{line.curves[0]['points'][-1][key]:.4g}"
-        for line in lines
+        for line in recipe_lines(result)
     ]
-    return _draw(folder, name, title, f"{title} over epochs: {'; '.join(ranges)}.", paint)
+    return _draw(result, folder, name, title, f"{title} over epochs: {'; '.join(ranges)}.", paint)
+
+
+def nested_widths(count: int) -> list[float]:
+    """Line widths that shrink, so equal lines show all their colours."""
+    return [
+        1.4 + 2.6 * (count - 1 - i) / max(count - 1, 1) if count > 1 else 1.8 for i in range(count)
+    ]
 
 
 def _loss(result: dict[str, Any], folder: Path) -> PageFigure:
-    lines = _lines(result)
-
-    def paint(ax: Any) -> None:
-        for line in lines:
+    def paint(ax: Any, lines: list[Line]) -> None:
+        for line, width in zip(lines, nested_widths(len(lines)), strict=True):
             for curve in line.curves:
-                xs, ys = (
-                    [p["epoch"] + 1 for p in curve["points"]],
-                    [p["loss"] for p in curve["points"]],
-                )
-                ax.plot(xs, ys, **line.kwargs, marker=line.marker, ms=3, lw=1.4, alpha=0.8)
-        _epochs(ax, "loss on attacked images", lines)
+                xs = [p["epoch"] + 1 for p in curve["points"]]
+                ys = [p["loss"] for p in curve["points"]]
+                ax.plot(xs, ys, **line.kwargs, lw=width)
+        _epochs(ax, "loss on attacked images", lines, "loss")
 
-    ends = [f"{line.recipe} ends at {line.curves[0]['points'][-1]['loss']:.3f}" for line in lines]
+    ends = [
+        f"{line.recipe} ends at {line.curves[0]['points'][-1]['loss']:.3f}"
+        for line in recipe_lines(result)
+    ]
     return _draw(
-        folder, "loss", "Training loss", f"Training loss over epochs: {'; '.join(ends)}.", paint
+        result,
+        folder,
+        "loss",
+        "Training loss",
+        f"Training loss over epochs: {'; '.join(ends)}.",
+        paint,
     )
 
 
 def _criterion(result: dict[str, Any], folder: Path) -> PageFigure:
-    lines = _lines(result)
-    by_run = {curve["run"]: line for line in lines for curve in line.curves}
-
-    def paint(ax: Any) -> None:
+    def paint(ax: Any, lines: list[Line]) -> None:
+        by_run = {curve["run"]: line for line in lines for curve in line.curves}
+        ends = []
         for measured in result["criterion"]:
             epochs, line = measured["epochs"], by_run.get(measured["run"], lines[0])
             gaps = [e["best_hamiltonian"] - e["hamiltonian"] for e in epochs]
-            ax.plot([e["epoch"] + 1 for e in epochs], gaps, **line.kwargs, marker=line.marker, ms=3)
-        _epochs(ax, "gap to the best control", lines)
+            xs = [e["epoch"] + 1 for e in epochs]
+            ax.plot(xs, gaps, **line.kwargs, marker=line.marker, ms=3)
+            ends.append((line, float(xs[-1]), gaps[-1]))
+        ax.set(xlabel="epoch", ylabel="gap to the best control", ylim=(0, None))
+        ax.set_xlim(0.5, max(x for _, x, _ in ends))
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        if named_at_ends(lines):
+            label_ends(ax, ends)
 
     values = "; ".join(f"{m['run']} {m['c']:.2f}" for m in result["criterion"])
     return _draw(
+        result,
         folder,
         "criterion",
         "Criterion C",

@@ -87,10 +87,24 @@ def drawing(
         for ax in axes.flat:
             ax.grid(alpha=0.25, linewidth=0.6)
         yield axes, files
-        for suffix, more in ((".svg", {"metadata": {"Date": None}}), (".png", {"dpi": 150})):
-            content = BytesIO()
-            drawn.savefig(content, format=suffix[1:], **more)
-            files[suffix] = content.getvalue()
+        files[".svg"] = to_svg(drawn)
+        content = BytesIO()
+        drawn.savefig(content, format="png", dpi=150)
+        files[".png"] = content.getvalue()
+
+
+def to_svg(drawn: Any) -> bytes:
+    """The figure as SVG, without its date."""
+    content = BytesIO()
+    drawn.savefig(content, format="svg", metadata={"Date": None})
+    return content.getvalue()
+
+
+def engineering() -> Any:
+    """A formatter of large numbers: 250k, 1.5M."""
+    from matplotlib.ticker import EngFormatter
+
+    return EngFormatter(sep="")
 
 
 def search_figure(search: dict[str, Any], path: Path) -> None:

@@ -4,12 +4,14 @@ phones and print."""
 import re
 from collections.abc import Sequence
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
-from amata.report.captions import about_curves, about_results, events, headline, setting
+from amata.report.captions import about_curves, about_results, events, setting
 from amata.report.comparison import PageFigure
 from amata.report.escape import for_html
 from amata.report.figures import INK
+from amata.report.lead import about_lead, headline, lead_table
+from amata.report.lines import page_legend
 from amata.report.tables import (
     Cell,
     difference_table,
@@ -27,44 +29,77 @@ POLICY = (
 STYLE = resources.files("amata.report").joinpath("style.css").read_text()
 
 
+class Section(NamedTuple):
+    """A part of a page: its heading, and its HTML."""
+
+    title: str
+    parts: Sequence[str]
+
+
 def page(result: dict[str, Any], figures: Sequence[PageFigure], title: str) -> str:
-    """The HTML of the page."""
-    warnings = "".join(f'<p class="warn">{for_html(w)}</p>' for w in result["warnings"])
-    parts = [
-        f"<h1>{for_html(title)}</h1>",
-        f'<p class="headline">{headline(result)}</p>',
-        f'<p class="soft">{for_html(setting(result))}</p>',
-        warnings,
-        "<h2>Results</h2>",
-        html_table(result_table(result), "Results per recipe"),
-        f'<p class="soft">{for_html(about_results(result))}</p>',
-        "<h2>Curves</h2>",
-        f'<div class="figures">{"".join(_figure(f) for f in figures)}</div>',
-        f'<p class="soft">{for_html(about_curves(result))}</p>',
-        events(result),
-        "<h2>Recipe differences</h2>",
-        html_table(difference_table(result), "Keys that differ between the recipes", prose=True)
-        if result["differences"]
-        else "<p>No differences.</p>",
-        "<h2>Environment</h2>",
-        html_table(environment_table(result), "Environment", prose=True),
-        f'<p class="soft">Run order: {for_html(", ".join(result["order"]))}. Times are training '
-        "times, measured with device synchronisation. They exclude compilation and validation.</p>",
+    """The HTML of the page of a comparison."""
+    lead = lead_table(result)
+    top = [
+        f'<p class="headline">{sentence}</p>' if (sentence := headline(result)) else "",
+        html_table(lead, "Recipes under one attack") if lead else "",
+        _soft(about_lead(result)),
+        _soft(setting(result)),
+        *(f'<p class="warn">{for_html(w)}</p>' for w in result["warnings"]),
     ]
-    return document(title, parts)
+    return document(title, [Section("", top), *_sections(result, figures)])
 
 
-def document(title: str, parts: Sequence[str]) -> str:
-    """A page of these parts, with its style and its policy."""
+def _sections(result: dict[str, Any], figures: Sequence[PageFigure]) -> list[Section]:
+    """What follows the lead, in order; a section without parts is left out."""
+    differences = html_table(
+        difference_table(result), "Keys that differ between the recipes", prose=True
+    )
+    order = (
+        f"Run order: {', '.join(result['order'])}. Times are training times, measured with device "
+        "synchronisation. They exclude compilation and validation."
+    )
+    return [
+        Section(
+            "Results",
+            [html_table(result_table(result), "Results per recipe"), _soft(about_results(result))],
+        ),
+        Section(
+            "Curves",
+            [
+                page_legend(result),
+                f'<div class="figures">{"".join(map(_figure, figures))}</div>',
+                _soft(about_curves(result)),
+            ],
+        ),
+        Section("Events", [events(result)]),
+        Section("Recipe differences", [differences if result["differences"] else ""]),
+        Section(
+            "Environment",
+            [html_table(environment_table(result), "Environment", prose=True), _soft(order)],
+        ),
+    ]
+
+
+def document(title: str, sections: Sequence[Section]) -> str:
+    """A whole HTML page; headings and parts that are empty are left out."""
+    parts = [f"<h1>{for_html(title)}</h1>"]
+    for section in sections:
+        if found := [part for part in section.parts if part]:
+            parts += [f"<h2>{for_html(section.title)}</h2>"] if section.title else []
+            parts += found
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<title>{for_html(title)}</title>\n<link rel="icon" '
         f'href="data:,">\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n'
-        + "\n".join(part for part in parts if part)
+        + "\n".join(parts)
         + "\n</main>\n</body>\n</html>\n"
     )
+
+
+def _soft(text: str) -> str:
+    return f'<p class="soft">{for_html(text)}</p>' if text else ""
 
 
 def html_table(table: list[list[Cell]], caption: str, *, prose: bool = False) -> str:

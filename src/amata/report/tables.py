@@ -11,6 +11,17 @@ Cell = str | tuple[str, str]
 """The text of a cell, or the text and a smaller second line."""
 
 
+def in_points(share: float, *, signed: bool = False) -> str:
+    """A share in percent or in points, with a sign unless it is 0."""
+    value = round(100 * share, 1) + 0.0  # no -0.0
+    return f"{value:{'+' if signed and value else ''}.1f}".replace("-", "−")
+
+
+def between(a: dict[str, Any], *, signed: bool = False) -> str:
+    """An interval in percent, or in points with signs."""
+    return f"{in_points(a['low'], signed=signed)} to {in_points(a['high'], signed=signed)}"
+
+
 def result_table(result: dict[str, Any]) -> list[list[Cell]]:
     """One row per recipe."""
     target = (
@@ -23,7 +34,7 @@ def result_table(result: dict[str, Any]) -> list[list[Cell]]:
             "training (s)",
             "gradient evaluations",
             target,
-            "speed-up",
+            *(["speed-up"] if len(result["rows"]) > 1 else []),
         ]
     ]
     for row in result["rows"]:
@@ -32,11 +43,7 @@ def result_table(result: dict[str, Any]) -> list[list[Cell]]:
         ]
         for attack in result["attacks"]:
             a = row["accuracies"].get(attack)
-            cells.append(
-                (f"{100 * a['accuracy']:.1f}", f"{100 * a['low']:.1f} to {100 * a['high']:.1f}")
-                if a
-                else "—"
-            )
+            cells.append((f"{100 * a['accuracy']:.1f}", between(a)) if a else "—")
         cells.append(f"{row['train_seconds']:,.1f}")
         cells.append(
             (f"{row['grad_evals']:,.0f}", f"{row['grad_evals_per_image']:.2f} per image and epoch")
@@ -52,7 +59,7 @@ def result_table(result: dict[str, Any]) -> list[list[Cell]]:
         whole = f"{row['speedup']:.2f}×" if row["speedup"] else "—"
         to_target = f"{row['speedup_to_target']:.2f}× to target" if row["speedup_to_target"] else ""
         cells.append((whole, to_target) if to_target else whole)
-        rows.append(cells)
+        rows.append(cells[: len(rows[0])])
     return rows
 
 

@@ -1,12 +1,12 @@
 """Compare finished runs from their folders: time, cost, accuracies with intervals, and the recipe
 keys that differ."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from amata.errors import InputError, quoted
+from amata.attacks import Attack, parse_attack
+from amata.errors import quoted
 from amata.metrics import EpochRow
 from amata.recipes import Recipe
 from amata.runs import RunFolder
@@ -17,10 +17,13 @@ from amata.studies.differences import (
     check_same_data,
     comparability_warnings,
     recipe_differences,
+    same_test_images,
     timing_facts,
     training_times,
 )
 from amata.studies.plan import check_target
+from amata.studies.shared_attack import compare_under_one_attack
+from amata.studies.titles import recipe_titles
 
 
 def compare_runs(
@@ -39,7 +42,7 @@ def compare_runs(
     check_target(target)
     opened = [(run, RunFolder.open(run.path)[1]) for run in runs]
     check_same_data(opened)
-    titles = _titles(opened)
+    titles = recipe_titles(opened)
     curves = [
         _curve(run, recipe, title) for (run, recipe), title in zip(opened, titles, strict=True)
     ]
@@ -53,6 +56,8 @@ def compare_runs(
     summaries = [run.summary() for run in runs]
     rows, untested = recipe_rows(titles, curves, summaries, target)
     warnings += untested
+    same_images = same_test_images(opened)
+    shared, not_compared = compare_under_one_attack(rows, same_images=same_images)
     for row in rows:
         warnings += _attack_warnings(row)
     accuracies = {name: a for row in rows for name, a in row["accuracies"].items()}
@@ -72,19 +77,28 @@ def compare_runs(
             {a["n"] for row in rows for a in row["accuracies"].values() if a["split"] == "test"}
         ),
         "rows": rows,
+        "shared": shared,
+        "not_compared": not_compared,
+        "same_test_images": same_images,
         "curves": curves,
         "criterion": _read_criterion(criterion),
         "differences": recipe_differences(
             {title: recipe for (_, recipe), title in zip(opened, titles, strict=True)}
         ),
-        "threat": first.tables["threat"],
-        "data": first.data.name,
+        "threats": _distinct(recipe.tables["threat"] for _, recipe in opened),
+        "data": _distinct(recipe.data.name for _, recipe in opened),
         "environment": environments[0],
-        "other_environments": [
-            env for i, env in enumerate(environments) if env not in environments[:i]
-        ][1:],
+        "other_environments": _distinct(environments)[1:],
         "warnings": warnings,
     }
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    """Each value once, in order."""
+    found: list[Any] = []
+    for value in values:
+        found += [value] if value not in found else []
+    return found
 
 
 def _read_criterion(file: Path | None) -> list[dict[str, Any]]:
@@ -106,36 +120,6 @@ def _attack_warnings(row: dict[str, Any]) -> list[str]:
     return [f"{row['recipe']}, {', '.join(names)}: {warning}" for warning, names in attacks.items()]
 
 
-def _titles(opened: Sequence[tuple[RunFolder, Recipe]]) -> list[str]:
-    """The title of each run's recipe: its name, numbered if different recipes share a name."""
-    seen: dict[tuple[str, int], str] = {}
-    by_name: dict[str, list[str]] = {}
-    keys = []
-    for run, recipe in opened:
-        tables = recipe.deciding()
-        key = json.dumps(
-            {**tables, "train": {k: v for k, v in tables["train"].items() if k != "seed"}},
-            sort_keys=True,
-        )
-        if (key, recipe.train.seed) in seen:
-            raise InputError(
-                f"{seen[key, recipe.train.seed]} and {run.path} are the same recipe with the "
-                "same seed; pass only one of them"
-            )
-        seen[key, recipe.train.seed] = str(run.path)
-        keys.append(key)
-        variants = by_name.setdefault(recipe.name, [])
-        if key not in variants:
-            variants.append(key)
-    titles = []
-    for (_, recipe), key in zip(opened, keys, strict=True):
-        variants = by_name[recipe.name]
-        titles.append(
-            recipe.name if len(variants) == 1 else f"{recipe.name} #{variants.index(key) + 1}"
-        )
-    return titles
-
-
 def _curve(run: RunFolder, recipe: Recipe, title: str) -> dict[str, Any]:
     """One run epoch by epoch; a rolled-back epoch is an event, not a point."""
     epochs = run.epochs()
@@ -150,8 +134,15 @@ def _curve(run: RunFolder, recipe: Recipe, title: str) -> dict[str, Any]:
         ],
         "events": run.events(),
         "valid_attack": recipe.train.valid_attack,
+        "valid_params": _attack(recipe).params(recipe.ball),
         "valid_n": max(sizes, default=0),
     }
+
+
+def _attack(recipe: Recipe) -> Attack:
+    """The attack of the validation."""
+    c = recipe.eval
+    return parse_attack(recipe.train.valid_attack, step_size=c.step_size, c=c.cw_c)
 
 
 def _validation(row: EpochRow) -> dict[str, float | None]:

@@ -112,6 +112,7 @@ def _held_out(runs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, di
         points.append((best or validated[-1:])[0])
     (curve, _), *_ = runs
     names = {"clean": "clean", "robust": curve["valid_attack"]}
+    params = {"clean": {}, "robust": curve["valid_params"]}
     return {
         f"held-out {name}": _accuracy(
             [
@@ -119,7 +120,7 @@ def _held_out(runs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, di
                     "accuracy": p[key],
                     "n": curve["valid_n"],
                     "split": "held-out",
-                    "params": {},
+                    "params": params[key],
                     "warnings": [],
                 }
                 for p in points

@@ -57,6 +57,19 @@ def check_same_data(opened: Sequence[tuple[RunFolder, Recipe]]) -> None:
             )
 
 
+TESTED = ("name", "root", "resize", "crop", "test_share", "shape", "classes")
+"""Keys of [data] that decide which test images a run has, and their form."""
+
+
+def same_test_images(opened: Sequence[tuple[RunFolder, Recipe]]) -> bool:
+    """Whether all runs have the same test images: by their records, else by their recipes."""
+    known = [run.split().get("test_hash") for run, _ in opened]
+    if all(known) and len(set(known)) == 1:
+        return True
+    keys = [[recipe.tables["data"].get(key) for key in TESTED] for _, recipe in opened]
+    return all(key == keys[0] for key in keys)
+
+
 def training_times(runs: Sequence[RunFolder]) -> tuple[Trained, list[str]]:
     """Whether the runs trained one after the other, and a warning if some did not."""
     spans: list[tuple[float, float, str]] = []
@@ -116,8 +129,8 @@ def comparability_warnings(opened: Sequence[tuple[RunFolder, Recipe]]) -> list[s
     ]
     if len({recipe.train.seed for _, recipe in opened}) == 1:
         found.append(
-            "one seed each: the intervals cover the choice of images, not the variation between "
-            "training runs"
+            f"one seed{' each' if len(opened) > 1 else ''}: the intervals cover the choice of "
+            "images, not the variation between training runs"
         )
     return found
 
