@@ -455,6 +455,6 @@ def test_arrays_and_streams_check_what_they_are_given() -> None:
         with pytest.raises(InputError, match="outside the 2 classes"):
             Arrays(images(), y, classes=2)
     with pytest.raises(InputError, match=r"len\(\)"):
-        Stream(iter([]), CPU)
+        len(Stream(iter([]), CPU))
     with pytest.raises(InputError, match=r"data\.valid = 6 leaves nothing of the 6"):
         split_validation(Arrays(images(), labels()), 6, 0)

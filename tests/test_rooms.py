@@ -34,6 +34,7 @@ ARROWS: dict[str, set[str]] = {
     "data": {"batch", "errors", "seeds"},
     "evaluation": {
         "attacks",
+        "batch",
         "data",
         "engine",
         "errors",

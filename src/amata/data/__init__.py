@@ -9,7 +9,10 @@ from typing import Any
 from amata.data.datasets import DATASETS, DataSet, find_dataset
 from amata.data.feed import Feed
 from amata.data.folder import Folder, Framing, load_folder
-from amata.data.images import Arrays, ImageSet, Loader, Stream, as_images, split_validation
+from amata.data.forms import as_images
+from amata.data.images import Arrays, ImageSet, Loader, labels_of, split_validation
+from amata.data.map_style import MapStyle
+from amata.data.stream import Stream
 from amata.errors import InputError
 
 __all__ = [
@@ -21,11 +24,13 @@ __all__ = [
     "Framing",
     "ImageSet",
     "Loader",
+    "MapStyle",
     "Splits",
     "Stream",
     "as_images",
     "data_root",
     "find_dataset",
+    "labels_of",
     "load",
     "split_validation",
 ]
@@ -65,14 +70,16 @@ def load(
     name: str,
     *,
     root: str | Path | None = None,
-    valid: int = 0,
+    valid: float = 0,
+    limit: int | None = None,
     seed: int = 0,
     framing: Framing | None = None,
     workers: int = 0,
     in_memory: bool = False,
     test_share: float = 0.2,
 ) -> Splits:
-    """The data set `name` with `valid` training images held out."""
+    """The data set `name`: `valid` training images, or that share of them, are held out, and at most
+    `limit` of the others are kept."""
     entry = find_dataset(name)
     base = Path(os.path.expanduser(root)) if root else data_root()
     try:
@@ -82,7 +89,7 @@ def load(
             f"data {name}: {error.filename or base} cannot be read ({error.strerror or error}); "
             "set data.root to a folder that can be read"
         ) from None
-    train, held, ids = split_validation(train, valid, seed)
+    train, held, ids = split_validation(train, valid, seed, limit)
     return Splits(train, held, test, ids, hashes)
 
 

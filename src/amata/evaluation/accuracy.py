@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from amata.attacks import Attack, parse_attack
 from amata.attacks.checks import check_images, check_kinds, check_logits, check_module, forward
 from amata.attacks.preserve import input_grad, untouched
-from amata.data import ImageSet, Loader, as_images
+from amata.batch import Batch
+from amata.data import ImageSet, Loader, Stream, as_images
+from amata.data.convert import to_batch
 from amata.engine import EvalCopy, compiled_for_eval, no_cudnn_benchmark, tf32
 from amata.errors import InputError
 from amata.losses import ce, correct, finite
@@ -106,12 +108,14 @@ def evaluate(
     part: Shard = SINGLE_PROCESS,
     engine: Literal["auto", "plain"] = "auto",
     precision: Literal["tf32", "fp32"] = "tf32",
+    workers: int = 0,
 ) -> dict[str, Result]:
     """Evaluate a model under each attack.
 
-    `data` is a pair (x, y) of tensors or arrays, an image set, or any iterable of (x, y, ...)
-    batches. The model is left unchanged. The random draws of an attack depend only on `seed`, the
-    batch and its name.
+    `data` is a pair (x, y) of tensors or arrays, an image set, a map-style Dataset (read by
+    `workers` processes), or any iterable of batches, such as a DataLoader or a generator. A batch
+    is (x, y, ...) or a dict. The model is left unchanged. The random draws of an attack depend only
+    on `seed`, the batch and its name.
 
     With several processes, `data` holds only the batches of this process's `part`, each of
     `batch_size` images. All processes return the results of the whole.
@@ -138,7 +142,7 @@ def evaluate(
     parsed = list({attack.name: attack for attack in every}.values())
     perturbs = any(attack.perturbs for attack in parsed)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    batches, count = _batches(data, batch_size, device)
+    batches, count = _batches(data, batch_size, device, whole(workers, "workers", 0))
     on_gpu = device.type == "cuda"
     counter = GradCounter(
         compiled_for_eval(model) if on_gpu and engine == "auto" and perturbs else model
@@ -147,7 +151,7 @@ def evaluate(
     n, stats, classes = 0, _ModelStats(), 0
     total = min(limit or 2**62, count)
     with tf32(precision == "tf32"), no_cudnn_benchmark():
-        for number, (x, y) in enumerate(batches):
+        for number, (x, y, *_) in enumerate(batches):
             index = part.rank + number * part.size  # of this batch among those of all processes
             first = n if part.size == 1 else index * batch_size  # index of its first image
             if limit is not None and first >= limit:
@@ -246,38 +250,24 @@ class _Tally:
 
 
 def _batches(
-    data: Any, batch_size: int, device: torch.device
-) -> tuple[Iterator[tuple[Tensor, Tensor]], int]:
+    data: Any, batch_size: int, device: torch.device, workers: int
+) -> tuple[Iterator[Batch], int]:
     """The batches of data in any form, and the number of images if it is known, else 0."""
     pair = isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[0], "shape")
     if pair and all(isinstance(t, Tensor) and t.dtype != torch.uint8 for t in data):
-        check_kinds(*data)
-        parts = zip(*(t.split(batch_size) for t in data), strict=True)
-        return _checked(parts), len(data[0])
-    images = as_images(data)
+        # Kept where they are and in their precision.
+        x, y = to_batch(data, "data")
+        check_kinds(x, y)
+        parts: Any = list(zip(x.split(batch_size), y.split(batch_size), strict=True))
+        return Stream(parts, device).epoch(), len(x)
+    images = as_images(data, workers=workers)
     if isinstance(images, ImageSet):
-        return _checked(Loader(images, batch_size, device).epoch()), len(images)
+        return Loader(images, batch_size, device).epoch(), len(images)
+    stream = Stream(images, device)
     try:
-        return _checked(images), len(images) * batch_size
+        return stream.epoch(), len(images) * batch_size
     except TypeError:  # an iterable without a length
-        return _checked(images), 0
-
-
-def _checked(batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    for item in batches:
-        if not isinstance(item, tuple | list) or len(item) < 2:
-            raise InputError(
-                f"data must be tensors (x, y) or batches of them, not {type(item).__name__}"
-            )
-        for value in item[:2]:
-            if not isinstance(value, Tensor):
-                raise InputError(
-                    f"images and labels must be tensors, not {type(value).__name__}; convert "
-                    "arrays with torch.from_numpy"
-                )
-        # A clone of a tensor from torch.inference_mode() can have gradients.
-        x, y = (t.clone() if t.is_inference() else t for t in item[:2])
-        yield x, y
+        return stream.epoch(), 0
 
 
 @dataclass

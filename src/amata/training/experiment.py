@@ -38,6 +38,7 @@ def load_data(recipe: Recipe) -> data.Splits:
         c.name,
         root=c.root,
         valid=c.valid,
+        limit=c.limit,
         seed=recipe.train.seed,
         framing=framing,
         workers=c.workers,
