@@ -78,8 +78,8 @@ def load(
     in_memory: bool = False,
     test_share: float = 0.2,
 ) -> Splits:
-    """The data set `name`: `valid` training images, or that share of them, are held out, and at most
-    `limit` of the others are kept."""
+    """The data set `name`. Of its training images `valid` (a number or a share) are held out, at
+    most `limit` of the others are kept."""
     entry = find_dataset(name)
     base = Path(os.path.expanduser(root)) if root else data_root()
     try:

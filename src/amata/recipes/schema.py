@@ -59,7 +59,7 @@ Int = Annotated[int, BeforeValidator(_not_bool)]
 Count = Annotated[int, Field(ge=1, le=MOST), BeforeValidator(_not_bool)]
 Whole = Annotated[int, Field(ge=0, le=MOST), BeforeValidator(_not_bool)]
 CountOrShare = Annotated[int | float, BeforeValidator(_count_or_share)]
-ClassWeights = Annotated[str | list[float], BeforeValidator(_class_weights)]
+ClassWeights = Annotated[Literal["none", "balanced"] | list[float], BeforeValidator(_class_weights)]
 Pixels = Annotated[int, Field(ge=1, le=10_000), BeforeValidator(_not_bool)]
 
 
@@ -142,7 +142,7 @@ class Optim(Table):
     """one-cycle: share of training at which the learning rate peaks."""
     label_smoothing: Share = 0.0
     """Share of each label that is spread evenly over all classes."""
-    class_weights: ClassWeights = Field(default="none", max_length=100_000)
+    class_weights: ClassWeights = "none"
     """Weight of every class in the loss of the updates, in the order of the classes. balanced: the
     mean number of images per class over the class's own, so that every class counts the same."""
     ema: Share = 0.0
