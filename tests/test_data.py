@@ -21,7 +21,9 @@ from amata.data.images import split_validation
 from amata.data.layout import find_layout
 from amata.data.mnist import FILES
 from amata.errors import InputError
+from amata.recipes import load as load_recipe
 from amata.seeds import generator
+from amata.training.experiment import load_data
 from tests.conftest import images, labels
 from tests.published import write_cifar100, write_svhn, write_tinyimagenet
 
@@ -464,6 +466,37 @@ def test_arrays_and_streams_check_what_they_are_given() -> None:
         with pytest.raises(InputError, match="outside the 2 classes"):
             Arrays(images(), y, classes=2)
     with pytest.raises(InputError, match=r"len\(\)"):
-        Stream(iter([]), CPU)
+        len(Stream(iter([]), CPU))
     with pytest.raises(InputError, match=r"data\.valid = 6 leaves nothing of the 6"):
         split_validation(Arrays(images(), labels()), 6, 0)
+
+
+def test_a_limit_is_a_seeded_sample_with_the_share_of_every_class() -> None:
+    y = torch.tensor([0] * 60 + [1] * 30 + [2] * 9 + [3])
+    whole = Arrays(images(100), y)
+    seen = []
+    for limit, counts in ((50, [30, 15, 4, 1]), (10, [6, 2, 1, 1]), (4, [1, 1, 1, 1])):
+        part, valid, _ = split_validation(whole, 0, seed=3, limit=limit)
+        assert valid is None
+        assert len(part) == limit
+        found = torch.bincount(y[part.ids], minlength=4)
+        assert (found - torch.tensor(counts)).abs().max() <= 1, found
+        seen.append(set(part.ids.tolist()))
+    assert seen[0] > seen[1] > seen[2], "a smaller sample is a part of a larger one"
+    other = split_validation(whole, 0, seed=4, limit=50)[0]
+    assert set(other.ids.tolist()) != seen[0]
+    alone, _, held = split_validation(whole, 20, seed=3)
+    part, valid, ids = split_validation(whole, 20, seed=3, limit=10)
+    assert ids == held, "the validation split does not depend on the limit"
+    assert set(part.ids.tolist()) < set(alone.ids.tolist())
+    for given, limit, counts in ((0.2, None, [80, 20]), (0.2, 50, [50, 10])):
+        part, valid, _ = split_validation(whole, given, 0, limit)
+        assert [len(part), len(valid or [])] == counts
+
+
+def test_a_recipe_limits_its_images_and_records_their_number() -> None:
+    given = ["data.limit=100", "data.valid=0.1"]
+    splits = load_data(load_recipe("mnist5k-amata", given))
+    record = splits.record()
+    assert (record["train"], record["valid"], len(record["valid_ids"])) == (100, 10, 10)
+    assert torch.bincount(splits.train.y).tolist() == pytest.approx([10] * 10, abs=2)  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from amata import recipes
 from amata.errors import AmataError, InputError
@@ -124,8 +124,7 @@ def test_fit_refuses_what_it_cannot_train_on() -> None:
         (small_net(), [(4 * x - 2, y)], r"outside \[0, 1\]"),
         (small_net(), (x, y + 4), r"outside the model's 4 classes"),
         (torch.nn.Conv2d(1, 3, 3), (x, y), r"logits of shape \(2, classes\)"),
-        (small_net(), DataLoader(Endless(x, y), batch_size=8), r"needs a len\(\)"),
-        (small_net(), TensorDataset(x, y), "wrap a Dataset"),
+        (small_net(), DataLoader(Endless(x, y), batch_size=8), r"no len\(\).*batches_per_epoch=N"),
     ):
         with pytest.raises(InputError, match=message):
             fit(model, data, None, recipe)
@@ -137,8 +136,12 @@ LATER: dict[str, tuple[Callable[[Tensor, Tensor], tuple[Any, Any]], str]] = {
     "label above": (lambda x, y: (x, y + 3), r"labels range over \[3, 4\], outside the model's 4"),
     "label below": (lambda x, y: (x, y - 1), "outside the model's 4 classes"),
     "length": (lambda x, y: (x, y[1:]), r"labels must be an int64 tensor of shape \(16,\)"),
-    "dtype of labels": (lambda x, y: (x, y.int()), "labels must be an int64 tensor"),
-    "bytes": (lambda x, y: ((255 * x).byte(), y), "images must be a floating-point tensor"),
+    "dtype of labels": (lambda x, y: (x, y.float()), "labels must be an int64 tensor"),
+    "bytes": (lambda x, y: ((255 * x).byte(), y[1:]), r"labels must be .* shape \(16,\)"),
+    "a single image": (
+        lambda x, y: (x[0], y[0]),
+        r"labels must be an int64 tensor of shape \(1,\)",
+    ),
     "dtype": (lambda x, y: (x.double(), y), "the model cannot take images of shape"),
     "shape": (lambda x, y: (x[..., 1:], y), r"the model cannot take images of shape \(1, 6, 5\)"),
     "empty": (lambda x, y: (x[:0], y[:0]), "the batch is empty"),

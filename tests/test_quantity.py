@@ -91,7 +91,7 @@ def evaluate(**arguments: Any) -> Callable[[], Any]:
         (lambda: parse_attack("pgd-9999999999"), "unknown attack 'pgd-9999999999'"),
         (lambda: parse_attack(NAN), "attack = nan must be a name"),  # type: ignore[arg-type]
         (lambda: amata.PGD(ball=amata.Linf), "ball = .* is not a threat model"),  # type: ignore[arg-type]
-        (lambda: amata.data.Arrays("", [1]), "arrays: images and labels must be arrays"),
+        (lambda: amata.data.Arrays("", [1]), "arrays: images must be a tensor, a numpy array"),
         (lambda: amata.data.Arrays([[[[0.5]]]], [0], classes="x"), "arrays: classes = 'x' must be"),  # type: ignore[arg-type]
         (attack(pgd, generator=3), "generator = 3 must be a torch.Generator"),
         (attack(pgd, loss=lambda z, y: 1), "the loss must return a tensor, not int"),

@@ -35,6 +35,7 @@ ARROWS: dict[str, set[str]] = {
     "data": {"batch", "errors", "seeds"},
     "evaluation": {
         "attacks",
+        "batch",
         "console",
         "data",
         "engine",

@@ -3,13 +3,24 @@
 Attacks ascend them, training descends them. `correct` is what accuracy counts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def as_logits(output: Any) -> Any:
+    """The logits in a model's output: of an object with `.logits` or a dict with that key, as
+    Hugging Face's models give. Other outputs as they are."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping):
+        return output.get("logits", output)
+    return getattr(output, "logits", output)
 
 
 def correct(z: Tensor, y: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from amata.errors import InputError
+from amata.losses import as_logits
 
 
 def check_kinds(x: Tensor, y: Tensor) -> None:
@@ -49,8 +50,12 @@ def check_start(start: Any, x: Tensor) -> None:
 
 def check_module(model: Any) -> None:
     """Require a module that gradients can flow through."""
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise InputError(f"model = {model.__name__} is a class; make one: {model.__name__}(...)")
     if not isinstance(model, nn.Module):
-        raise InputError(f"model must be an nn.Module, not {_describe(model)}")
+        function = callable(model) and not isinstance(model, type)
+        wrap = "; call it in the forward() of a Module" if function else ""
+        raise InputError(f"model must be an nn.Module, not {_describe(model)}{wrap}")
     tensors = (*model.parameters(), *model.buffers())
     if any(t.is_meta for t in tensors):
         raise InputError("the model is on the meta device, without weights; build it on a real one")
@@ -81,7 +86,7 @@ def forward(model: nn.Module, x: Tensor) -> Tensor:
     own = x.clone()
     version = None if own.is_inference() else own._version
     try:
-        z: Tensor = model(own)
+        z: Tensor = as_logits(model(own))
     except (RuntimeError, ValueError, AssertionError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         if "memory" in reason or "CUDA error" in reason:  # not caused by the shape of the images

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from amata.errors import InputError
-from amata.losses import Loss
+from amata.losses import Loss, as_logits
 
 
 @contextmanager
@@ -25,7 +25,8 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Eval mode with frozen weights; on exit, modes, buffers, gradients and flags are restored."""
+    """Eval mode with frozen weights and logits as output; on exit, modes, buffers, gradients, flags
+    and outputs are restored."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [
         (module, name, buffer, buffer.detach().clone())
@@ -33,11 +34,13 @@ def untouched(model: nn.Module) -> Iterator[None]:
         for name, buffer in module._buffers.items()
         if buffer is not None
     ]
+    logits = model.register_forward_hook(lambda module, args, output: as_logits(output))
     model.eval()
     try:
         with frozen(model), torch.enable_grad():
             yield
     finally:
+        logits.remove()
         for module, mode in modes:
             module.training = mode
         with torch.no_grad():

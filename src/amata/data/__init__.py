@@ -9,11 +9,14 @@ from typing import Any
 from amata.data.datasets import DATASETS, DataSet, find_dataset
 from amata.data.feed import Feed
 from amata.data.folder import Folder, Loaded, load_folder
+from amata.data.forms import as_images
 from amata.data.framing import Framing
 from amata.data.hub import PREFIX, load_hub
 from amata.data.image_file import Picture, read_image
-from amata.data.images import Arrays, ImageSet, Loader, Stream, as_images, split_validation
+from amata.data.images import Arrays, ImageSet, Loader, labels_of, split_validation
+from amata.data.map_style import MapStyle
 from amata.data.parquet import FIND, Columns, load_parquet
+from amata.data.stream import Stream
 from amata.errors import InputError
 
 __all__ = [
@@ -26,12 +29,14 @@ __all__ = [
     "Framing",
     "ImageSet",
     "Loader",
+    "MapStyle",
     "Picture",
     "Splits",
     "Stream",
     "as_images",
     "data_root",
     "find_dataset",
+    "labels_of",
     "load",
     "read_image",
     "split_validation",
@@ -76,7 +81,8 @@ def load(
     name: str,
     *,
     root: str | Path | None = None,
-    valid: int = 0,
+    valid: float = 0,
+    limit: int | None = None,
     seed: int = 0,
     framing: Framing | None = None,
     workers: int = 0,
@@ -85,25 +91,27 @@ def load(
     columns: Columns = FIND,
     skip_bad: bool = False,
 ) -> Splits:
-    """The data set `name` with `valid` training images held out. A folder with a validation part
-    has its own."""
+    """The data set `name`. Of its training images `valid` (a number or a share) are held out, at
+    most `limit` of the others are kept. A folder with a validation part has its own."""
     entry = find_dataset(name)
     base = Path(os.path.expanduser(root)) if root else data_root()
     try:
         if name == "folder":
             loaded = load_folder(base, framing or Framing(), workers, test_share, skip_bad=skip_bad)
-            return _folder_splits(loaded, in_memory, valid, seed)
+            return _folder_splits(loaded, in_memory, valid, seed, limit)
         train, test, hashes = _read(name, entry, base, framing or Framing(), test_share, columns)
     except OSError as error:
         raise InputError(
             f"data {name}: {error.filename or base} cannot be read ({error.strerror or error}); "
             "set data.root to a folder that can be read"
         ) from None
-    rest, held, ids = split_validation(train, valid, seed)
+    rest, held, ids = split_validation(train, valid, seed, limit)
     return Splits(rest, held, test, ids, hashes)
 
 
-def _folder_splits(loaded: Loaded, in_memory: bool, valid: int, seed: int) -> Splits:
+def _folder_splits(
+    loaded: Loaded, in_memory: bool, valid: float, seed: int, limit: int | None
+) -> Splits:
     parts = {"train": loaded.train, "test": loaded.test}
     if loaded.valid is not None:
         if valid:
@@ -116,7 +124,7 @@ def _folder_splits(loaded: Loaded, in_memory: bool, valid: int, seed: int) -> Sp
     images: dict[str, ImageSet] = {
         part: folder.in_memory() if in_memory else folder for part, folder in parts.items()
     }
-    train, held, ids = split_validation(images["train"], valid, seed)
+    train, held, ids = split_validation(images["train"], valid, seed, limit)
     if "valid" in images:
         held, ids = images["valid"], images["valid"].ids.tolist()
     return Splits(train, held, images["test"], ids, hashes, loaded.skipped)

@@ -1,18 +1,16 @@
 """Sets of labelled images, and the loader of their batches."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from amata.batch import Batch
 from amata.data.augment import crop_flip
+from amata.data.convert import check_range, scaled, to_images, to_labels
 from amata.errors import InputError
 from amata.seeds import Rows, generator
 
@@ -64,8 +62,8 @@ def check_labels(y: Tensor, classes: int, where: str) -> None:
 
 
 class Arrays:
-    """Images in memory: uint8 in 0..255 or floats in [0, 1], NCHW, moved to the training device
-    once."""
+    """Images in memory: uint8 in 0..255 or floats in [0, 1], NCHW or NHWC, moved to the training
+    device once."""
 
     def __init__(
         self,
@@ -79,15 +77,14 @@ class Arrays:
     ) -> None:
         """`names` are those of the classes; by default their numbers."""
         classes = len(names) if names is not None and classes is None else classes
-        try:
-            x, y = torch.as_tensor(x), torch.as_tensor(y)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"{where}: images and labels must be arrays ({error})") from None
+        x, y = to_images(x, where), to_labels(y, where)
         if classes is not None and (not isinstance(classes, int) or classes < 1):
             raise InputError(f"{where}: classes = {classes!r} must be a whole number of at least 1")
         if y.is_floating_point() and not torch.equal(y, y.round()):
             raise InputError(f"{where}: labels must be whole numbers, not {y.dtype} fractions")
         y = y.long()
+        if x.dim() == 3 and len(x) == len(y):  # grey images
+            x = x[:, None]
         if x.dim() != 4 or y.shape != (len(x),) or len(x) == 0:
             raise InputError(
                 f"{where}: images of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}; "
@@ -95,12 +92,7 @@ class Arrays:
             )
         if x.dtype != torch.uint8:
             x = x.float()
-            low, high = x.aminmax()
-            if not (low >= 0 and high <= 1):  # also false for NaN
-                raise InputError(
-                    f"{where}: images are in [{low:.3g}, {high:.3g}]; give uint8 in 0..255 or "
-                    "finite floats in [0, 1]"
-                )
+            check_range(x, where)
         self.classes = int(y.max()) + 1 if classes is None else classes
         check_labels(y, self.classes, where)
         self.x, self.y = x, y
@@ -116,6 +108,10 @@ class Arrays:
 
     def __len__(self) -> int:
         return len(self.x)
+
+    @property
+    def labels(self) -> Tensor:
+        return self.y
 
     def sha256(self) -> str:
         """A hash of pixels and labels."""
@@ -137,8 +133,7 @@ class Arrays:
             self.x, self.y = self.x.to(device), self.y.to(device)
         # Moved at once: a copy per batch would synchronise with the GPU.
         for positions in _on(device, batches):
-            x = self.x[positions]
-            yield (x.float() / 255 if x.dtype == torch.uint8 else x), self.y[positions]
+            yield scaled(self.x[positions]), self.y[positions]
 
 
 def _on(device: torch.device, batches: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -218,74 +213,45 @@ class Loader:
         return Rows(first, first + share + (self.rank < rest), n)
 
 
-class Stream:
-    """A user's iterable of (x, y) batches, such as a DataLoader, with its own order and
-    randomness."""
-
-    count = None
-
-    def __init__(self, batches: Iterable[Any], device: torch.device) -> None:
-        try:
-            len(batches)  # type: ignore[arg-type]
-        except TypeError:
-            raise InputError(
-                "an iterable of batches needs a len(): learning rate and progress depend on the "
-                "number of batches per epoch; wrap it in a class with __iter__ and __len__"
-            ) from None
-        self.batches, self.device = batches, device
-
-    def __len__(self) -> int:
-        return len(self.batches)  # type: ignore[arg-type]
-
-    def whole(self) -> "Stream":
-        return self
-
-    def epoch(self, epoch: int = 0, start: int = 0, stride: int = 1) -> Iterator[Batch]:
-        for number, item in enumerate(islice(self.batches, start, None, stride)):
-            if not (
-                isinstance(item, tuple | list)
-                and len(item) >= 2
-                and all(isinstance(t, Tensor) for t in item[:2])
-            ):
-                raise InputError(
-                    "data must be tensors (x, y), or an iterable of such batches; convert numpy "
-                    "arrays with torch.from_numpy"
-                )
-            self.check(start + number * stride, *item[:2])
-            # A clone of a tensor from torch.inference_mode() can be trained on.
-            x, y = (t.clone() if t.is_inference() else t for t in item[:2])
-            x, y = x.to(self.device), y.to(self.device)
-            yield Batch(x, y, torch.full((len(x),), -1, device=self.device), epoch=epoch)
-
-    def check(self, number: int, x: Tensor, y: Tensor) -> None:
-        """Called with every batch before it is moved to the device."""
-
-
-def as_images(data: Any) -> Any:
-    """A pair (x, y) of tensors or arrays as an image set; an image set or an iterable of batches as
-    it is."""
-    if isinstance(data, ImageSet):
-        return data
-    if isinstance(data, Dataset) or not hasattr(data, "__iter__"):
-        raise InputError(
-            f"data must be a pair (x, y) or an iterable of batches, not {type(data).__name__}; "
-            "wrap a Dataset: torch.utils.data.DataLoader(dataset, batch_size=128, shuffle=True)"
-        )
-    pair = isinstance(data, tuple | list) and len(data) == 2
-    return Arrays(*data) if pair and isinstance(data[0], Tensor | np.ndarray) else data
+def labels_of(images: ImageSet) -> Tensor:
+    """All labels. A set that does not keep them is read as a whole."""
+    known = getattr(images, "labels", None)
+    if isinstance(known, Tensor):
+        return known
+    batches = torch.arange(len(images)).split(256)
+    return torch.cat([y for _, y in images.read(batches, torch.device("cpu"), None)])
 
 
 def split_validation(
-    images: ImageSet, count: int, seed: int
+    images: ImageSet, valid: float, seed: int, limit: int | None = None
 ) -> tuple[ImageSet, ImageSet | None, list[int]]:
-    """Hold out `count` random images: the rest, the validation split, and its ids."""
+    """Hold out random images, a number or a share of them, and take at most `limit` of the others:
+    these, the validation split, and its ids. With a limit, a share is one of the limit."""
+    whole = min(len(images), limit or len(images))
+    count = round(valid * whole) if 0 < valid < 1 else int(valid)
+    if count == 0 and valid:
+        raise InputError(f"data.valid = {valid:g} of {whole} images is none; raise it")
     if count == 0:
-        return images, None, []
+        return _sample(images, limit, seed), None, []
     if count >= len(images):
         raise InputError(
-            f"data.valid = {count} leaves nothing of the {len(images)} training images; lower it"
+            f"data.valid = {valid:g} leaves nothing of the {len(images)} training images; lower it"
         )
     order = torch.randperm(len(images), generator=generator(seed, "valid"))
     held, rest = order[:count].sort().values, order[count:].sort().values
-    valid = images.subset(held)
-    return images.subset(rest), valid, valid.ids.tolist()
+    valid_images = images.subset(held)
+    return _sample(images.subset(rest), limit, seed), valid_images, valid_images.ids.tolist()
+
+
+def _sample(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
+    """At most `limit` random images, with the same share of every class, and one of each if there
+    is room."""
+    if limit is None or limit >= len(images):
+        return images
+    y = labels_of(images).cpu()
+    order = torch.randperm(len(y), generator=generator(seed, "limit"))
+    by_class = order[y[order].argsort(stable=True)]
+    counts = y[by_class].unique_consecutive(return_counts=True)[1]
+    # The place of every image within its class, from 0 to 1. The lowest are taken, class by class.
+    place = torch.cat([torch.arange(n, dtype=torch.float64) / n for n in counts.tolist()])
+    return images.subset(by_class[place.argsort(stable=True)[:limit]].sort().values)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from amata.engine.attack_copy import AttackCopy
 from amata.engine.compiler import has_compiler
+from amata.losses import as_logits
 
 MIN_COMPILED_BATCH = 16
 """Smaller batches, such as an attack's first check of a model, run eagerly."""
@@ -26,12 +27,11 @@ class EvalCopy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) < MIN_COMPILED_BATCH:
-            return self.copy(x)
+            return as_logits(self.copy(x))
         if x.is_cuda and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         torch._dynamo.maybe_mark_dynamic(x, 0)
-        out: Tensor = self.compiled(x)
-        return out
+        return as_logits(self.compiled(x))
 
     def warm_up(self, x: Tensor) -> None:
         """Compile the forward and backward pass now, so that no attack's time includes it."""

@@ -30,7 +30,7 @@ from amata.engine.cudnn import no_cudnn_benchmark
 from amata.engine.graphs import Graph
 from amata.engine.plain import PlainNet, Precision
 from amata.errors import AmataError
-from amata.losses import Loss
+from amata.losses import Loss, as_logits
 from amata.threat import Region
 
 BUCKETS: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125)
@@ -217,7 +217,7 @@ class FastNet(PlainNet):
 
     def _attack_logits(self, x: Tensor) -> Tensor:
         with self._autocast():
-            z = self.attack_copy.model(x)
+            z = as_logits(self.attack_copy.model(x))
         return z.float() if z.dtype == torch.bfloat16 else z
 
     def _make_input_grad(
@@ -278,7 +278,7 @@ class FastNet(PlainNet):
     ) -> tuple[Tensor, Tensor | None]:
         def value(*tensors: Tensor) -> Tensor:
             *xs, y = tensors
-            return loss(*[self._forward(x) for x in xs], y).mean()
+            return self._mean(loss(*[self._forward(x) for x in xs], y), y)
 
         def make(recorded: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
             self.model.train()

@@ -14,7 +14,8 @@ from amata.distributed.process_group import Ranks
 from amata.distributed.sync_batchnorm import SyncBatchNorm
 from amata.engine.ema import EMA
 from amata.engine.split import FirstLayer
-from amata.losses import Loss, ce
+from amata.errors import InputError
+from amata.losses import Loss, as_logits, ce
 from amata.threat import Region
 
 Mode = Literal["eval", "train"]
@@ -28,7 +29,8 @@ class PlainNet:
     statistics and does not update them, dropout is off. "train": BatchNorm uses the statistics of
     the attacked batch and updates the running ones, dropout is on. `backward` and the verbs of the
     split network always run in train mode. With "bf16" the network runs under autocast; weights,
-    gradients, losses and the optimiser stay in fp32.
+    gradients, losses and the optimiser stay in fp32. `class_weights` multiply the losses of the
+    update, image by image; attacks do not need them, because they follow each image's own gradient.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class PlainNet:
         *,
         loss: Loss = ce,
         attack_loss: Loss = ce,
+        class_weights: Tensor | None = None,
         attack_mode: Mode = "eval",
         ema: EMA | None = None,
         first_layer: str | None = None,
@@ -55,6 +58,7 @@ class PlainNet:
         self.optimizer = optimizer
         self.loss = loss
         self.attack_loss = attack_loss
+        self.class_weights = class_weights
         self.attack_mode = attack_mode
         self.ema = ema
         self.first_layer = FirstLayer(model, first_layer)
@@ -118,6 +122,11 @@ class PlainNet:
         wrt_input: bool = False,
     ) -> Tensor | None:
         inputs = x if isinstance(x, tuple) else (x,)
+        if self.class_weights is not None and (y.dim() != 1 or y.is_floating_point()):
+            raise InputError(
+                "optim.class_weights need one label per image, and this method passes other "
+                "targets to net.backward; set optim.class_weights=none"
+            )
         self.grad_evals += sum(len(t) for t in inputs)
         self._samples += len(y)
         # Copied: the next replay of a graph overwrites it.
@@ -186,8 +195,12 @@ class PlainNet:
 
     def _forward(self, x: Tensor) -> Tensor:
         with self._autocast():
-            z = self.model(x)
+            z = as_logits(self.model(x))
         return z.float() if z.dtype == torch.bfloat16 else z
+
+    def _mean(self, losses: Tensor, y: Tensor) -> Tensor:
+        """The batch mean of the losses, each times the weight of its class."""
+        return (losses if self.class_weights is None else self.class_weights[y] * losses).mean()
 
     def _logits(self, x: Tensor) -> Tensor:
         self.model.train(self.attack_mode == "train")
@@ -221,14 +234,14 @@ class PlainNet:
     ) -> tuple[Tensor, Tensor | None]:
         self.model.train()
         inputs = tuple(t.detach().requires_grad_(wrt_input) for t in inputs)
-        value = loss(*[self._forward(t) for t in inputs], y).mean()
+        value = self._mean(loss(*[self._forward(t) for t in inputs], y), y)
         (value * scale if scale != 1 else value).backward()
         return value.detach(), inputs[0].grad
 
     def _costate(self, x: Tensor, y: Tensor, first: bool, scale: float) -> tuple[Tensor, Tensor]:
         self.model.train()
         with self.first_layer.cut() as cut:
-            loss = self.loss(self._forward(x.detach()), y).mean()
+            loss = self._mean(self.loss(self._forward(x.detach()), y), y)
         (loss * scale if scale != 1 else loss).backward()
         p = cut.after.grad
         assert p is not None

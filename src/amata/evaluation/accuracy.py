@@ -14,7 +14,7 @@ from amata.attacks.checks import check_images, check_logits, check_module, forwa
 from amata.attacks.preserve import untouched
 from amata.engine import EvalCopy, compiled_for_eval, no_cudnn_benchmark, tf32
 from amata.errors import InputError
-from amata.evaluation.batches import SINGLE_PROCESS, Shard, batches_of
+from amata.evaluation.batches import SINGLE_PROCESS, Shard, Source, batches_of
 from amata.evaluation.counter import GradCounter
 from amata.evaluation.masking import ModelStats, add_warnings
 from amata.evaluation.result import Result
@@ -65,12 +65,14 @@ def evaluate(
     precision: Literal["tf32", "fp32"] = "tf32",
     store: Store | None = None,
     examine: Callable[[Attacked], None] | None = None,
+    workers: int = 0,
 ) -> dict[str, Result]:
     """Evaluate a model under each attack.
 
-    `data` is a pair (x, y) of tensors or arrays, an image set, or any iterable of (x, y, ...)
-    batches. The model is left unchanged. The random draws of an attack depend only on `seed`, the
-    batch and its name.
+    `data` is a pair (x, y) of tensors or arrays, an image set, a map-style Dataset (read by
+    `workers` processes), or any iterable of batches, such as a DataLoader or a generator. A batch
+    is (x, y, ...) or a dict. The model is left unchanged. The random draws of an attack depend only
+    on `seed`, the batch and its name.
 
     With several processes, `data` holds only the batches of this process's `part`, each of
     `batch_size` images. All processes return the results of the whole.
@@ -93,6 +95,7 @@ def evaluate(
     cw_c, batch_size = positive(cw_c, "cw_c"), whole(batch_size, "batch_size", 1)
     limit = None if limit is None else whole(limit, "limit", 1)
     seed = whole(seed, "seed", 0, 2**63 - 1)
+    workers = whole(workers, "workers", 0)
     choice(engine, "engine", ("auto", "plain"))
     choice(precision, "precision", ("tf32", "fp32"))
     if not isinstance(part, Shard):
@@ -112,7 +115,7 @@ def evaluate(
         if not all(loop.state.has(attack) for attack in parsed):
             counter = GradCounter(compiled_for_eval(model) if compiled else model)
             with loop.kept(), tf32(precision == "tf32"), no_cudnn_benchmark():
-                loop.run(counter, data, batch_size, limit)
+                loop.run(counter, batches_of(data, batch_size, device, workers), batch_size, limit)
     n = loop.state.total or 0
     total, classes, seen, *stats = (
         int(v)
@@ -175,11 +178,10 @@ class _Loop:
         self.store.save(self.state.to_dict())
         self.saved, self.saved_at = self.state, time.monotonic()
 
-    def run(self, counter: GradCounter, data: Any, batch_size: int, limit: int | None) -> None:
-        source = batches_of(data, batch_size, self.device)
+    def run(self, counter: GradCounter, source: Source, batch_size: int, limit: int | None) -> None:
         most, n = 2**62 if limit is None else limit, 0
         self.total = limit if source.images is None else min(most, source.images)
-        for number, (x, y) in enumerate(source.batches):
+        for number, (x, y, *_) in enumerate(source.batches):
             index = self.part.rank + number * self.part.size  # among the batches of all processes
             first = n if self.part.size == 1 else index * batch_size  # index of its first image
             if first >= most:

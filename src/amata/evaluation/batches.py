@@ -1,14 +1,15 @@
 """The batches of evaluation data in any form, and the part of them that one process evaluates."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from amata.attacks.checks import check_kinds
-from amata.data import ImageSet, Loader, as_images
-from amata.errors import InputError
+from amata.batch import Batch
+from amata.data import ImageSet, Loader, Stream, as_images
+from amata.data.convert import to_batch
 
 
 class Shard(NamedTuple):
@@ -26,40 +27,25 @@ SINGLE_PROCESS = Shard(0, 1, list)
 class Source(NamedTuple):
     """Batches of images and labels, with their number where it is known."""
 
-    batches: Iterator[tuple[Tensor, Tensor]]
+    batches: Iterator[Batch]
     images: int | None = None
     number: int | None = None
     """Of the batches."""
 
 
-def batches_of(data: Any, batch_size: int, device: torch.device) -> Source:
-    """The batches of data in any form."""
+def batches_of(data: Any, batch_size: int, device: torch.device, workers: int = 0) -> Source:
+    """The batches of data in any form; `workers` processes read a Dataset."""
     pair = isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[0], "shape")
     if pair and all(isinstance(t, Tensor) and t.dtype != torch.uint8 for t in data):
-        check_kinds(*data)
-        parts = zip(*(t.split(batch_size) for t in data), strict=True)
-        return Source(_checked(parts), len(data[0]))
-    images = as_images(data)
+        # Kept where they are and in their precision.
+        x, y = to_batch(data, "data")
+        check_kinds(x, y)
+        parts: Any = list(zip(x.split(batch_size), y.split(batch_size), strict=True))
+        return Source(Stream(parts, device).epoch(), len(x))
+    images = as_images(data, workers=workers)
     if isinstance(images, ImageSet):
-        return Source(_checked(Loader(images, batch_size, device).epoch()), len(images))
+        return Source(Loader(images, batch_size, device).epoch(), len(images))
     try:
-        return Source(_checked(images), number=len(images))
+        return Source(Stream(images, device).epoch(), number=len(images))
     except TypeError:  # an iterable without a length
-        return Source(_checked(images))
-
-
-def _checked(batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    for item in batches:
-        if not isinstance(item, tuple | list) or len(item) < 2:
-            raise InputError(
-                f"data must be tensors (x, y) or batches of them, not {type(item).__name__}"
-            )
-        for value in item[:2]:
-            if not isinstance(value, Tensor):
-                raise InputError(
-                    f"images and labels must be tensors, not {type(value).__name__}; convert "
-                    "arrays with torch.from_numpy"
-                )
-        # A clone of a tensor from torch.inference_mode() can have gradients.
-        x, y = (t.clone() if t.is_inference() else t for t in item[:2])
-        yield x, y
+        return Source(Stream(images, device).epoch())

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from amata.errors import InputError
-from amata.quantity import MOST, number
+from amata.quantity import MOST, number, shown
 from amata.recipes.problems import first_problem
 from amata.threat import Ball
 
@@ -27,6 +27,29 @@ def _not_bool(value: Any) -> Any:
     return value
 
 
+def _count_or_share(value: Any) -> int | float:
+    """Of images: a whole number, or a share below 1."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST:
+        return value
+    share = number(value) if isinstance(value, float | str) else -1.0
+    if 0 < share < 1:
+        return share
+    if share == 0 or (1 < share <= MOST and share.is_integer()):  # 1.0 may mean all of them
+        return int(share)
+    raise InputError(f"{shown(value)} must be a number of images, or a share such as 0.1")
+
+
+def _class_weights(value: Any) -> str | list[float]:
+    if value in ("none", "balanced"):
+        return str(value)
+    weights = [number(v) for v in value] if isinstance(value, list | tuple) else []
+    if weights and all(0 < weight <= MOST for weight in weights):
+        return weights
+    raise InputError(
+        f"{shown(value)} must be 'none', 'balanced' or a list of positive numbers, one per class"
+    )
+
+
 Number = Annotated[float, BeforeValidator(number)]
 Share = Annotated[float, BeforeValidator(number), Field(ge=0, lt=1)]
 Positive = Annotated[float, BeforeValidator(number), Field(gt=0)]
@@ -35,6 +58,8 @@ Rate = Annotated[float, BeforeValidator(number), Field(gt=0, le=1e6)]
 Int = Annotated[int, BeforeValidator(_not_bool)]
 Count = Annotated[int, Field(ge=1, le=MOST), BeforeValidator(_not_bool)]
 Whole = Annotated[int, Field(ge=0, le=MOST), BeforeValidator(_not_bool)]
+CountOrShare = Annotated[int | float, BeforeValidator(_count_or_share)]
+ClassWeights = Annotated[Literal["none", "balanced"] | list[float], BeforeValidator(_class_weights)]
 Pixels = Annotated[int, Field(ge=1, le=10_000), BeforeValidator(_not_bool)]
 
 
@@ -55,8 +80,11 @@ class Data(Table):
     """Augmentation of training images: random flips, or random crops and flips."""
     pad: Int = Field(default=4, ge=0, le=1000)
     """crop-flip: zero padding on each side, in pixels."""
-    valid: Whole = 0
-    """Training images held out as validation split, to select the best checkpoint."""
+    limit: Count | None = None
+    """Train on N images only: a random sample with the same share of every class."""
+    valid: CountOrShare = 0
+    """Training images held out as validation split, to select the best checkpoint: a number, or a
+    share such as 0.1."""
     drop_last: bool = False
     """Drop the last batch of an epoch if it is smaller than the others."""
     workers: Int = Field(default=4, ge=0, le=1000)
@@ -125,6 +153,9 @@ class Optim(Table):
     """one-cycle: share of training at which the learning rate peaks."""
     label_smoothing: Share = 0.0
     """Share of each label that is spread evenly over all classes."""
+    class_weights: ClassWeights = "none"
+    """Weight of every class in the loss of the updates, in the order of the classes. balanced: the
+    mean number of images per class over the class's own, so that every class counts the same."""
     ema: Share = 0.0
     """Decay of the EMA weights per update; 0 turns them off."""
 
@@ -254,6 +285,8 @@ class PythonData(Data):
     shape: list[int] | None = None
     """Channels, height and width."""
     classes: int | None = None
+    batches_per_epoch: Count | None = None
+    """Of an iterable that does not know its length, or of a part of one that does."""
     sha256: str | None = None
     """Of pixels and labels; a DataLoader has none, because reading it changes its state."""
     valid_sha256: str | None = None

@@ -43,6 +43,7 @@ from amata.schedules import Control
 from amata.studies.runs import check_runs, planned_cost, run_controls, train_or_resume
 from amata.tensors import read_tensors
 from amata.training.batches import training_batches
+from amata.training.class_weights import class_weights
 from amata.training.device import resolve_device
 from amata.training.experiment import build_model, load_data
 from amata.training.trust import review
@@ -285,6 +286,7 @@ def _measure(
             net = ProbeNet(
                 model,
                 loss=smooth_ce(recipe.optim.label_smoothing),
+                class_weights=class_weights(recipe.optim, images, device),
                 attack_mode=recipe.train.attack_mode,
                 first_layer=recipe.model.first_layer,
                 share_paths=can_share_paths(search, cost),

@@ -12,6 +12,7 @@ from amata.data import ImageSet, Loader, Stream, as_images
 from amata.distributed import current
 from amata.errors import InputError
 from amata.recipes import Recipe
+from amata.recipes.schema import PythonData
 
 
 class Batches(Protocol):
@@ -40,26 +41,25 @@ class CheckedStream(Stream):
     classes: int | None = None
     """The model's number of classes, once it is known."""
 
-    def __init__(self, batches: Any, device: torch.device, what: str = "training data") -> None:
-        super().__init__(batches, device)
-        self.what = what
-
-    def check(self, number: int, x: Tensor, y: Tensor) -> None:
+    def check(self, where: str, x: Tensor, y: Tensor) -> None:
+        # Bytes are all in range: a float of the same shape stands for them.
+        floats = torch.zeros(()).expand(x.shape) if x.dtype == torch.uint8 else x
         try:
-            check_kinds(x, y)
-            if x.device.type == "cpu":
+            check_kinds(floats, y)
+            if x.device.type == "cpu" and x is floats:
                 check_images(x, y)
             if y.device.type == "cpu" and self.classes is not None:
                 check_labels(y, self.classes)
         except InputError as error:
-            raise InputError(f"batch {number + 1} of the {self.what}: {error}") from None
+            raise InputError(f"{where}: {error}") from None
 
 
 def training_batches(data: Any, recipe: Recipe, device: torch.device) -> Batches:
     """Training batches, shuffled and augmented as functions of seed, epoch and batch."""
-    images = as_images(data)
+    images = as_images(data, where="training data")
     if not isinstance(images, ImageSet):
-        return CheckedStream(images, device)
+        length = recipe.data.batches_per_epoch if isinstance(recipe.data, PythonData) else None
+        return CheckedStream(images, device, length, "training data")
     c = recipe.data
     pad, flip = (c.pad if c.augment == "crop-flip" else 0), c.augment != "none"
     rank, size = current().rank, current().size
@@ -83,9 +83,15 @@ def held_out_batches(
     sorted by class. A stream is always used whole."""
     if data is None:
         return None
-    images = as_images(data)
+    images = as_images(data, where="validation data")
     if not isinstance(images, ImageSet):
-        return CheckedStream(images, device, "validation data")
+        stream = CheckedStream(images, device, what="validation data")
+        if stream.read_once:
+            raise InputError(
+                "the validation data are an iterator, which can be read only once, and every epoch "
+                "reads them; pass a list, or a function that returns a new iterator"
+            )
+        return stream
     if at_most is not None and at_most < len(images):
         images = images.subset(torch.linspace(0, len(images) - 1, at_most).long())
     return Loader(images, recipe.eval.batch_size, device)

@@ -40,6 +40,7 @@ def load_data(recipe: Recipe) -> data.Splits:
         c.name,
         root=c.root,
         valid=c.valid,
+        limit=c.limit,
         seed=recipe.train.seed,
         framing=framing_of(recipe),
         workers=c.workers,

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from torch import nn
 
 from amata.attacks.checks import check_module
-from amata.data import Arrays, ImageSet, as_images
+from amata.data import Arrays, ImageSet, MapStyle, as_images, split_validation
+from amata.data.map_style import known_names
 from amata.distributed import current, report_lost_process
 from amata.errors import InputError, quoted
 from amata.evaluation import parse_attack
@@ -45,7 +46,11 @@ def fit(
     optim: Optim | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
+    batches_per_epoch: int | None = None,
     augment: Literal["none", "flip", "crop-flip"] | None = None,
+    limit: int | None = None,
+    class_weights: Sequence[float] | Literal["none", "balanced"] | None = None,
+    workers: int = 0,
     seed: int | None = None,
     device: str | torch.device | None = None,
     engine: Literal["auto", "plain", "fast"] | None = None,
@@ -59,10 +64,16 @@ def fit(
 ) -> Fitted:
     """Train `model` with `method` under `schedule`.
 
-    `model` maps images in [0, 1], NCHW, to logits. It is trained in place, and `Fitted.model` holds
-    the best weights. `train` and `valid` are pairs (x, y) of tensors or arrays, image sets, or
-    iterables of (x, y) batches with a length, such as a DataLoader. The best weights are those with
-    the highest robust accuracy on `valid`; without `valid`, the last ones.
+    `model` maps images in [0, 1], NCHW, to logits, or to an object with `.logits`. It is trained in
+    place, and `Fitted.model` holds the best weights: those with the highest robust accuracy on
+    `valid`; without `valid`, the last ones.
+
+    `train` and `valid` are pairs (x, y) of tensors or arrays, map-style Datasets (read by `workers`
+    processes), or batches: a DataLoader, another iterable, or a function that returns one. A batch
+    or an item is (x, y) or a dict. Images are uint8 or floats in [0, 1]. `valid` may also be the
+    number or the share of training images to hold out, and `limit` the number to train on; neither
+    is possible with batches. `batches_per_epoch` is needed where batches have no len().
+    `class_weights` are one weight per class for the loss of the updates, or "balanced".
 
     `recipe`, the name of a built-in recipe, a TOML file or a `Recipe`, fills every argument that is
     not given. `run` is a new folder in which everything is recorded; an interrupt then saves a
@@ -85,13 +96,17 @@ def fit(
                 f"{quoted(resume)}`"
             )
     chosen = _recipe(base, method, schedule, model)
-    images, held_out = as_images(train), None if valid is None else as_images(valid)
-    if not isinstance(images, ImageSet) and (batch_size or augment):
+    images, held_out = _read_data(train, valid, workers)
+    if not isinstance(images, ImageSet) and (batch_size or augment or limit):
         raise InputError(
-            "batch_size= and augment= are for images in memory; this iterable makes its own "
+            "batch_size=, augment= and limit= are for single images; this iterable makes its own "
             "batches: drop them"
         )
-    data = {"batch_size": batch_size, "augment": augment}
+    if isinstance(images, ImageSet) and batches_per_epoch:
+        raise InputError("batches_per_epoch= is for iterables of batches; drop it")
+    data = _updated(
+        chosen.data, {"batch_size": batch_size, "augment": augment, "limit": limit, "valid": 0}
+    )
     options = {
         "epochs": epochs,
         "seed": seed,
@@ -101,11 +116,16 @@ def fit(
         "valid_attack": valid_attack,
         "guard": guard,
     }
+    settings = _updated(chosen.train, options)
+    if isinstance(images, ImageSet):
+        share = _count_or_share(valid)
+        images, part, _ = split_validation(images, share, settings.seed, data.limit)
+        held_out = part if share else held_out
     chosen = dataclasses.replace(
         chosen,
-        optim=optim or chosen.optim,
-        train=_updated(chosen.train, options),
-        data=_described_data(images, held_out, _updated(chosen.data, data)),
+        optim=_updated(optim or chosen.optim, {"class_weights": class_weights}),
+        train=settings,
+        data=_described_data(images, held_out, data, batches_per_epoch),
         model=_described_model(model, chosen.model.first_layer),
     )
     _ = chosen.tables  # validates the fields of method and schedule
@@ -134,6 +154,29 @@ def fit(
     if folder is not None and ranks.is_main:
         folder.write_summary(fitted.summary(chosen, {}))
     return fitted
+
+
+def _read_data(train: Any, valid: Any, workers: int) -> tuple[Any, Any]:
+    """Training and validation data as image sets or iterables; None for a part of the former."""
+    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 0:
+        raise InputError(f"fit(): workers = {workers!r} must be a whole number of at least 0")
+    images = as_images(train, workers=workers, where="training data")
+    if valid is None or isinstance(valid, int | float):
+        if valid is not None and not isinstance(images, ImageSet):
+            raise InputError(
+                f"valid = {valid!r} holds out single images, and the training data are batches; "
+                "pass the validation data themselves"
+            )
+        return images, None
+    return images, as_images(valid, workers=workers, where="validation data")
+
+
+def _count_or_share(valid: Any) -> float:
+    """The number or the share of images to hold out; 0 if `valid` are the images themselves."""
+    if valid is None or not isinstance(valid, int | float):
+        return 0
+    share: float = _updated(PythonData(), {"valid": valid}).valid
+    return share
 
 
 def _new_folder(path: Path, recipe: Recipe, images: Any) -> RunFolder | None:
@@ -168,8 +211,8 @@ def _check_types(
     """Refuse what is not the kind of object that an argument needs."""
     function = "or a function (epoch, epochs) -> (steps, step_size)"
     is_schedule = callable(schedule) or closed_loop(schedule) is not None
+    check_module(model)
     needs = {
-        "model": (model, isinstance(model, nn.Module), "an nn.Module"),
         "method": (method, isinstance(method, Method), "a method such as amata.PGD(ball=ball)"),
         "schedule": (schedule, is_schedule, f"a schedule such as amata.Linear(...), {function}"),
         "optim": (optim, isinstance(optim, Optim), "amata.SGD(...), AdamW(...) or Muon(...)"),
@@ -180,13 +223,22 @@ def _check_types(
         wanted = "the name of a recipe, a TOML file or an amata.Recipe"
         needs[name] = (path, right, wanted if name == "recipe" else "a folder")
     for name, (value, right, wanted) in needs.items():
-        if not right and (value is not None or name == "model"):
+        if not right and value is not None:
             text = repr(value)
             short = text if len(text) <= 80 and text.isprintable() else type(value).__name__
             raise InputError(f"fit(): {name} = {short} must be {wanted}")
     if isinstance(method, Method):
         check_ball(method.ball)
-    check_module(model)
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise InputError(
+            f"model is a {type(model).__name__}; pass model.module: for several GPUs start the "
+            "script with torchrun"
+        )
+    if hasattr(model, "_orig_mod"):
+        raise InputError(
+            "model is compiled; pass the module itself, model._orig_mod: the fast engine compiles "
+            "it"
+        )
     if not any(p.requires_grad for p in model.parameters()):
         raise InputError("fit(): no parameter of the model requires a gradient; unfreeze some")
 
@@ -217,17 +269,19 @@ def _updated(table: Any, given: dict[str, Any]) -> Any:
         raise InputError(f"fit(): {first_problem(error, type(table))}") from None
 
 
-def _described_data(images: Any, valid: Any, table: Data) -> PythonData:
+def _described_data(images: Any, valid: Any, table: Data, batches: int | None) -> PythonData:
     """What the run records of its data."""
-    kept = {key: getattr(table, key) for key in ("batch_size", "augment", "pad", "drop_last")}
+    keys = ("batch_size", "augment", "pad", "drop_last", "limit")
+    kept: dict[str, Any] = {key: getattr(table, key) for key in keys}
+    kept["batches_per_epoch"] = batches or getattr(table, "batches_per_epoch", None)
     if not isinstance(images, ImageSet):
         found = _stream_facts(images)
     else:
-        x, _ = next(iter(images.read([torch.arange(1)], torch.device("cpu"), None)))
+        own = isinstance(images, MapStyle) and known_names(images.dataset) is None
         found = {
             "count": len(images),
-            "shape": list(x.shape[1:]),
-            "classes": images.classes,
+            "shape": list(images.shape),
+            "classes": None if own else images.classes,  # else all images would be read for it
             "sha256": images.sha256() if isinstance(images, Arrays) else None,
         }
     if isinstance(valid, ImageSet):

@@ -24,6 +24,7 @@ from amata.schedules import Account, ClosedLoop, Control, closed_loop, planned_c
 from amata.seeds import derive, generator
 from amata.training.batches import Batches, CheckedStream
 from amata.training.checks import check_consistent, check_divisible, check_equal_batches
+from amata.training.class_weights import class_weights
 from amata.training.clock import Clock
 from amata.training.optim import learning_rate, make_optimizer
 from amata.training.probing import probe
@@ -70,6 +71,7 @@ class Trainer:
             engine=recipe.train.engine,
             precision=recipe.train.precision,
             loss=smooth_ce(recipe.optim.label_smoothing),
+            class_weights=class_weights(recipe.optim, getattr(batches, "images", None), device),
             attack_mode=recipe.train.attack_mode,
             ema=self.ema,
             first_layer=recipe.model.first_layer,
@@ -123,6 +125,7 @@ class Trainer:
         net = ProbeNet(
             self.model,
             loss=self.net.loss,
+            class_weights=self.net.class_weights,
             attack_mode=self.net.attack_mode,
             first_layer=self.recipe.model.first_layer,
             precision=self.net.precision,
@@ -269,6 +272,12 @@ class Trainer:
             with torch.no_grad(), no_cudnn_benchmark():
                 z = forward(self.model, batch.x[:2])
             check_logits(z, batch.y, n=len(batch.x[:2]))
+            given = self.recipe.optim.class_weights
+            if isinstance(given, list) and len(given) != z.shape[1]:
+                raise InputError(
+                    f"optim.class_weights has {len(given)} weights and the model {z.shape[1]} "
+                    "classes; give one for each"
+                )
         except InputError as error:
             place = f"batch {self.state.batch + 1} of the training data: " if streamed else ""
             raise InputError(f"{place}{error}") from error
