@@ -212,7 +212,7 @@ def test_a_network_keeps_attributes_of_its_own(tmp_path: Path, home: Path) -> No
             lambda _: library.load(3),  # type: ignore[arg-type]
             "path = 3 must be a run folder",
         ),
-        (lambda home: library.load(home / "nowhere"), "no run folder, weights file or exported"),
+        (lambda home: library.load(home / "nowhere"), "no run folder or weights file at"),
         (lambda home: library.load(home / "images"), "is not a run folder"),
         (
             lambda home: library.load(home / "run", model=3),  # type: ignore[arg-type]

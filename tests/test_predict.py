@@ -74,6 +74,8 @@ def test_any_image_becomes_one_of_the_shape(mode: str, tmp_path: Path) -> None:
     assert tuple(read_image(tmp_path / "x.png", (3, 7, 5)).x.shape) == (3, 7, 5)
     with pytest.raises(InputError, match="with 1 or 3 channels, not 2"):
         read_image(tmp_path / "x.png", (2, 9, 12))
+    with pytest.raises(InputError, match="a crop of 28 does not give 30 x 28 pixels"):
+        read_image(tmp_path / "x.png", (3, 28, 30), Framing(32, 28))
 
 
 @pytest.mark.parametrize("seed", [0, 2])
@@ -157,7 +159,7 @@ def test_unreadable_images_are_named_and_the_others_predicted(
     [
         (["photos.safetensors", "nowhere.png"], "no image or folder at nowhere.png"),
         (["photos.safetensors", "."], ""),
-        (["nowhere", "images"], "no run folder, weights file or exported folder at nowhere"),
+        (["nowhere", "images"], "no run folder or weights file at nowhere"),
         (["photos.safetensors"], "Missing argument"),
         (["photos.safetensors", "images", "--top", "0"], "--top"),
         (["images/cat/0.png", "images"], "does not say which model and data it belongs to"),

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from amata import models, recipes
 from amata.checksums import of_text
@@ -29,7 +30,7 @@ from amata.studies.landscape import run_landscapes
 from amata.studies.plan import find_runs
 from amata.studies.runs import train_or_resume
 from amata.tensors import read_tensors
-from amata.training import trust
+from amata.training import load, trust
 from amata.training.experiment import load_trained, resume
 from tests.conftest import Called
 
@@ -121,6 +122,7 @@ def hostile(home: Path, fresh: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Path
 COMMANDS: dict[str, list[str]] = {
     "eval": ["eval", "RUN"],
     "eval the weights": ["eval", "WEIGHTS", "--set=eval.limit=2"],
+    "predict": ["predict", "RUN", "IMAGE", "--robust"],
     "export": ["export", "RUN", "--to", "onnx", "--out", "OUT"],
     "landscape": ["landscape", "RUN", "--out", "OUT", "--grid", "3", "--sample", "0"],
     "criterion": ["criterion", "RUN", "--batches", "1", "--alphas", "1", "--out", "OUT"],
@@ -145,7 +147,15 @@ def command(name: str, run: Path, out: Path) -> list[str]:
             read_tensors(run / "model.safetensors"),
             {"recipe": "stranger", "tables": tables.tables},
         )
-    words = {"RUN": str(run), "WEIGHTS": str(run / "w.safetensors"), "OUT": str(out)}
+    image = out.with_name("image.png")
+    if name == "predict":
+        Image.new("RGB", (12, 12)).save(image)
+    words = {
+        "RUN": str(run),
+        "IMAGE": str(image),
+        "WEIGHTS": str(run / "w.safetensors"),
+        "OUT": str(out),
+    }
     return [words.get(word, word) for word in COMMANDS[name]]
 
 
@@ -220,6 +230,7 @@ def test_functions_refuse_it_as_commands_do(hostile: tuple[Path, Path], tmp_path
     images = torch.rand(2, 3, 12, 12)
     calls: list[Callable[[], Any]] = [
         lambda: load_trained(run),
+        lambda: load(run),
         lambda: export(run, "onnx", tmp_path / "out"),
         lambda: run_landscapes(run, []),
         lambda: measure_strategies([RunFolder(run)], CriterionSettings(), tmp_path, Reporter()),

@@ -1,6 +1,7 @@
 """amata predict: the classes of single images."""
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from amata.evaluation.prediction import Prediction
 
-BATCH = 64
+BATCH, VALUES = 64, 1 << 23  # the most images, and values, that are predicted at once
 
 
 @app.command(epilog="Example: amata predict runs/mine photo.jpg more_photos/ --robust")
@@ -61,10 +62,11 @@ def predict(
         assert found.shape is not None  # it is known of every network that can be built
         net, framing = found.model.to(device), framing_of(found.recipe)
         ball = found.recipe.ball if robust else None
-        for start in range(0, len(files), BATCH):
+        batch = max(1, min(BATCH, VALUES // math.prod(found.shape)))
+        for start in range(0, len(files), batch):
             reporter.evaluating(ATTACK if robust else "clean", start, len(files))
             read = []
-            for file in files[start : start + BATCH]:
+            for file in files[start : start + batch]:
                 try:
                     read.append((file, read_image(file, found.shape, framing)))
                 except InputError as error:

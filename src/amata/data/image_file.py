@@ -38,6 +38,10 @@ def read_image(
     channels, height, width = shape
     if channels not in (1, 3):
         raise InputError(f"{path}: images are read with 1 or 3 channels, not {channels}")
+    if framing is not None and (height, width) != (framing.crop, framing.crop):
+        raise InputError(
+            f"{path}: a crop of {framing.crop} does not give {width} x {height} pixels"
+        )
     stored: tuple[int, int] = (0, 0)
 
     def check(w: int, h: int) -> None:

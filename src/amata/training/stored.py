@@ -46,9 +46,7 @@ class Stored:
     ) -> "Stored":
         """What is stored at `path`. `recipe` is for a weights file that names none."""
         run = given = None
-        if (path / "recipe.toml").is_file() or (
-            path.is_dir() and not (path / "config.json").is_file()
-        ):
+        if path.is_dir() and not _is_export(path):
             run, original = RunFolder.open(path)
             source, weights = path / "recipe.toml", path / "model.safetensors"
             about = run.split()
@@ -62,7 +60,7 @@ class Stored:
             given = None if recipe is None else recipes.load(recipe, overrides)
             original = given or _recipe_in(about, path)
         else:
-            raise InputError(f"no run folder, weights file or exported folder at {path}")
+            raise InputError(f"no run folder or weights file at {path}")
         check_type(SIZES, about, source)
         chosen = given or recipes.parse(original.tables, original.name, overrides)
         return cls(
@@ -113,6 +111,10 @@ class Stored:
             )
 
 
+def _is_export(folder: Path) -> bool:
+    return (folder / "config.json").is_file() and not (folder / "recipe.toml").is_file()
+
+
 def _described(path: Path) -> dict[str, Any]:
     """The header of a weights file; empty for a file of another program."""
     return describe_weights(path) if path.suffix == ".safetensors" else {}
@@ -133,7 +135,7 @@ def _exported(folder: Path) -> tuple[Path, dict[str, Any]]:
     """The weights of an exported folder, and its config.json as the header of weights has it.
     Its architecture.py is a stranger's code, and is not used."""
     file = folder / "config.json"
-    config = read_record(file, EXPORTED)
+    config = read_record(file, EXPORTED, hint="load a folder that `amata export` wrote")
     labels = config["id2label"]
     if set(labels) != {str(number) for number in range(len(labels))}:
         raise InputError(f"{file}: the keys of id2label are not 0, 1, ...; export the run again")
