@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import annealing
+import finetune
 import measure
 import paper
 import stored
@@ -180,3 +181,57 @@ def test_the_logistic_example_is_what_the_page_shows() -> None:
     stored_result, result = json.loads(file.read_text()), Logistic().report()
     assert result["k_msa"] == stored_result["k_msa"]
     assert result["objectives"] == pytest.approx(stored_result["objectives"], rel=1e-6)
+
+
+def test_arms_of_the_fine_tuning_study_differ_as_stated() -> None:
+    tables = {
+        title: recipes.load("folder-finetune", [*finetune.ARM, *sets]).tables
+        for title, (_, sets) in finetune.ARMS.items()
+    }
+    different = {
+        title: {
+            f"{section}.{key}"
+            for section, table in found.items()
+            for key, value in table.items()
+            if value != tables["finetune"][section][key]
+        }
+        for title, found in tables.items()
+    }
+    assert different == {
+        "finetune": set(),
+        "no-warmup": {"train.eps_warmup"},
+        "scratch": {"model.new_head", "train.eps_warmup"},
+        "scratch-long": {"model.new_head", "train.eps_warmup", "train.epochs"},
+    }
+    pretraining = recipes.load("cifar10-amata-quick", finetune.PRETRAINING).tables
+    for key in ("name", "mean", "std", "args"):
+        assert pretraining["model"][key] == tables["finetune"]["model"][key]
+    assert pretraining["threat"] == tables["finetune"]["threat"]
+
+
+def test_the_fine_tuning_table_is_read_from_stored_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(finetune, "RESULTS", tmp_path)
+    assert finetune.table().startswith("Not measured yet")
+    (tmp_path / "tuning.json").write_text('{"lr": {"finetune": 0.01, "scratch": 0.1}}')
+    for number, title in enumerate(finetune.ARMS):
+        for seed in range(3):
+            run = tmp_path / "runs" / f"{title}-seed{seed}"
+            run.mkdir(parents=True)
+            share = 0.5 - 0.125 * number
+            accuracy = {"accuracy": share, "n": 8, "low": 0.0, "high": 1.0, "grad_evals": 0}
+            accuracy |= {"seconds": 0.0, "params": {}, "warnings": []}  # type: ignore[dict-item]
+            about = {
+                "recipe": "folder-finetune",
+                "epochs": 10,
+                "train_seconds": 1.0,
+                "grad_evals": 1000,
+                "grad_evals_per_image": 3.0,
+                "best_epoch": 9,
+                "evaluation": dict.fromkeys(finetune.ATTACKS, accuracy),
+            }
+            (run / "summary.json").write_text(json.dumps(about))
+    rows = finetune.table().splitlines()
+    assert rows[2] == "| finetune | 10 | 0.01 | 1,000 | 50.0 ± 0.0 | 50.0 ± 0.0 | 50.0 ± 0.0 |"
+    assert "- finetune against scratch: +25.0, +25.0, +25.0 points" in rows
