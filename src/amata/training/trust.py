@@ -124,8 +124,10 @@ def _report(key: str, path: str, what: str, source: Path, note: Callable[[str], 
     """Say what is read from outside the run folder."""
     try:
         place = Path(path).expanduser().resolve()
-        folder = key != "model.weights" and place.suffix != ".parquet"
-        odd = place.exists() and not (place.is_dir() if folder else place.is_file())
+        file = key == "model.weights" or (key == "data.root" and place.suffix == ".parquet")
+        folder = key != "model.weights"
+        fits = (file and place.is_file()) or (folder and place.is_dir())
+        odd = place.exists() and not fits
     except (OSError, RuntimeError, ValueError):  # no such user, a null byte, a loop of links
         odd = True
     if odd:
