@@ -58,6 +58,19 @@ def test_a_batch_is_what_unpickling_gives(content: bytes) -> None:
     assert (x.shape, y.tolist()) == ((3, 3, 32, 32), known[b"labels"])
 
 
+@pytest.mark.parametrize("content", FILES.values(), ids=FILES)
+def test_fine_labels_are_read_by_their_key(content: bytes) -> None:
+    for kind, size in ((b"U", 1), (b"X", 4)):  # a str of Python 2, and text as Python 3 writes it
+        old, new = (
+            kind + len(key).to_bytes(size, "little") + key for key in (b"labels", b"fine_labels")
+        )
+        content = content.replace(old, new)
+    x, y = parse_batch(content, "fine_labels")
+    assert (x.tobytes(), y.tolist()) == (X.tobytes(), LABELS)
+    with pytest.raises(ValueError, match="it has no data and labels"):
+        parse_batch(content)
+
+
 EVIL = b"c__builtin__\neval\n"
 BAD = {
     "empty": (b"", "pickle exhausted"),

@@ -124,11 +124,11 @@ def _report(key: str, path: str, what: str, source: Path, note: Callable[[str], 
     """Say what is read from outside the run folder."""
     try:
         place = Path(path).expanduser().resolve()
-        weights = key == "model.weights" and place.is_dir()
-        file = place / "model.safetensors" if weights else place
+        run = key == "model.weights" and (place / "model.safetensors").is_file()
         table = key == "data.root" and place.suffix.lower() in (".csv", ".parquet")
-        needs_file = table or key == "model.weights"
-        odd = place.exists() and not (file.is_file() if needs_file else place.is_dir())
+        file = (table or key == "model.weights") and place.is_file()
+        fits = file or run or (key != "model.weights" and place.is_dir())
+        odd = place.exists() and not fits
     except (OSError, RuntimeError, ValueError):  # no such user, a null byte, a loop of links
         odd = True
     if odd:
