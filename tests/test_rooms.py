@@ -58,6 +58,7 @@ ARROWS: dict[str, set[str]] = {
     "training": {
         "attacks",
         "batch",
+        "checksums",
         "control",
         "data",
         "distributed",

@@ -21,6 +21,7 @@ from amata.studies.differences import (
     training_times,
 )
 from amata.studies.plan import check_target
+from amata.training.stored import all_results
 
 
 def compare_runs(
@@ -50,7 +51,10 @@ def compare_runs(
         target, problem = common_target(curves)
         source = "the highest whole percentage that every run reached"
         warnings += [problem] if problem else []
-    summaries = [run.summary() for run in runs]
+    summaries = [
+        {**(summary := run.summary()), "evaluation": all_results(run, recipe, summary)}
+        for run, recipe in opened
+    ]
     rows, untested = recipe_rows(titles, curves, summaries, target)
     warnings += untested
     for row in rows:
