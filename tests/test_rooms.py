@@ -62,6 +62,7 @@ ARROWS: dict[str, set[str]] = {
     "training": {
         "attacks",
         "batch",
+        "checksums",
         "control",
         "data",
         "distributed",

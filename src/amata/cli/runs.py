@@ -1,6 +1,7 @@
 """amata train and amata eval."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,7 @@ from amata.cli.root import (
     reporters,
     short_forms,
 )
-from amata.errors import InputError
+from amata.errors import InputError, Interrupted
 
 
 @app.command(epilog="Example: amata train mnist5k-amata --epochs 5 --out runs/first")
@@ -136,13 +137,22 @@ def evaluate(
     recipe: Annotated[
         str | None, typer.Option(help="The recipe of a weights file that has none.")
     ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Evaluate again what the run folder holds already.")
+    ] = False,
     set_: Set = [],  # noqa: B006
     trust: Trust = False,
     json_: Json = False,
 ) -> None:
-    """Evaluate a trained model on the test set under attacks."""
+    """Evaluate a trained model on the test set under attacks.
+
+    A run folder keeps the results in evaluations/. The same attacks are not evaluated twice, and
+    an interrupted evaluation continues.
+    """
     from amata.console import ConsoleReporter, err, results_table
     from amata.console import out as console
+    from amata.training.device import resolve_device
+    from amata.training.evaluations import stored_evaluation
     from amata.training.experiment import evaluate_recipe, load_trained
 
     names = [name.strip() for name in attacks.split(",")] if attacks else None
@@ -151,7 +161,16 @@ def evaluate(
         net, loaded, splits = load_trained(
             model, tuple(set_), recipe, to_test=True, trust=trust, note=reporter.note
         )
-        results = evaluate_recipe(net, loaded, splits.test, reporter, names, limit)
+        store = None
+        if model.is_dir():
+            forget = names or loaded.eval.attacks if again else ()
+            device = resolve_device(loaded.train.device)
+            store = stored_evaluation(model, loaded, splits, limit, device, reporter.note, forget)
+        try:
+            results = evaluate_recipe(net, loaded, splits.test, reporter, names, limit, store)
+        except KeyboardInterrupt:
+            kept = "; what is done is kept, repeat the command to continue" if store else ""
+            raise Interrupted(f"interrupted{kept}", signal.SIGINT) from None
     for name, result in results.items():
         for warning in result.warnings:
             err.print(f"warning: {name}: {warning}", soft_wrap=True)

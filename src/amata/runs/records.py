@@ -32,6 +32,9 @@ class Evaluation(TypedDict):
     params: Params
     warnings: list[str]
     non_finite: NotRequired[Index]
+    outcomes: NotRequired[str | None]
+    """One bit per image, in base64."""
+    per_class: NotRequired[list[list[Index]]]
 
 
 class Summary(TypedDict):
@@ -117,8 +120,77 @@ class Checkpoint(TypedDict):
     best_epoch: NotRequired[Index | None]
 
 
+class Stats(TypedDict):
+    """Counts over the images of an evaluation, as `ModelStats` has them."""
+
+    images: Index
+    correct: Index
+    non_finite: Index
+    class_sum: Index
+    class_square_sum: Index
+    probed: Index
+    zero_gradient: Index
+
+
+class Tally(TypedDict):
+    """One attack of an evaluation, finished or not."""
+
+    batches: Index
+    images: Index
+    non_finite: Index
+    bad_gradients: Index
+    grad_evals: Index
+    seconds: Amount
+    outcomes: str
+
+
+class EvaluationState(TypedDict):
+    """What an evaluation continues from, as `State.to_dict` writes it."""
+
+    batches: Index
+    classes: Annotated[Index, Field(le=1_000_000)]
+    total: Index | None
+    labels: str
+    """Four bytes per image, in base64."""
+    stats: Stats
+    tallies: dict[str, Tally]
+
+
+class Context(TypedDict):
+    """What the results of an evaluation depend on, besides the attack."""
+
+    weights: str
+    recipe: str
+    """A hash of its tables for model and data."""
+    data: str
+    test_hash: str
+    test_pixels: str
+    images: Count
+    norm: str
+    eps: Amount
+    step_size: Amount | None
+    cw_c: Amount
+    batch_size: Count
+    seed: Index
+    engine: str
+    precision: str
+    device: str
+    torch: str
+
+
+class Evaluations(TypedDict):
+    """A file in evaluations/."""
+
+    context: Context
+    date: str
+    environment: Environment
+    state: EvaluationState
+    results: dict[str, Evaluation]
+
+
 CHECKPOINT = TypeAdapter(Checkpoint)
 SUMMARY = TypeAdapter(Summary)
+EVALUATIONS = TypeAdapter(Evaluations)
 ENVIRONMENTS = TypeAdapter(Environments)
 SPLIT: TypeAdapter[Any] = TypeAdapter(Split)
 SIZES: TypeAdapter[Any] = TypeAdapter(Sizes)

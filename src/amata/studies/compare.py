@@ -24,6 +24,7 @@ from amata.studies.differences import (
 from amata.studies.plan import check_target
 from amata.studies.shared_attack import compare_under_one_attack
 from amata.studies.titles import recipe_titles
+from amata.training.evaluations import all_results
 
 
 def compare_runs(
@@ -53,7 +54,10 @@ def compare_runs(
         target, problem = common_target(curves)
         source = "the highest whole percentage that every run reached"
         warnings += [problem] if problem else []
-    summaries = [run.summary() for run in runs]
+    summaries = [
+        {**(summary := run.summary()), "evaluation": all_results(run, recipe, summary)}
+        for run, recipe in opened
+    ]
     rows, untested = recipe_rows(titles, curves, summaries, target)
     warnings += untested
     same_images = same_test_images(opened)

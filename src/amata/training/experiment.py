@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,9 +22,11 @@ from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
 from amata.reporter import Reporter
 from amata.runs import RunFolder, resume_call
+from amata.runs.evaluations import StoredEvaluation
 from amata.schedules import planned_controls
 from amata.training.checks import check_consistent, check_divisible, check_equal_ranks
 from amata.training.device import resolve_device
+from amata.training.evaluations import stored_evaluation
 from amata.training.loop import part_of, train_model
 from amata.training.stored import Stored
 from amata.training.trust import remember, review
@@ -192,9 +195,13 @@ def _train_and_evaluate(
     run: RunFolder, recipe: Recipe, model: nn.Module, splits: data.Splits, reporter: Reporter
 ) -> None:
     fitted = train_model(model, splits.train, splits.valid, recipe, run=run, reporter=reporter)
-    again = f"training is done and saved, `amata train --resume {quoted(run.path)}` evaluates again"
+    again = f"training is done and saved, `amata train --resume {quoted(run.path)}` continues"
+    device = resolve_device(recipe.train.device)
+    store = None
+    if current().size == 1:  # several processes have no common state to continue from
+        store = stored_evaluation(run.path, recipe, splits, None, device, reporter.note)
     try:
-        results = evaluate_recipe(fitted.model, recipe, splits.test, reporter)
+        results = evaluate_recipe(fitted.model, recipe, splits.test, reporter, store=store)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted in the final evaluation; {again}", signal.SIGINT) from None
     except InputError as error:  # such as a test image that cannot be read
@@ -203,8 +210,7 @@ def _train_and_evaluate(
         for warning in result.warnings:
             reporter.note(f"{name}: {warning}")
     if current().is_main:
-        evaluation = {name: result.to_dict() for name, result in results.items()}
-        summary = fitted.summary(recipe, evaluation)
+        summary = fitted.summary(recipe, records_of(results))
         run.write_summary(summary)
         reporter.finish(summary)
 
@@ -229,8 +235,10 @@ def evaluate_recipe(
     reporter: Reporter,
     attacks: list[str] | None = None,
     limit: int | None = None,
+    store: StoredEvaluation | None = None,
 ) -> dict[str, Result]:
-    """The recipe's evaluation on these images, on the device the model is on."""
+    """The recipe's evaluation on these images, on the device the model is on. What is in the
+    `store` is not computed again."""
     c = recipe.eval
     limit = limit or c.limit
     names = attacks or c.attacks
@@ -239,6 +247,8 @@ def evaluate_recipe(
     n = min(len(images), limit or len(images))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     loader, ranks = data.Loader(images.subset(torch.arange(n)), c.batch_size, device), current()
+    if store is not None:
+        store.announce(list(names))
     results: dict[str, Result] = {}
     if named := [name for name in names if is_attack(name)]:
         results = evaluate(
@@ -255,6 +265,7 @@ def evaluate_recipe(
             batch_size=c.batch_size,
             engine="plain" if recipe.train.engine == "plain" else "auto",
             precision=c.precision,
+            store=store,
         )
     for name in corrupted:
         assert corruptions is not None
@@ -268,7 +279,18 @@ def evaluate_recipe(
             part=part_of(ranks),
             precision=c.precision,
         )
+    if store is not None:
+        store.finish(records_of(results))
     return results
+
+
+def records_of(results: dict[str, Result]) -> dict[str, dict[str, Any]]:
+    """Results as a run folder keeps them: outcomes and labels tell the accuracy per class."""
+    plain = {name: result.to_dict() for name, result in results.items()}
+    return {
+        name: {k: v for k, v in record.items() if k != "per_class"}
+        for name, record in plain.items()
+    }
 
 
 def load_trained(
