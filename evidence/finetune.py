@@ -178,8 +178,8 @@ def measure(work: Path, results: Path, *, small: bool = False) -> None:
             for seed in range(SEEDS)
             for title, (kind, sets) in ARMS.items()
         ]
-        for run in [weights, *(done.result() for done in runs)]:
-            store_run(run, results / "runs" / run.name)
+        for finished in [weights, *(done.result() for done in runs)]:
+            store_run(finished, results / "runs" / finished.name)
     (results / "tuning.json").write_text(json.dumps({"valid": tuning, "lr": chosen}, indent=1))
 
 
