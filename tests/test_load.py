@@ -136,7 +136,7 @@ def test_a_strangers_config_is_checked(
     assert "\n" not in str(error.value)
 
 
-def test_an_older_run_needs_its_data(home: Path, tmp_path: Path) -> None:
+def test_an_older_run_needs_its_data(home: Path, tmp_path: Path, amata: Any) -> None:
     run = shutil.copytree(home / "run", tmp_path / "run")
     weights = run / "model.safetensors"
     about = {k: v for k, v in describe_weights(weights).items() if k not in ("classes", "shape")}
@@ -144,11 +144,11 @@ def test_an_older_run_needs_its_data(home: Path, tmp_path: Path) -> None:
     (run / "split.json").unlink()
     with pytest.raises(InputError, match=r"run does not record its classes, .*no folder"):
         library.load(run)
-    shutil.copytree(home / "images", home / "data")
-    try:
-        assert library.load(run).classes == ("cat", "dog")
-    finally:
-        shutil.rmtree(home / "data")
+    arguments = ["export", run, "--to", "hf", "--out", tmp_path / "out"]
+    assert amata(*arguments).code == 2
+    called = amata(*arguments, "--set", f"data.root={home / 'images'}")
+    assert called.code == 0, called.err
+    assert library.load(tmp_path / "out").classes == ("cat", "dog")
 
 
 def test_a_run_made_in_python_fills_its_own_module(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def predict(
         ),
     ],
     images: Annotated[
-        list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of them.")
+        list[Path], typer.Argument(metavar="IMAGE", help="Image files, or folders of them.")
     ],
     robust: Annotated[
         bool, typer.Option("--robust", help="Whether PGD within eps changes the class.")

@@ -83,9 +83,8 @@ def build(
             check_args(name, MODELS[name], args, filled={"in_channels", "classes", "normalize"})
             shared = {"in_channels": in_channels, "classes": classes, "normalize": normalize}
             with _errors_of(name, args):
-                if (
-                    args or most is not None
-                ):  # count first, on a device where parameters take no memory
+                # Count first, on a device where parameters take no memory.
+                if args or most is not None:
                     with limited(name, most), torch.device("meta"):
                         MODELS[name](**shared, **args)
                 return MODELS[name](**shared, **args)
