@@ -178,8 +178,8 @@ def measure(work: Path, results: Path, *, small: bool = False) -> None:
             for seed in range(SEEDS)
             for title, (kind, sets) in ARMS.items()
         ]
-        for run in [weights, *(done.result() for done in runs)]:
-            store_run(run, results / "runs" / run.name)
+        for path in [weights, *(run.result() for run in runs)]:
+            store_run(path, results / "runs" / path.name)
     (results / "tuning.json").write_text(json.dumps({"valid": tuning, "lr": chosen}, indent=1))
 
 
