@@ -108,8 +108,7 @@ def test_an_interrupted_warm_up_ends_with_the_same_bytes(tmp_path: Path, name: s
 
 
 def test_a_closed_loop_probes_within_the_ball_of_its_epoch() -> None:
-    fields = ("name=adaptive", "tau=0.1", "budget=5.5", "k_max=3")
-    adaptive = tuple(f"schedule.{field}" for field in fields)
+    adaptive = ["schedule.name=adaptive", "schedule.tau=0.1", "schedule.budget=5.5"]
     warm = fit(small_net(), toy_data(), None, toy_recipe(*adaptive, *WARM))
     cold = fit(small_net(), toy_data(), None, toy_recipe(*adaptive, *COLD, "schedule.tau=0.05"))
     values = [[value for _, _, value, _ in f.epochs[0]["probed"]] for f in (warm, cold)]
