@@ -45,5 +45,6 @@ from .threat import Linf as Linf
 from .threat import Region as Region
 from .training import Fitted as Fitted
 from .training import fit as fit
+from .training import train as train
 
 __version__: str

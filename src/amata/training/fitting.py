@@ -58,7 +58,7 @@ def fit(
     precision: Literal["auto", "fp32", "bf16"] | None = None,
     valid_attack: str | None = None,
     guard: Literal["rollback", "stop", "ignore"] | None = None,
-    recipe: Recipe | str | Path | None = None,
+    recipe: Recipe | str | Path | Mapping[str, Any] | None = None,
     run: str | Path | None = None,
     resume: str | Path | None = None,
     progress: bool | Reporter = True,
@@ -76,15 +76,16 @@ def fit(
     is possible with batches. `batches_per_epoch` is needed where batches have no len().
     `class_weights` are one weight per class for the loss of the updates, or "balanced".
 
-    `recipe`, the name of a built-in recipe, a TOML file or a `Recipe`, fills every argument that is
-    not given. `run` is a new folder in which everything is recorded; an interrupt then saves a
-    checkpoint. `fit(model, train, valid, resume=FOLDER)` resumes it, with the recorded settings.
+    `recipe`, the name of a built-in recipe, a TOML file, a dict of tables or a `Recipe`, fills every
+    argument that is not given. `run` is a new folder in which everything is recorded; an interrupt
+    then saves a checkpoint. `fit(model, train, valid, resume=FOLDER)` resumes it, with the recorded
+    settings.
     `progress` draws on stderr; False is silent, and a `Reporter` receives callbacks.
     """
     if resume is not None and (run is not None or recipe is not None):
         raise InputError("resume= takes settings and folder from the run; drop run= and recipe=")
     _check_types(model, method, schedule, optim, {"recipe": recipe, "run": run, "resume": resume})
-    folder, base = None, load(recipe) if isinstance(recipe, str | Path) else recipe
+    folder, base = None, load(recipe) if isinstance(recipe, str | Path | Mapping) else recipe
     if resume is not None:
         folder, base = RunFolder.open(Path(resume).expanduser())
         if not isinstance(base.data, PythonData):
@@ -140,7 +141,7 @@ def fit(
         chosen = dataclasses.replace(chosen, name=path.name)
         folder = _new_folder(path, chosen)
     try:
-        with _reporter(progress) as reporter:
+        with open_reporter(progress, "fit") as reporter:
             fitted = train_model(model, images, held_out, chosen, run=folder, reporter=reporter)
     except InputError:
         if run is not None and folder is not None:
@@ -199,8 +200,8 @@ def _check_types(
     }
     for name, path in paths.items():
         right = isinstance(path, str | Path) and "\0" not in str(path)  # no path has a null byte
-        right = right or (name == "recipe" and isinstance(path, Recipe))
-        wanted = "the name of a recipe, a TOML file or an amata.Recipe"
+        right = right or (name == "recipe" and isinstance(path, Recipe | Mapping))
+        wanted = "the name of a recipe, a TOML file, a dict of tables or an amata.Recipe"
         needs[name] = (path, right, wanted if name == "recipe" else "a folder")
     for name, (value, right, wanted) in needs.items():
         if not right and value is not None:
@@ -322,11 +323,12 @@ def _finished(folder: RunFolder, model: nn.Module) -> Fitted:
     )
 
 
-def _reporter(progress: bool | Reporter) -> AbstractContextManager[Reporter]:
+def open_reporter(progress: bool | Reporter, caller: str) -> AbstractContextManager[Reporter]:
+    """The reporter that `progress` asks for; an error names the function `caller`."""
     if isinstance(progress, Reporter):
         return nullcontext(progress)
     if not isinstance(progress, bool):
-        raise InputError(f"fit(): progress = {progress!r} must be True, False or a Reporter")
+        raise InputError(f"{caller}(): progress = {progress!r} must be True, False or a Reporter")
     if not progress:
         return nullcontext(Reporter())
     from amata.console import ConsoleReporter
