@@ -392,6 +392,7 @@ def test_extending_a_file_of_no_user_is_one_line(tmp_path: Path) -> None:
         recipes.load(tmp_path / "x.toml")
 
 
+WRONG: list[Any] = [5, {3: 5}, None]
 SAME: dict[str, Any] = {
     "texts": lambda: load("mnist5k-amata", ["train.epochs=5", "optim.lr=1/50"]),
     "paths": lambda: load("mnist5k-amata", {"train.epochs": 5, "optim.lr": "1/50"}),
@@ -441,13 +442,13 @@ def test_a_dict_may_rename_a_method_and_stays_unchanged() -> None:
         (
             lambda: load("mnist5k-amata", method=ERM(ball=Linf(0.1))),
             r"dataclasses.replace(recipe, method=...)",
-        ),  # type: ignore[arg-type]
-        (lambda: load("mnist5k-amata", 5), "overrides = 5 must be a dict, or texts"),  # type: ignore[arg-type]
-        (lambda: load("mnist5k-amata", {3: 5}), "override 3 must be a text"),  # type: ignore[dict-item]
+        ),
+        (lambda: load("mnist5k-amata", WRONG[0]), "overrides = 5 must be a dict, or texts"),
+        (lambda: load("mnist5k-amata", WRONG[1]), "override 3 must be a text"),
         (lambda: load({"train": {"epochs": 1}}), "recipe recipe: [threat] needs the key norm"),
         (lambda: load({"extends": "mnist5k-amataa"}), "unknown recipe 'mnist5k-amataa'"),
         (lambda: load({"extends": 5}), "recipe = 5 must be the name of a recipe"),
-        (lambda: load(None), "recipe = None must be the name of a recipe"),  # type: ignore[arg-type]
+        (lambda: load(WRONG[2]), "recipe = None must be the name of a recipe"),
     ],
 )
 def test_errors_of_recipes_from_python_name_the_key(call: Any, message: str) -> None:

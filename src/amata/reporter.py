@@ -1,10 +1,15 @@
-"""Progress callbacks. The base class ignores them; the command line prints them."""
+"""Progress callbacks. The base class logs messages and ignores the rest; the command line prints
+them."""
 
+import logging
 from typing import NamedTuple
 
 from torch import Tensor
 
 from amata.metrics import EpochRow
+
+log = logging.getLogger("amata")
+log.addHandler(logging.NullHandler())  # the program decides what is shown, and where
 
 
 class BatchInfo(NamedTuple):
@@ -35,4 +40,5 @@ class Reporter:
         """Called during validation and evaluation."""
 
     def note(self, text: str) -> None:
-        """Called with a one-line message for the user."""
+        """Called with a one-line message for the user; by default it goes to the logger `amata`."""
+        log.info(text)

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from amata.data.decode import decode
 from amata.data.images import Arrays, Draw
 from amata.data.limits import check_pixels
+from amata.data.map_style import ignore_interrupts
 from amata.errors import AmataError, InputError, missing
 from amata.seeds import derive, generator
 
@@ -171,6 +172,7 @@ class Folder:
             num_workers=min(self.workers, os.cpu_count() or 1),
             collate_fn=collate,
             pin_memory=pin_memory,
+            worker_init_fn=ignore_interrupts,
             # Order and draws are fixed already; torch's global generator must stay untouched.
             generator=torch.Generator(),
         )

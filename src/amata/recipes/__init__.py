@@ -18,7 +18,7 @@ def load(
     overrides: Overrides = (),
     *,
     name: str | None = None,
-    **tables: Mapping[str, Any],
+    **tables: Any,
 ) -> Recipe:
     """A recipe: built-in by name, a TOML file by path, or a dict of tables, which may extend one.
 

@@ -20,7 +20,7 @@ def train(
     resume: str | Path | None = None,
     progress: bool | Reporter = True,
     trust: bool = False,
-    **tables: Mapping[str, Any],
+    **tables: Any,
 ) -> RunFolder:
     """Train and evaluate as `amata train` does: `train("mnist5k-amata", "runs/mine",
     train={"epochs": 5})`.

@@ -76,10 +76,10 @@ def fit(
     is possible with batches. `batches_per_epoch` is needed where batches have no len().
     `class_weights` are one weight per class for the loss of the updates, or "balanced".
 
-    `recipe`, the name of a built-in recipe, a TOML file, a dict of tables or a `Recipe`, fills every
-    argument that is not given. `run` is a new folder in which everything is recorded; an interrupt
-    then saves a checkpoint. `fit(model, train, valid, resume=FOLDER)` resumes it, with the recorded
-    settings.
+    `recipe`, the name of a built-in recipe, a TOML file, a dict of tables or a `Recipe`, fills all
+    arguments that are not given. `run` is a new folder in which everything is recorded. An
+    interrupt then saves a checkpoint, and `fit(model, train, valid, resume=FOLDER)` resumes it with
+    the recorded settings.
     `progress` draws on stderr; False is silent, and a `Reporter` receives callbacks.
     """
     if resume is not None and (run is not None or recipe is not None):
