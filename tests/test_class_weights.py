@@ -17,7 +17,8 @@ from amata.recipes.schema import Optim
 from amata.runs import RunFolder
 from amata.training.class_weights import class_weights
 from tests.conftest import Linear, images, labels, small_net
-from tests.test_engine import ALL, trained
+from tests.test_engine import trained
+from tests.test_methods import ALL
 from tests.toy import toy_data, toy_recipe
 
 CPU, FLOAT = torch.device("cpu"), torch.float64
@@ -84,9 +85,10 @@ def test_fit_and_recipes_take_weights_and_record_them(tmp_path: Path) -> None:
         "device": "cpu",
         "progress": False,
     }
+    choices: list[Any] = ["balanced", [40 / 48, 40 / 32, 1, 1], None, "none"]
     fits = [
         amata.fit(small_net(), (x, y), class_weights=given, run=tmp_path / str(i), **settings)
-        for i, given in enumerate(("balanced", [40 / 48, 40 / 32, 1, 1], None, "none"))
+        for i, given in enumerate(choices)
     ]
     assert_equal(fits[0].model, fits[1].model)
     assert_equal(fits[2].model, fits[3].model)

@@ -489,8 +489,8 @@ def test_a_limit_is_a_seeded_sample_with_the_share_of_every_class() -> None:
     part, valid, ids = split_validation(whole, 20, seed=3, limit=10)
     assert ids == held, "the validation split does not depend on the limit"
     assert set(part.ids.tolist()) < set(alone.ids.tolist())
-    for given, limit, counts in ((0.2, None, [80, 20]), (0.2, 50, [50, 10])):
-        part, valid, _ = split_validation(whole, given, 0, limit)
+    for given, most, counts in ((0.2, None, [80, 20]), (0.2, 50, [50, 10])):
+        part, valid, _ = split_validation(whole, given, 0, most)
         assert [len(part), len(valid or [])] == counts
 
 

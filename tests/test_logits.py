@@ -90,7 +90,9 @@ def test_they_are_attacked_and_evaluated_like_bare_logits(output: str) -> None:
         )
     for attack in (amata.attacks.fgsm, amata.attacks.pgd, amata.attacks.cw_pgd):
         rng = [torch.Generator().manual_seed(1) for _ in range(2)]
-        options = [{} if attack is amata.attacks.fgsm else {"generator": g} for g in rng]
+        options: list[dict[str, Any]] = [
+            {} if attack is amata.attacks.fgsm else {"generator": g} for g in rng
+        ]
         a, b = (
             attack(model, x, y, ball=BALL, **given)
             for model, given in zip((wrapped, bare), options, strict=True)

@@ -89,7 +89,8 @@ def test_fit_without_a_method_shows_the_shortest_right_call() -> None:
         ({"model": [small_net()]}, "model must be an nn.Module, not list"),
         ({"model": nn.DataParallel(small_net())}, "model is a DataParallel; pass model.module"),
         ({"model": torch.compile(small_net())}, "model is compiled; pass the module itself"),
-        ({"recipe": {"train": {"epochs": 1}}}, "recipe = .* must be the name of a recipe"),
+        ({"recipe": 3}, "recipe = 3 must be the name of a recipe"),
+        ({"recipe": {"train": {"epochs": 1}}}, r"recipe recipe: \[threat\] needs the key norm"),
         ({"optim": torch.optim.SGD(small_net().parameters())}, "optim = SGD must be amata.SGD"),
         ({"model": nn.Sequential(nn.ReLU(inplace=True), small_net())}, "set inplace=False"),
         ({"model": inferred_net()}, r"was made in torch.inference_mode\(\)"),
@@ -422,3 +423,51 @@ def test_attacks_start_from_fresh_noise(tmp_path: Path) -> None:
     assert not torch.equal(first, second)
     torch.manual_seed(0)
     assert torch.equal(attack(), first)
+
+
+def test_train_runs_a_recipe_and_resumes_it(tmp_path: Path) -> None:
+    tables: dict[str, Any] = {
+        "train": {"epochs": 1, "device": "cpu", "tensorboard": False, "valid_attack": "pgd-1"},
+        "data": {"limit": 60, "valid": 0.5, "batch_size": 20},
+        "model": {"name": "tests.conftest:dropout_net"},
+        "eval": {"attacks": ["clean"], "limit": 20},
+        "schedule": {"k_max": 2},
+    }
+    run = amata.train("mnist5k-amata", tmp_path / "run", progress=False, **tables)
+    assert run.summary()["epochs"] == len(run.epochs()) == 1
+    assert run.epochs()[0]["grad_evals"] == 60 * 3
+    split = json.loads((run.path / "split.json").read_text())
+    assert (split["train"], split["valid"]) == (60, 30)
+    again = load("mnist5k-amata", **tables)
+    tables["train"]["epochs"] = 2
+    with pytest.raises(amata.Interrupted, match="amata train --resume"):
+        amata.train(again, str(tmp_path / "cut"), progress=StopAt(1, 1), train={"epochs": 2})
+    resumed = amata.train(resume=tmp_path / "cut", progress=False)
+    whole = amata.train("mnist5k-amata", tmp_path / "whole", progress=False, **tables)
+    assert [without_times(row) for row in resumed.epochs()] == [
+        without_times(row) for row in whole.epochs()
+    ]
+    assert (
+        RunFolder.open(resumed.path)[1].fingerprint() == RunFolder.open(whole.path)[1].fingerprint()
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "pass either a recipe or resume="),
+        ({"recipe": "mnist5k-amata"}, "out= is needed"),
+        ({"recipe": "mnist5k-amata", "out": 3}, "out = 3 must be a folder"),
+        ({"resume": "a", "out": "b"}, "takes settings and folder from the run"),
+        ({"resume": "a", "train": {"epochs": 1}}, "takes settings and folder from the run"),
+        ({"recipe": "mnist5k-amata", "out": "x", "optim": {"lrr": 1}}, "optim.lrr: unknown key"),
+        ({"recipe": "mnist5k-amata", "out": "x", "epochs": 1}, "unknown table 'epochs'"),
+        (
+            {"recipe": "mnist5k-amata", "out": "x", "progress": 3},
+            r"train\(\): progress = 3 must be",
+        ),
+    ],
+)
+def test_wrong_arguments_of_train_are_one_line(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        amata.train(**given)

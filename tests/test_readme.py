@@ -12,6 +12,7 @@ from amata.methods import METHODS
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
 CONTROL = (ROOT / "docs" / "control.md").read_text()
+PYTHON = (ROOT / "docs" / "python.md").read_text()
 
 
 def test_its_links_lead_somewhere() -> None:
@@ -26,6 +27,25 @@ def test_its_python_runs(code: str) -> None:
         [sys.executable, "-c", f"import amata\n{code}"], cwd=ROOT, capture_output=True, text=True
     )
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.slow
+def test_the_python_of_the_page_from_python_runs() -> None:
+    """In one process: its first block is shared by the others. Each of them alone runs with it."""
+    first, *others = re.findall(r"```python\n(.*?)```", PYTHON, re.S)
+    alone = [
+        f"exec(compile({first!r}, 'first block', 'exec'), names := {{'__name__': 'page'}})",
+        *(
+            f"exec(compile({code!r}, 'block {number}', 'exec'), {{**names}})"
+            for number, code in enumerate(others, start=2)
+        ),
+    ]
+    ran = subprocess.run(
+        [sys.executable, "-c", "\n".join(alone)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    for said in ("Result(accuracy=", "did you mean 'epochs'", "lr -1: SGD(): lr: input should be"):
+        assert said in ran.stdout
 
 
 def test_it_is_short() -> None:

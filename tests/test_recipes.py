@@ -390,3 +390,69 @@ def test_extending_a_file_of_no_user_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text('extends = "~nosuchuser/base.toml"')
     with pytest.raises(InputError, match=r"no recipe file .*~nosuchuser/base\.toml"):
         recipes.load(tmp_path / "x.toml")
+
+
+WRONG: list[Any] = [5, {3: 5}, None]
+SAME: dict[str, Any] = {
+    "texts": lambda: load("mnist5k-amata", ["train.epochs=5", "optim.lr=1/50"]),
+    "paths": lambda: load("mnist5k-amata", {"train.epochs": 5, "optim.lr": "1/50"}),
+    "nested": lambda: load("mnist5k-amata", {"train": {"epochs": 5}, "optim": {"lr": 0.02}}),
+    "keywords": lambda: load("mnist5k-amata", train={"epochs": 5}, optim={"lr": 0.02}),
+    "all three": lambda: load(
+        "mnist5k-amata", "train.epochs=9", train={"epochs": 5}, optim={"lr": 0.02}
+    ),
+    "extends": lambda: load(
+        {"extends": "mnist5k-amata", "train": {"epochs": 5}, "optim": {"lr": 0.02}}
+    ),
+    "whole": lambda: load(load("mnist5k-amata", ["train.epochs=5", "optim.lr=0.02"]).tables),
+}
+
+
+@pytest.mark.parametrize("form", SAME)
+def test_recipes_from_python_equal_those_of_texts(form: str) -> None:
+    assert SAME[form]().tables == SAME["texts"]().tables
+
+
+def test_a_dict_may_rename_a_method_and_stays_unchanged() -> None:
+    given = {"method": {"beta": 2, "name": "trades"}, "model": {"args": {"width": 3}}}
+    recipe = load("mnist5k-amata", given)
+    assert recipe.tables["method"] == {"name": "trades", "beta": 2.0, "noise": 0.001}
+    assert recipe.model.args == {"width": 3}
+    assert load("mnist5k-amata", model={"args": {"width": 3}}, name="mine").name == "mine"
+    tables: dict[str, Any] = dict(recipe.tables)
+    load(tables, {"model.args.width": 4})
+    assert tables["model"]["args"] == {"width": 3}
+    assert load(tables, {"eval.limit": None, "data.root": Path("x")}).data.root == "x"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: load("mnist5k-amata", train={"epochz": 5}),
+            "train.epochz: unknown key; did you mean 'epochs'",
+        ),
+        (lambda: load("mnist5k-amata", {"train.epochs": "x"}), "train.epochs: input should be"),
+        (lambda: load("mnist5k-amata", {"train": 5}), "override 'train' must name a key"),
+        (
+            lambda: load("mnist5k-amata", trian={"epochs": 5}),
+            "unknown table 'trian'; did you mean 'train'?",
+        ),
+        (lambda: load("mnist5k-amata", train=5), "train = 5 must be a dict of keys"),
+        (
+            lambda: load("mnist5k-amata", method=ERM(ball=Linf(0.1))),
+            r"dataclasses.replace(recipe, method=...)",
+        ),
+        (lambda: load("mnist5k-amata", WRONG[0]), "overrides = 5 must be a dict, or texts"),
+        (lambda: load("mnist5k-amata", WRONG[1]), "override 3 must be a text"),
+        (lambda: load({"train": {"epochs": 1}}), "recipe recipe: [threat] needs the key norm"),
+        (lambda: load({"extends": "mnist5k-amataa"}), "unknown recipe 'mnist5k-amataa'"),
+        (lambda: load({"extends": 5}), "recipe = 5 must be the name of a recipe"),
+        (lambda: load(WRONG[2]), "recipe = None must be the name of a recipe"),
+    ],
+)
+def test_errors_of_recipes_from_python_name_the_key(call: Any, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        call()
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

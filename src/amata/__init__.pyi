@@ -50,5 +50,6 @@ from .threat import Region as Region
 from .training import Fitted as Fitted
 from .training import fit as fit
 from .training import load as load
+from .training import train as train
 
 __version__: str

@@ -1,11 +1,16 @@
-"""Progress callbacks. The base class ignores them; the command line prints them."""
+"""Progress callbacks. The base class logs messages and ignores the rest; the command line prints
+them."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from torch import Tensor
 
 from amata.metrics import EpochRow
+
+log = logging.getLogger("amata")
+log.addHandler(logging.NullHandler())  # the program decides what is shown, and where
 
 
 class BatchInfo(NamedTuple):
@@ -85,7 +90,8 @@ class Reporter:
         """Called when a training and its evaluation are done, with the content of summary.json."""
 
     def note(self, text: str) -> None:
-        """Called with a one-line message for the user."""
+        """Called with a one-line message for the user; by default it goes to the logger `amata`."""
+        log.info(text)
 
 
 class Reporters(Reporter):

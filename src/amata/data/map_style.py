@@ -1,8 +1,6 @@
 """Map-style datasets (torch's, torchvision's, Hugging Face's, or a list of items) as image sets."""
 
-import os
 import random
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -11,10 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from amata.data.convert import check_range, scaled, stacked, to_image, to_label, to_pair
 from amata.data.images import Draw
+from amata.data.workers import in_workers
 from amata.errors import InputError
 from amata.seeds import derive
 
@@ -68,16 +67,9 @@ class MapStyle:
     def read(
         self, batches: Sequence[Tensor], device: torch.device, draw: Draw | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        loader: DataLoader[Any] = DataLoader(
-            _Items(self, draw),
-            batch_sampler=[self.ids[batch].tolist() for batch in batches],
-            num_workers=min(self.workers, os.cpu_count() or 1),
-            collate_fn=_same,
-            pin_memory=device.type == "cuda",
-            worker_init_fn=ignore_interrupts,
-            # Order and draws are fixed already; torch's global generator must stay untouched.
-            generator=torch.Generator(),
-        )
+        ids = [self.ids[batch] for batch in batches]
+        pinned = device.type == "cuda"
+        loader = in_workers(_Items(self, draw), ids, self.workers, _same, pin_memory=pinned)
         for found in loader:
             if isinstance(found, InputError):
                 raise found
@@ -97,11 +89,6 @@ def known_names(dataset: Any) -> tuple[str, ...] | None:
     if isinstance(names, list | tuple) and names and all(isinstance(n, str) for n in names):
         return tuple(names)
     return None
-
-
-def ignore_interrupts(worker: int) -> None:
-    """Ctrl-C reaches the workers too, and the main process needs them until its batch is done."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _same(batch: Any) -> Any:

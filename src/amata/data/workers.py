@@ -1,6 +1,7 @@
 """Worker processes that decode images."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -9,6 +10,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from amata.errors import AmataError
+
+
+def ignore_interrupts(worker: int) -> None:
+    """Ctrl-C reaches the workers too, and the main process needs them until its batch is done."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def in_workers(
@@ -26,6 +32,7 @@ def in_workers(
         num_workers=min(workers, os.cpu_count() or 1),
         collate_fn=collate,
         pin_memory=pin_memory,
+        worker_init_fn=ignore_interrupts,
         # Order and draws are fixed already; torch's global generator must stay untouched.
         generator=torch.Generator(),
     )

@@ -3,17 +3,21 @@
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from functools import reduce
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from amata.errors import InputError, quoted, unknown
+from amata.errors import InputError, quoted, shorten, unknown
 
 Tables = dict[str, Any]
 
 SIZE = 2**20
 """The largest recipe file, in bytes."""
+
+TABLES = ("data", "model", "threat", "method", "schedule", "optim", "train", "eval")
+"""The tables of a recipe, in the order in which they are written."""
 
 KEYED = {"threat": "norm", "method": "name", "schedule": "name"}
 """Tables that describe an object, and the key that names its class."""
@@ -34,8 +38,24 @@ def built_in() -> dict[str, str]:
     return {f.name.removesuffix(".toml"): f.read_text() for f in files if f.name.endswith(".toml")}
 
 
-def read_recipe(name_or_path: str | Path) -> tuple[Tables, str]:
+def read_recipe(recipe: str | Path | Mapping[str, Any]) -> tuple[Tables, str]:
     """The tables of a recipe, merged over those it extends, and its name."""
+    if isinstance(recipe, Mapping):
+        tables = {k: dict(v) if isinstance(v, Mapping) else v for k, v in recipe.items()}
+        base = tables.pop("extends", None)
+        if base is None:
+            return tables, "recipe"
+        below, name = read_recipe(base)
+        return merge(below, tables), name
+    if not isinstance(recipe, str | Path):
+        raise InputError(
+            f"recipe = {shorten(repr(recipe), 80)} must be the name of a recipe, a TOML file or a "
+            "dict of tables"
+        )
+    return _read_file(recipe)
+
+
+def _read_file(name_or_path: str | Path) -> tuple[Tables, str]:
     source = _find(str(name_or_path), Path())
     name, chain, tables = source.name, [source.path], []
     while True:

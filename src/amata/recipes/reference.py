@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from amata.recipes import KEYED
+from amata.recipes.files import TABLES
 from amata.recipes.schema import STATIC, table_of
 from amata.recipes.tables import REGISTRIES
 
@@ -36,7 +37,7 @@ class Section(NamedTuple):
 def sections() -> list[Section]:
     """The tables in the order of a recipe; [threat], [method] and [schedule] once for each name."""
     found = []
-    for table in ("data", "model", "threat", "method", "schedule", "optim", "train", "eval"):
+    for table in TABLES:
         if table in STATIC:
             fields = STATIC[table].model_fields
             found.append(

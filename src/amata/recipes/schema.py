@@ -17,6 +17,7 @@ from pydantic import (
 
 from amata.errors import InputError
 from amata.quantity import MOST, number, shown
+from amata.recipes.files import TABLES
 from amata.recipes.problems import first_problem
 from amata.threat import Ball
 
@@ -309,8 +310,6 @@ class RecordedTable(BaseModel):
     name: Literal["python"]
 
 
-ORDER = ("data", "model", "threat", "method", "schedule", "optim", "train", "eval")
-"""The tables of a recipe, in the order in which they are written."""
 STATIC: dict[str, type[Table]] = {
     "data": Data,
     "model": Model,
@@ -350,4 +349,4 @@ def recipe_of(
     tables: dict[str, Any] = {name: (kind, kind()) for name, kind in optional.items()}
     tables |= {"data": (data, ...), "model": (model, ...)}
     tables |= {"threat": (threat, ...), "method": (method, ...), "schedule": (schedule, ...)}
-    return create_model("Recipe", __base__=Table, **{name: tables[name] for name in ORDER})
+    return create_model("Recipe", __base__=Table, **{name: tables[name] for name in TABLES})

@@ -1,7 +1,6 @@
 """Recipes and tables: objects from the tables of a TOML file, and tables from objects."""
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,8 @@ from amata.errors import InputError, nearest, unknown
 from amata.methods import METHODS
 from amata.quantity import shown
 from amata.recipes import recorded, schema
-from amata.recipes.files import KEYED
+from amata.recipes.files import KEYED, TABLES
+from amata.recipes.overrides import Pair, apply
 from amata.recipes.problems import first_problem
 from amata.recipes.recipe import Recipe, Tables
 from amata.schedules import SCHEDULES, planned_controls
@@ -37,7 +37,7 @@ def tables_of(recipe: Recipe, *, exclude_defaults: bool = False) -> Tables:
     """The tables that describe a recipe's objects, in the order of a TOML file."""
     objects = {"threat": recipe.ball, "method": recipe.method, "schedule": recipe.schedule}
     found: Tables = {}
-    for section in schema.ORDER:
+    for section in TABLES:
         if section in objects:
             found[section] = _table_of(section, objects[section], exclude_defaults)
             own = section == "schedule" and "class" in found[section]
@@ -75,7 +75,7 @@ def _table_of(section: str, value: Any, exclude_defaults: bool) -> dict[str, Any
     return checked.model_dump(mode="json", exclude_defaults=exclude_defaults)
 
 
-def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Recipe:
+def parse(raw: dict[str, Any], name: str, overrides: Sequence[Pair] = ()) -> Recipe:
     """Validate the tables of a recipe and build what they describe."""
     # A key with the value None, as in the tables of another recipe, is a key that is not given.
     raw = {
@@ -84,11 +84,7 @@ def parse(raw: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Reci
         else table
         for section, table in raw.items()
     }
-    for override in overrides:
-        if not isinstance(override, str):
-            raise InputError(f"override {override!r} must be a text, as in 'optim.lr=0.1'")
-    for override in sorted(overrides, key=lambda text: not _renames(text)):
-        _override(raw, override)
+    apply(raw, overrides)
     values = _plain_values(raw, name)
     kinds: dict[str, type[BaseModel]] = {}
     for section, registry in REGISTRIES.items():
@@ -157,34 +153,3 @@ def _build(section: str, table: BaseModel, recipe: str, **more: Any) -> Any:
         return REGISTRIES[section][name](**given, **more)
     except InputError as error:
         raise InputError(f"recipe {recipe}: [{section}] {error}") from None
-
-
-def _renames(override: str) -> bool:
-    section, _, key = override.partition("=")[0].strip().partition(".")
-    return KEYED.get(section) == key
-
-
-def _override(raw: dict[str, Any], text: str) -> None:
-    path, equals, value = text.partition("=")
-    section, _, key = path.strip().partition(".")
-    if not equals or not key:
-        name = path.strip()
-        tables = [t for t, cls in schema.STATIC.items() if name in cls.model_fields]
-        tables += [t for t, rows in raw.items() if isinstance(rows, dict) and name in rows]
-        near = " or ".join(dict.fromkeys(f"{table}.{name}" for table in tables))
-        hint = f"did you mean {near}?" if near else "as in --set optim.lr=0.1"
-        raise InputError(f"--set {text!r} must read table.key=value; {hint}")
-    try:
-        parsed = tomllib.loads(f"v = {value}")["v"]
-    except (ValueError, RecursionError):  # also of numbers with thousands of digits
-        parsed = value.strip()  # a bare word or fraction: a string
-    table = raw.setdefault(section, {})
-    *parents, leaf = key.split(".")
-    for parent in [None, *parents]:
-        table = table if parent is None else table.setdefault(parent, {})
-        if not isinstance(table, dict):
-            raise InputError(f"--set {text!r}: {path.strip()} is inside a value, not a table")
-    # Another schedule or method starts with an empty table: the old keys mean nothing to it.
-    if _renames(text) and table.get(key) != parsed:
-        table.clear()
-    table[leaf] = parsed

@@ -1,9 +1,10 @@
 """Training: epochs, learning rates, EMA weights, validation, checkpoints, the collapse guard."""
 
 from amata.errors import Interrupted
+from amata.training.by_recipe import train
 from amata.training.device import resolve_device
 from amata.training.fitting import fit
 from amata.training.loaded import load
 from amata.training.loop import Fitted, train_model
 
-__all__ = ["Fitted", "Interrupted", "fit", "load", "resolve_device", "train_model"]
+__all__ = ["Fitted", "Interrupted", "fit", "load", "resolve_device", "train", "train_model"]

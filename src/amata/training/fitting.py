@@ -57,7 +57,7 @@ def fit(
     precision: Literal["auto", "fp32", "bf16"] | None = None,
     valid_attack: str | None = None,
     guard: Literal["rollback", "stop", "ignore"] | None = None,
-    recipe: Recipe | str | Path | None = None,
+    recipe: Recipe | str | Path | Mapping[str, Any] | None = None,
     run: str | Path | None = None,
     resume: str | Path | None = None,
     progress: bool | Reporter | Sequence[bool | Reporter] = True,
@@ -75,9 +75,10 @@ def fit(
     is possible with batches. `batches_per_epoch` is needed where batches have no len().
     `class_weights` are one weight per class for the loss of the updates, or "balanced".
 
-    `recipe`, the name of a built-in recipe, a TOML file or a `Recipe`, fills every argument that is
-    not given. `run` is a new folder in which everything is recorded; an interrupt then saves a
-    checkpoint. `fit(model, train, valid, resume=FOLDER)` resumes it, with the recorded settings.
+    `recipe`, the name of a built-in recipe, a TOML file, a dict of tables or a `Recipe`, fills all
+    arguments that are not given. `run` is a new folder in which everything is recorded. An
+    interrupt then saves a checkpoint, and `fit(model, train, valid, resume=FOLDER)` resumes it with
+    the recorded settings.
     `progress` draws a bar with the time left, or writes lines to a log; False is silent. A
     `Reporter` receives callbacks instead, and a list such as [True, amata.WandB()] does both.
     """
@@ -87,7 +88,7 @@ def fit(
         raise InputError("resume= takes settings and folder from the run; drop run= and recipe=")
     _check_types(model, method, schedule, optim, {"recipe": recipe, "run": run, "resume": resume})
     reporter = reporting(progress, "fit()")
-    folder, base = None, load(recipe) if isinstance(recipe, str | Path) else recipe
+    folder, base = None, load(recipe) if isinstance(recipe, str | Path | Mapping) else recipe
     if resume is not None:
         folder, base = RunFolder.open(Path(resume).expanduser())
         if not isinstance(base.data, PythonData):
@@ -219,8 +220,8 @@ def _check_types(
     }
     for name, path in paths.items():
         right = isinstance(path, str | Path) and "\0" not in str(path)  # no path has a null byte
-        right = right or (name == "recipe" and isinstance(path, Recipe))
-        wanted = "the name of a recipe, a TOML file or an amata.Recipe"
+        right = right or (name == "recipe" and isinstance(path, Recipe | Mapping))
+        wanted = "the name of a recipe, a TOML file, a dict of tables or an amata.Recipe"
         needs[name] = (path, right, wanted if name == "recipe" else "a folder")
     for name, (value, right, wanted) in needs.items():
         if not right and value is not None:

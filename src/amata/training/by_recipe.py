@@ -1,0 +1,54 @@
+"""amata.train: a whole run by recipe, in one call."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from amata import recipes
+from amata.errors import InputError
+from amata.recipes import Recipe
+from amata.reporter import Reporter
+from amata.runs import RunFolder
+from amata.training import experiment
+
+
+def train(
+    recipe: Recipe | str | Path | Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    *,
+    resume: str | Path | None = None,
+    progress: bool | Reporter | Sequence[bool | Reporter] = True,
+    trust: bool = False,
+    **tables: Any,
+) -> RunFolder:
+    """Train and evaluate as `amata train` does: `train("mnist5k-amata", "runs/mine",
+    train={"epochs": 5})`.
+
+    `recipe` is the name of a built-in recipe, a TOML file, a dict of tables or a `Recipe`; `out` a
+    new folder. Keyword arguments change keys of the recipe's tables. `train(resume=FOLDER)`
+    resumes an interrupted run; with `trust` it runs code that the folder's recipe names. The
+    returned run has `path`, `epochs()` and `summary()`.
+    """
+    from amata.console import reporting  # imports rich, which `import amata` does not need
+
+    if (recipe is None) == (resume is None):
+        raise InputError("train(): pass either a recipe or resume=FOLDER")
+    for name, value in (("out", out), ("resume", resume)):
+        if value is not None and not isinstance(value, str | Path):
+            raise InputError(f"train(): {name} = {value!r} must be a folder")
+    if resume is not None:
+        if out is not None or tables:
+            raise InputError(
+                "train(): resume= takes settings and folder from the run; drop the others"
+            )
+        with reporting(progress, "train()") as reporter:
+            return experiment.resume(Path(resume).expanduser(), (), reporter, trust=trust)
+    if out is None:
+        raise InputError("train(): out= is needed: a new folder for the run")
+    if isinstance(recipe, Recipe):
+        chosen = recipes.load(recipe.tables, name=recipe.name, **tables) if tables else recipe
+    else:
+        assert recipe is not None
+        chosen = recipes.load(recipe, **tables)
+    with reporting(progress, "train()") as reporter:
+        return experiment.train(chosen, Path(out).expanduser(), reporter)
