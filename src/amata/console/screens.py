@@ -18,7 +18,7 @@ class Log:
 
     @property
     def width(self) -> int:
-        return err.width
+        return err.width if err.windowed else 10_000
 
     @property
     def room(self) -> int:

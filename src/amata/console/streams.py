@@ -10,7 +10,7 @@ from rich.text import Text
 from amata.errors import printable
 
 LOG_WIDTH = 120
-"""Columns of a log, which has no window: a whole epoch line. COLUMNS changes it."""
+"""The width of tables in a log, which has no window; COLUMNS changes it."""
 
 
 class PlainConsole(Console):
@@ -18,7 +18,9 @@ class PlainConsole(Console):
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
-        if not self.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
+        self.windowed = self.is_terminal or os.environ.get("COLUMNS", "").isdigit()
+        """Whether lines have to fit a width. Those of a log or a pipe do not."""
+        if not self.windowed:
             self.width = LOG_WIDTH
 
     def say(self, text: str, style: str = "") -> None:
