@@ -32,8 +32,10 @@ from amata.console.screens import Notebook
 from amata.errors import InputError
 from amata.metrics import EpochRow
 from amata.recipes.reference import sections
-from amata.reporter import BatchInfo, Reporter, run_infos
+from amata.reporter import BatchInfo, Reporter, RunInfo, run_infos
+from amata.studies.plan import plan, run_plan
 from tests.conftest import ENV, Called, images, labels, small_net
+from tests.toy import QUICK
 
 WIDTHS = pytest.mark.parametrize("width", [60, 80, 120])
 
@@ -268,6 +270,25 @@ def test_a_study_says_which_run_and_the_time_left_of_all(
     assert lines[-1].startswith("run 4/4  epoch 3/4  batch 1/10  K 2  alpha 0.25  loss 2.000  75%")
     assert lines[-1].endswith(" left")
     assert "1:17" not in lines[-1]  # the time left of this run alone
+
+
+def test_the_runs_of_a_comparison_are_counted_by_their_gradients(tmp_path: Path) -> None:
+    class Listening(Reporter):
+        def __init__(self) -> None:
+            self.seen: list[tuple[int, int, str, float, float]] = []
+
+        def run(self, info: RunInfo) -> None:
+            self.seen.append((*info[:3], *(round(share, 2) for share in info[3:])))
+
+    quick = [key for key in QUICK if not key.startswith(("schedule.", "model."))]
+    flat = ["model.name=tests.conftest:flat_net", "model.args={side=28}"]
+    keys = [*quick, *flat, "train.epochs=1", "eval.limit=10", "eval.attacks=['clean']"]
+    planned = plan(["mnist5k-nfgsm", "mnist5k-amata"], keys, 1)
+    for finished, shares in ((False, [(0.0, 0.4), (0.4, 0.6)]), (True, [(0.0, 0.0), (0.0, 0.0)])):
+        run_plan(planned, tmp_path, listening := Listening())
+        names = ("mnist5k-nfgsm-seed0", "mnist5k-amata-seed0")
+        expected = [(i + 1, 2, names[i], *shares[i]) for i in range(2)]
+        assert listening.seen == expected, finished
 
 
 def test_notes_and_names_are_printed_literally(capfd: pytest.CaptureFixture[str]) -> None:
