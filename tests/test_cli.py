@@ -19,9 +19,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typer.main import get_command
 
-from amata.cli import main
+from amata.cli import app, main
+from amata.cli.root import PANELS, Commands
 from amata.metrics import Row
+from amata.recipes.schema import Data
 from amata.runs import RunFolder
 from tests.conftest import ENV, Called
 from tests.disk import Disk, full_disk
@@ -49,7 +52,54 @@ def test_train_prints_a_table_and_where_the_run_is(amata: Amata, tmp_path: Path)
     assert called.code == 0
     assert re.search(r"clean +\d+\.\d%", called.out)
     assert f"run folder {tmp_path / 'run'}" in called.out
-    assert re.search(r"epoch +1 +K +2 +alpha 0\.25 +loss .* held-out clean", called.err)
+    assert re.search(r"epoch +1 +K +2 +alpha 0\.25 +loss .* held-out +clean", called.err)
+
+
+def test_short_options_stand_for_keys_and_json_is_one_object(amata: Amata, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    called = amata(
+        "train", "mnist5k-amata", *FAST, "--epochs=1", "--seed=7", "--json", "--out", out
+    )
+    summary = json.loads(called.out)
+    assert (summary["run"], summary["epochs"], called.code) == (str(out), 1, 0)
+    assert summary["evaluation"]["clean"]["n"] == 50
+    assert re.search(r"^epoch   1 ", called.err, re.M)
+    assert RunFolder.open(out)[1].train.seed == 7
+
+
+@pytest.mark.skipif("limit" not in Data.model_fields, reason="needs the key data.limit")
+def test_limit_takes_the_first_training_images(amata: Amata, tmp_path: Path) -> None:
+    words = ["mnist5k-pgd2", *FAST, "--set=schedule={name='constant',steps=1,step_size=0.1}"]
+    called = amata("compare", *words, "--epochs=1", "--limit=200", "--out", tmp_path / "out")
+    assert (called.code, "run 1 of 1: mnist5k-pgd2-seed0" in called.err) == (0, True)
+    (row,) = json.loads((tmp_path / "out" / "compare.json").read_text())["rows"]
+    assert row["grad_evals"] <= 400
+
+
+COMPLETED = {
+    "amata comp": "compare",
+    "amata train --epo": "--epochs",
+    "amata compare mnist5k-pgd cifar10-pgd1": "cifar10-pgd10",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_commands_options_and_recipes(tmp_path: Path) -> None:
+    command = tmp_path / "amata"
+    command.write_text(f"#!{sys.executable}\nfrom amata.cli import main\nmain()\n")
+    command.chmod(0o755)
+    script = ['eval "$(amata --show-completion bash)"']
+    for words in COMPLETED:
+        script += [
+            f"COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))",
+            '_amata_completion amata; echo "${COMPREPLY[*]}"',
+        ]
+    env = {**ENV, "PATH": f"{tmp_path}{os.pathsep}{ENV['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(script)], capture_output=True, text=True, env=env
+    )
+    assert done.stdout.splitlines() == list(COMPLETED.values()), done.stderr
 
 
 def test_a_default_folder_is_never_an_old_one(
@@ -115,6 +165,10 @@ def test_recipes_and_data_are_listed(amata: Amata) -> None:
     shown = amata("recipes", "show", "mnist5k-amata")
     assert '[schedule]\nname = "linear"' in shown.out
     assert "mnist5k" in amata("data").out
+    assert json.loads(amata("recipes", "--json").out)["cifar10-amata"].startswith("Amata (K 2")
+    data = json.loads(amata("data", "--json").out)
+    assert (data["sets"]["mnist5k"]["classes"], data["sets"]["cifar10"]["fetch"]) == (10, True)
+    assert Path(data["folder"]).is_absolute()
     assert (
         "mnist5k test: 1,000 images of (1, 28, 28), 10 classes, 100 to 100 each"
         in amata("data", "check", "mnist5k").out
@@ -142,6 +196,31 @@ def test_every_command_has_help_with_an_example(amata: Amata, command: str) -> N
     called = amata(*command.split(), "--help")
     assert called.code == 0
     assert "Example: amata" in called.out
+
+
+def test_help_lists_the_commands_in_the_order_of_use(amata: Amata) -> None:
+    listed = re.findall(r"^  (\w+)  +\S", amata("--help").out.partition("Commands:")[2], re.M)
+    known = [name for words in PANELS.values() for name in words.split()]
+    assert listed[:3] == ["train", "eval", "compare"]
+    assert listed[-2:] == ["data", "recipes"]
+    assert [name for name in known if name in listed] == listed, "a command has no panel"
+
+
+def test_the_order_of_help_is_not_that_of_the_imports() -> None:
+    group = Commands(commands=dict.fromkeys(("zebra", "recipes", "compare", "train")))  # type: ignore[arg-type]
+    assert group.list_commands(None) == ["train", "compare", "recipes", "zebra"]
+
+
+def test_the_page_of_commands_has_every_example(amata: Amata) -> None:
+    """`python evidence/commands.py` writes it again."""
+    page = " ".join((Path(__file__).parents[1] / "docs" / "commands.md").read_text().split())
+    root = get_command(app)
+    found = dict(root.commands)  # type: ignore[attr-defined]
+    for name in ("recipes", "data"):
+        found |= {f"{name} {own}": inner for own, inner in found[name].commands.items()}
+    for name, command in found.items():
+        example = " ".join(command.epilog.split()).removeprefix("Example: ")
+        assert f"| `{name}` | {command.get_short_help_str(200)} | `{example}` |" in page
 
 
 def test_no_command_shows_help_and_version_is_printed(amata: Amata) -> None:
@@ -374,6 +453,17 @@ BAD: dict[str, tuple[Setup, str]] = {
     "huge problem": (lambda tmp: ["toy", "--parts", f"{10**12}"], r"--parts.* 10000 "),
     "nan problem": (lambda tmp: ["toy", "--horizon", "nan"], r"horizon = nan is not finite"),
     "a name that is too long": (lambda tmp: ["eval", "a" * 300], r"a{300}: File name too long"),
+    "--set without a table": (set_("epochs=1"), r"table\.key=value; did you mean train\.epochs\?"),
+    "--set in several tables": (set_("name=x"), r"did you mean data\.name or model\.name or "),
+    "--set of a schedule's key": (set_("k_max=3"), r"did you mean schedule\.k_max\?"),
+    "limit below 1": (
+        lambda tmp: ["train", "mnist5k-amata", "--limit", "0", "--out", str(tmp / "new")],
+        r"--limit.* 1 ",
+    ),
+    "unknown logger": (
+        lambda tmp: ["train", "mnist5k-amata", "--log", "wanb", "--out", str(tmp / "new")],
+        r"unknown logger 'wanb'; did you mean 'wandb'\?",
+    ),
     "bad --set": (
         lambda tmp: ["train", "mnist5k-amata", "--set", "lr"],
         r"must read table\.key=value",

@@ -125,6 +125,7 @@ def test_criterion_trains_measures_and_resumes(amata: Amata, tmp_path: Path) -> 
         "--json",
     )
     assert called.code == 0, called.err
+    assert "run 2 of 2: mnist5k-adaptive, " in called.err
     rows = json.loads(called.out)["strategies"]
     assert [r["strategy"] for r in rows] == ["mnist5k-pgd2", "mnist5k-adaptive"]
     for row in rows:
@@ -470,6 +471,7 @@ def test_trials_of_dead_processes_do_not_count(amata: Amata, tmp_path: Path) -> 
         called = amata(*SEARCH, "--trials", "1", "--out", tmp_path, "--json")
     assert called.code == 0, called.err
     assert [t["state"] for t in json.loads(called.out)["trials"]] == ["complete"]
+    assert "run 1 of 1: trial 3, " in called.err
     assert len(finished(tmp_path)) == 1
 
 

@@ -143,5 +143,5 @@ def _report(result: dict[str, Any], out: Path, json_: bool) -> None:
         return
     console.print(comparison_table(result))
     for warning in result["warnings"]:
-        console.print(f"note: {warning}", soft_wrap=True)
+        console.say(f"note: {warning}")
     console.print(f"report {out / 'report.html'}", soft_wrap=True)

@@ -30,25 +30,24 @@ class Commands(TyperGroup):
     """Lists commands in panels, and prints the line of an interrupted run. typer would drop that
     line, and its exit status."""
 
+    def panels(self) -> dict[str, list[str]]:
+        """The names of the commands, by the title above them in --help."""
+        panels = {title: words.split() for title, words in PANELS.items()}
+        known = [name for names in panels.values() for name in names]
+        panels["Others"] = [name for name in self.commands if name not in known]
+        there = {t: [n for n in names if n in self.commands] for t, names in panels.items()}
+        return {title: names for title, names in there.items() if names}
+
     def list_commands(self, ctx: Any) -> list[str]:
-        order = " ".join(PANELS.values()).split()
-        return sorted(self.commands, key=lambda c: order.index(c) if c in order else len(order))
+        return [name for names in self.panels().values() for name in names]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        names = self.list_commands(ctx)
-        panels = {title: words.split() for title, words in PANELS.items()}
-        known = {name for panel in panels.values() for name in panel}
-        panels["Others"] = [name for name in names if name not in known]
-        width = max(map(len, names))
-        for title, panel in panels.items():
-            rows = [
-                (f"{name:{width}}", self.commands[name].get_short_help_str(200))
-                for name in panel
-                if name in self.commands
-            ]
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
+        width = max(map(len, self.commands))
+        for title, names in self.panels().items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(f"{n:{width}}", self.commands[n].get_short_help_str(200)) for n in names]
+                )
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -108,10 +108,9 @@ def train(
         if summary["best_epoch"] is None
         else f"best epoch {summary['best_epoch'] + 1} of {summary['epochs']}"
     )
-    console.print(
+    console.say(
         f"trained {summary['train_seconds']:.1f} s, {summary['grad_evals']:,} gradient evaluations "
-        f"({summary['grad_evals_per_image']:.2f} per image and epoch), {best}",
-        soft_wrap=True,
+        f"({summary['grad_evals_per_image']:.2f} per image and epoch), {best}"
     )
     console.print(f"run folder {run.path}", soft_wrap=True)
 

@@ -18,7 +18,7 @@ class Log:
 
     @property
     def width(self) -> int:
-        return err.width
+        return err.width if err.windowed else 10_000
 
     @property
     def room(self) -> int:
@@ -27,10 +27,10 @@ class Log:
 
     def show(self, text: str, share: float, left: str) -> None:
         after = f"  {left}" if left else ""
-        err.print(f"{text}  {share:.0%} done{after}", soft_wrap=True)
+        err.say(f"{text}  {share:.0%} done{after}")
 
     def line(self, text: str, style: str = "", epoch: bool = False) -> None:
-        err.print(text, style=style, soft_wrap=True)
+        err.say(text, style)
 
     def close(self) -> None:
         pass
@@ -98,8 +98,9 @@ class Notebook(Log):
         self._draw()
 
     def close(self) -> None:
-        self.bar = ""
-        self._draw()
+        if self.notes or self.epochs:
+            self.bar = ""
+            self._draw()
 
     def _draw(self) -> None:
         self.handle.update(self._bundle(), raw=True)

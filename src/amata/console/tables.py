@@ -1,6 +1,5 @@
 """Tables of results. Each fits 60 columns and more."""
 
-import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -192,10 +191,9 @@ def keys_table(keys: Iterable[tuple[str, str, str, str]]) -> Grid:
 def listing(rows: Iterable[tuple[str, str]]) -> None:
     """Print names with a text about each: wrapped on a terminal, one line each in a pipe."""
     every = list(rows)
-    wrapped = out.is_terminal or out.is_jupyter or "COLUMNS" in os.environ
     names = max((cell_len(name) for name, _ in every), default=0)
     for name, about in every:
-        room = out.width - names - 2 if wrapped else 10_000
+        room = out.width - names - 2 if out.windowed else 10_000
         first, *more = flow([printable(about)], room) or [""]
         out.print(f"{name:{names}}  {first}".rstrip(), soft_wrap=True)
         for line in more:
