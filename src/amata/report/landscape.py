@@ -6,7 +6,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from amata.quantity import to_fractions
+from amata.quantity import to_text
 from amata.report.comparison import PageFigure, nested_widths
 from amata.report.escape import for_figure
 from amata.report.figures import BLUE, GREEN, INK, ORANGE, drawing, figure, save
@@ -144,7 +144,7 @@ def _contours(ax: Any, picture: Picture, levels: list[float], norm: Any) -> Any:
     )
     for key, style, label in (
         ("edge", "-", "ball in the plane"),
-        ("shadow", ":", "ball projected onto the plane"),
+        ("shadow", ":", "ball, projected"),
     ):
         if key == "shadow" and picture["norm"] == "l2":
             continue  # the same circle
@@ -162,8 +162,8 @@ def _contours(ax: Any, picture: Picture, levels: list[float], norm: Any) -> Any:
     for (colour, marker), course, width in zip(
         cycle(PATHS), picture["courses"], widths, strict=False
     ):
-        xs, ys = zip(*course["points"], strict=True)
-        xs, ys = [v / across for v in xs], [v / up for v in ys]
+        xs = [x / across for x, _ in course["points"]]
+        ys = [y / up for _, y in course["points"]]
         ax.plot(xs, ys, color=colour, lw=width, path_effects=_outlined(width + 1.2))
         if course["steps"] <= LONG:
             ax.plot(xs, ys, marker, color=colour, ms=width + 1.8)
@@ -174,7 +174,7 @@ def _contours(ax: Any, picture: Picture, levels: list[float], norm: Any) -> Any:
     ax.plot(0, 0, "o", color=INK, ms=6, mec="white", mew=0.9, ls="", label="clean image (start)")
     ax.set_ylim(picture["y"][0] / up, picture["y"][-1] / up)
     ax.set_aspect("equal", adjustable="box")
-    eps = f"eps = {_short(picture['eps'])}"
+    eps = f"eps = {to_text(picture['eps'])}"
     ax.set(title=epoch_title(picture), xlabel=f"principal direction (× eps; {eps})")
     return filled
 
@@ -219,7 +219,12 @@ def _images(ax: Any, picture: Picture, image: Any) -> None:
         (
             ("clean", image.clean, grey, _prediction(picture["clean"])),
             (attack, image.adversarial.clip(0, 1), grey, _prediction(picture["adversarial"])),
-            ("difference", shown.clip(-1, 1), both, f"±{_short(limit)}"),
+            (
+                "difference",
+                shown.clip(-1, 1),
+                both,
+                f"±{to_text(limit) if limit == eps else format(limit, '.2g')}",
+            ),
         )
     ):
         part = ax.inset_axes((0.345 * place, 0.16, 0.31, 0.7))
@@ -228,11 +233,6 @@ def _images(ax: Any, picture: Picture, image: Any) -> None:
         part.grid(visible=False)
         part.set_title(name, fontsize=8, pad=3)
         part.set_xlabel(below, fontsize=7.5, labelpad=2)
-
-
-def _short(value: float) -> str:
-    found = to_fractions(value)
-    return found if isinstance(found, str) else f"{value:.3g}"
 
 
 def _prediction(predicted: dict[str, Any]) -> str:
