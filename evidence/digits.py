@@ -2,10 +2,12 @@
 landscape."""
 
 import json
+import math
 import statistics
 from typing import Any
 
 import stored
+from amata.report.comparison import WINDOW, smooth
 from amata.report.figures import INK, ORANGE
 from amata.schedules import Control
 from amata.studies.criterion import CriterionSettings, strategy_of
@@ -158,15 +160,17 @@ def draw_criterion() -> None:
         for title, (colour, dashes) in lines.items():
             if title not in measured:
                 continue
-            points = [(e["epoch"] + 1, e["c"]) for e in measured[title]]
-            ax.plot(
-                *zip(*points, strict=True),
-                color=colour,
-                ls=dashes,
-                lw=1.6,
-                label=PAPER_MNIST[title][0],
-            )
-        ax.set(xlabel="epoch", ylabel="C", yscale="log", xlim=(1, None))
+            epochs = [e["epoch"] + 1 for e in measured[title]]
+            values = [e["c"] for e in measured[title]]
+            ax.plot(epochs, values, "o", color=colour, ms=2.5, alpha=0.5)
+            means = [math.exp(v) for v in smooth([math.log(v) for v in values])]
+            ax.plot(epochs, means, color=colour, ls=dashes, lw=1.6, label=PAPER_MNIST[title][0])
+        ax.set(
+            xlabel="epoch",
+            ylabel=f"C, geometric mean of {WINDOW} epochs",
+            yscale="log",
+            xlim=(0.5, None),
+        )
         ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
 
 

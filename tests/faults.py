@@ -159,7 +159,7 @@ RESULTS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("finished", "eval"): (("eval", "run", "--json"), ""),
     ("finished", "report"): (("report", "run", "--out", "out"), "out/compare.json"),
     ("finished", "landscape"): (
-        ("landscape", "run", "--out", "out", "--epochs", "2", "--grid", "3", "--sample", "0"),
+        ("landscape", "run", "--out", "out", "--epochs", "2", "--grid", "3", "--image", "0"),
         "out/landscape.json",
     ),
     ("unfinished", "resume"): (("train", "--resume", "run"), "run"),
@@ -378,7 +378,7 @@ def damage_epoch(t: Trial) -> Outcome:
         for result in (t.result, t.expected):
             del result[str(file.relative_to(t.run))]
         epoch = str(int(file.stem))
-        refused(t.amata("landscape", "run", "--out", "out", "--epochs", epoch, "--sample", "0"))
+        refused(t.amata("landscape", "run", "--out", "out", "--epochs", epoch, "--image", "0"))
     return ended
 
 
@@ -462,7 +462,7 @@ def read_only_output(t: Trial) -> Outcome:
         ("train", t.lab.toy, "--out", deep),
         ("report", "run", "--out", deep),
         ("compare", t.lab.toy, t.lab.other, "--out", deep),
-        ("landscape", "run", "--out", deep, "--grid", "3", "--sample", "0"),
+        ("landscape", "run", "--out", deep, "--grid", "3", "--image", "0"),
         ("export", "run", "--to", "hf", "--out", deep),
         ("toy", "--parts", "2", "--out", deep),
     )

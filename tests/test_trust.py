@@ -255,7 +255,7 @@ def test_a_run_of_ones_own_needs_no_trust(
 
 
 def test_nor_do_its_exports_landscapes_and_weights(home: Path, fresh: pytest.MonkeyPatch) -> None:
-    assert run_landscapes(home / "run", [1], sample=0, size=2, steps=(2,))["landscapes"]
+    assert run_landscapes(home / "run", [1], image=0, size=2, steps=(2,))[0]["landscapes"]
     assert Trained.of(home / "run").name == "caltech256-pgd20"
     for weights in ("model", "last"):
         load_trained(home / "run" / f"{weights}.safetensors", (f"data.root={home / 'data'}",))

@@ -194,3 +194,17 @@ def to_fractions(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: to_fractions(v) for k, v in value.items() if v is not None}
     return value
+
+
+def to_text(value: Any) -> str:
+    """A recipe's value for a table or a title, without float noise.
+
+    >>> to_text(8 / 255), to_text(0.1 + 0.2), to_text(True), to_text(["clean", "pgd-20"])
+    ('8/255', '0.3', 'true', 'clean, pgd-20')
+    """
+    found = to_fractions(value)
+    if isinstance(found, float):
+        return f"{found:.10g}"
+    if isinstance(found, list) and not any(isinstance(v, list | dict) for v in found):
+        return ", ".join(map(to_text, found))
+    return str(found).lower() if isinstance(found, bool) else str(found)

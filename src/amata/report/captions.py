@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from amata.quantity import to_fractions
+from amata.quantity import to_text
 from amata.report.comparison import WINDOW, smoothed
 from amata.report.escape import for_html
 from amata.report.lead import NORMS
@@ -24,8 +24,7 @@ def setting(result: dict[str, Any]) -> str:
     if len(names) == 1 and not result["same_test_images"]:
         data += ", with different test images"
     threats = "; ".join(
-        f"{NORMS.get(t['norm'], t['norm'])}, eps {to_fractions(t['eps'])}"
-        for t in result["threats"]
+        f"{NORMS.get(t['norm'], t['norm'])}, eps {to_text(t['eps'])}" for t in result["threats"]
     )
     runs = f"1 run{where}" if count == 1 else f"{count} runs{where}, trained {when}"
     return f"Data: {data}. Threat: {threats}. {runs}."

@@ -137,11 +137,11 @@ def _curves(
             for curve in line.curves:
                 points = [p for p in curve["points"] if p[y] is not None]
                 xs, ys = [p[key] for p in points], [100 * (1 - p[y]) for p in points]
-                marks = {"marker": line.marker, "ms": 3} if few else {}
+                mark, size, width = (line.marker, 3, 1.6) if few else (".", 2, 1.1)
                 if averaged:
-                    ax.plot(xs, ys, color=line.colour, ls="", alpha=0.35, **marks)
-                    marks, ys = {}, smooth(ys)
-                ax.plot(xs, ys, **line.kwargs, lw=1.6 if few else 1.1, **marks)
+                    ax.plot(xs, ys, mark, color=line.colour, ms=size, alpha=0.35)
+                    mark, ys = "", smooth(ys)
+                ax.plot(xs, ys, **line.kwargs, lw=width, marker=mark, ms=size)
                 if points and xs[-1] >= ends.get(line.recipe, (line, 0.0, 0.0))[1]:
                     ends[line.recipe] = line, xs[-1], ys[-1]
                 for event in curve["events"]:
@@ -226,9 +226,9 @@ def _steps(
 
 def nested_widths(count: int) -> list[float]:
     """Line widths that shrink, so equal lines show all their colours."""
-    return [
-        1.4 + 2.6 * (count - 1 - i) / max(count - 1, 1) if count > 1 else 1.8 for i in range(count)
-    ]
+    most, least = (4.0, 1.4) if count <= 4 else (2.6, 1.1)
+    step = (most - least) / max(count - 1, 1)
+    return [1.8] if count == 1 else [most - step * i for i in range(count)]
 
 
 def _loss(result: dict[str, Any], folder: Path) -> PageFigure:

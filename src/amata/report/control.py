@@ -3,48 +3,50 @@
 from pathlib import Path
 from typing import Any
 
+from amata.report.comparison import UNSMOOTHED, smooth
 from amata.report.escape import for_figure
-from amata.report.figures import BLUE, GREEN, GREY, INK, ORANGE, figure
+from amata.report.figures import BLUE, GREEN, GREY, INK, ORANGE, figure, legend_below
 
 COLOURS = (ORANGE, GREY, BLUE, GREEN, "#7e22ce", "#a16207", "#0e7490", "#be185d")
 
 
 def criterion_figure(strategies: list[dict[str, Any]], path: Path) -> None:
-    """One column per strategy: max_v H and H(u_t) over epochs, whose gap is C; below, K_t and the K
-    of the best control."""
+    """One column per strategy: C of every epoch, the gap to the best control, with its standard
+    error; below, K_t and the K of the best control. C is drawn as a smoothed line over its points
+    if the run is long: an epoch's value is noisy."""
     columns = len(strategies)
     with figure(
-        path, 2, columns, (max(2.9 * columns, 4.2), 4.6), sharex="col", sharey="row"
+        path, 2, columns, (max(2.9 * columns, 4.2), 4.9), sharex="col", sharey="row"
     ) as axes:
         for column, s in enumerate(strategies):
             epochs = [e["epoch"] + 1 for e in s["epochs"]]
             top, bottom = axes[0, column], axes[1, column]
-            best, own = (
-                [e["best_hamiltonian"] for e in s["epochs"]],
-                [e["hamiltonian"] for e in s["epochs"]],
+            gaps = [e["c"] for e in s["epochs"]]
+            errors = [e["c_stderr"] or 0.0 for e in s["epochs"]]
+            top.errorbar(
+                epochs, gaps, errors, fmt="o", color=ORANGE, ms=3, lw=1, label="C of an epoch ± SE"
             )
-            top.fill_between(epochs, own, best, color=ORANGE, alpha=0.15, linewidth=0)
-            top.plot(epochs, best, color=ORANGE, marker="o", ms=3, label="max over v of H(v)")
-            top.plot(epochs, own, color=INK, marker="o", ms=3, label="H(u_t)")
+            line = smooth(gaps) if len(gaps) >= UNSMOOTHED else gaps
+            top.plot(epochs, line, color=ORANGE, lw=1.2, alpha=0.7)
+            top.axhline(s["c"], color=INK, lw=1, ls="--", label="C, the mean")
             error = f" ± {s['c_stderr']:.2f}" if s["c_stderr"] is not None else ""
             top.set_title(f"{for_figure(s['strategy'])}\nC = {s['c']:.2f}{error}")
             bottom.step(
+                epochs, [e["steps"] for e in s["epochs"]], where="mid", color=INK, label="K_t"
+            )
+            bottom.plot(
                 epochs,
                 [e["best_steps"] for e in s["epochs"]],
-                where="mid",
+                "o",
                 color=ORANGE,
-                label="K of the best v",
-            )
-            bottom.step(
-                epochs, [e["steps"] for e in s["epochs"]], where="mid", color=INK, label="K_t"
+                ms=4,
+                label="K of the best control",
             )
             bottom.set_xlabel("epoch")
             bottom.xaxis.get_major_locator().set_params(integer=True)
-        axes[0, 0].set_ylabel("Hamiltonian")
-        axes[1, 0].set_ylabel("inner steps K")
-        axes[1, 0].set_ylim(0, None)
-        axes[0, 0].legend(frameon=False, fontsize=8)
-        axes[1, 0].legend(frameon=False, fontsize=8)
+        axes[0, 0].set(ylabel="C, gap to the best control", ylim=(0, None))
+        axes[1, 0].set(ylabel="inner steps K", ylim=(0, None))
+        legend_below(axes[0, 0], axes[1, 0])
 
 
 def toy_figure(toy: dict[str, Any], path: Path) -> None:

@@ -27,9 +27,9 @@ def for_markdown(text: str) -> str:
     return html.escape(re.sub(r"([\\|`*\[\]])", r"\\\1", printable(text)), quote=False)
 
 
-def for_figure(text: str) -> str:
+def for_figure(text: str, longest: int = LONGEST) -> str:
     """Text in a figure: matplotlib reads $ as mathtext and hides labels that begin with _."""
     text = printable(text)
-    if len(text) > LONGEST:
-        text = f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"
+    if len(text) > longest:
+        text = f"{text[: longest // 2]}…{text[-longest // 2 :]}"
     return " " * text.startswith("_") + text.replace("$", r"\$")

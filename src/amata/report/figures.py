@@ -55,6 +55,7 @@ def drawing(
     size: tuple[float, float],
     *,
     page: bool = False,
+    png: bool = True,
     **options: Any,
 ) -> Iterator[tuple[Any, dict[str, bytes]]]:
     """A grid of axes, and the content of its files by suffix, which is there when the block ends.
@@ -88,9 +89,10 @@ def drawing(
             ax.grid(alpha=0.25, linewidth=0.6)
         yield axes, files
         files[".svg"] = to_svg(drawn)
-        content = BytesIO()
-        drawn.savefig(content, format="png", dpi=150)
-        files[".png"] = content.getvalue()
+        if png:
+            content = BytesIO()
+            drawn.savefig(content, format="png", dpi=150)
+            files[".png"] = content.getvalue()
 
 
 def to_svg(drawn: Any) -> bytes:
@@ -107,9 +109,23 @@ def engineering() -> Any:
     return EngFormatter(sep="")
 
 
+def legend_below(*axes: Any) -> None:
+    """One legend for these axes, below all axes of their figure."""
+    found = [ax.get_legend_handles_labels() for ax in axes]
+    handles, names = (
+        [item for part in parts for item in part] for parts in zip(*found, strict=True)
+    )
+    drawn = axes[0].figure
+    columns = max(1, int(drawn.get_size_inches()[0] / (0.5 + 0.07 * max(map(len, names)))))
+    drawn.legend(
+        handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=8
+    )
+
+
 def search_figure(search: dict[str, Any], path: Path) -> None:
-    """Held-out robust accuracy against cost for every trial, with the Pareto front."""
-    with figure(path, 1, 1, (6.4, 4.0)) as axes:
+    """Held-out robust accuracy against cost for every trial, with the Pareto front. Each winner has
+    a ring of its own: trials of equal cost and accuracy would hide each other."""
+    with figure(path, 1, 1, (6.4, 4.5)) as axes:
         ax = axes[0, 0]
         for state, colour, label in (
             ("pruned", "#c9c9c9", "pruned (at the best epoch it reached)"),
@@ -124,34 +140,44 @@ def search_figure(search: dict[str, Any], path: Path) -> None:
                 ms=5,
                 label=label,
             )
-        front = sorted((t["cost"], 100 * t["accuracy"]) for t in search["trials"] if t["front"])
+        front = sorted({(t["cost"], 100 * t["accuracy"]) for t in search["trials"] if t["front"]})
         ax.step(*zip(*front, strict=True), where="post", color=ORANGE, lw=1.6, label="Pareto front")
-        best = search["best"]
-        ax.plot(
-            best["cost"],
-            100 * best["accuracy"],
-            "o",
-            ms=11,
-            mfc="none",
-            mec=ORANGE,
-            mew=2,
-            label=f"winner: {for_figure(best['schedule']['name'])}",
-        )
-        ax.axvline(search["budget"], color=GREY, lw=1, ls="--")
-        ax.text(
-            search["budget"],
-            ax.get_ylim()[0],
-            "budget ",
-            color=GREY,
-            fontsize=8,
-            va="bottom",
-            ha="right",
-        )
+        for index, t in enumerate(winners(search)):
+            ax.plot(
+                t["cost"],
+                100 * t["accuracy"],
+                "o",
+                ms=10 + 5 * index,
+                mfc="none",
+                mec=ORANGE,
+                mew=1.6,
+                label=f"winner: {describe_schedule(t['schedule'])}",
+            )
+        ax.axvline(search["budget"], color=GREY, lw=1, ls="--", label="budget")
+        ax.margins(y=0.08)
         ax.set(
             xlabel="gradient evaluations per image and epoch",
             ylabel=f"held-out {for_figure(search['attack'])} accuracy (%)",
         )
-        ax.legend(frameon=False, fontsize=8, loc="upper left")
+        legend_below(ax)
+
+
+def winners(search: dict[str, Any]) -> list[dict[str, Any]]:
+    """The best trial, and those that equal it in cost and accuracy."""
+    best = search["best"]
+    equal = [t for t in search["trials"] if t["front"] and t["number"] != best["number"]]
+    same = ("cost", "accuracy")
+    return [best, *(t for t in equal if all(t[key] == best[key] for key in same))]
+
+
+def describe_schedule(schedule: dict[str, Any]) -> str:
+    """A schedule on one line: linear, k_min 2, k_max 10, tau 0.5."""
+    values = [
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in schedule.items()
+        if key != "name"
+    ]
+    return for_figure(", ".join([str(schedule["name"]), *values]), longest=60)
 
 
 def bench_figure(result: dict[str, Any], path: Path) -> None:

@@ -27,13 +27,13 @@ def headline(result: dict[str, Any]) -> str:
 
 def _alone(row: Row, shared: dict[str, Any] | None) -> str:
     name = for_html(row["recipe"])
-    spent = f"{row['train_seconds']:,.1f} s and {row['grad_evals']:,.0f} gradient evaluations"
+    seconds, cost = f"{row['train_seconds']:,.1f} s", f"{row['grad_evals']:,.0f}"
     if shared is None:
-        return f"{name} trained for {spent}."
+        return f"{name} trained for {seconds} with {cost} gradient evaluations."
     a = row["accuracies"][shared["attack"]]
     return (
         f"{name} reaches <b>{100 * a['accuracy']:.1f}%</b> ({between(a)}) robust accuracy after "
-        f"{spent}."
+        f"{seconds} and {cost} gradient evaluations."
     )
 
 

@@ -1,6 +1,7 @@
 """A comparison as one self-contained HTML page: no network, no script; light and dark, for screens,
 phones and print."""
 
+import base64
 import re
 from collections.abc import Sequence
 from importlib import resources
@@ -165,6 +166,15 @@ def _figure(figure: PageFigure) -> str:
     )
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{for_html(figure.alt)}" ', 1)
     return f"<figure><figcaption>{for_html(figure.title)}</figcaption>{svg}</figure>"
+
+
+def picture(figure: PageFigure) -> str:
+    """The figure as an image with colours of its own, whatever the page's are."""
+    data = base64.b64encode(figure.svg.encode()).decode()
+    return (
+        f"<figure><figcaption>{for_html(figure.title)}</figcaption>"
+        f'<img alt="{for_html(figure.alt)}" src="data:image/svg+xml;base64,{data}"></figure>'
+    )
 
 
 def _for_page(tag: str, name: str) -> str:

@@ -4,7 +4,7 @@ import csv
 import io
 from typing import Any
 
-from amata.quantity import to_fractions
+from amata.quantity import to_text
 from amata.report.escape import for_csv, for_markdown
 
 Cell = str | tuple[str, str]
@@ -90,7 +90,7 @@ def difference_table(result: dict[str, Any]) -> list[list[Cell]]:
     return rows + [
         [
             d["key"],
-            *("—" if d["values"][n] is None else str(to_fractions(d["values"][n])) for n in names),
+            *("—" if d["values"][n] is None else to_text(d["values"][n]) for n in names),
         ]
         for d in result["differences"]
     ]

@@ -4,13 +4,13 @@ of attacks.
 As in the paper's figure, X is the first principal component of the displacements along a PGD path,
 and Y is a Rademacher direction. We make Y orthogonal to X, so plane coordinates are projections.
 The grid ignores the ball and the box [0, 1]. The attacks respect both; the figure shows their
-points projected onto the plane.
+points projected onto the plane. A projected point can be outside the edge of the ball in the plane,
+but not outside the projection of the ball.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from amata.quantity import positive
 from amata.runs import RunFolder
 from amata.runs.files import under
 from amata.schedules import Control
-from amata.seeds import generator
+from amata.studies.plane import Plane, principal_direction, rademacher_direction
 from amata.studies.runs import run_controls
 from amata.tensors import read_tensors
 from amata.threat import Ball
@@ -33,26 +33,16 @@ from amata.training.experiment import load_trained
 CHUNK = 1000
 """Grid points per forward pass."""
 CANDIDATES = 100
-"""Test images from which the default sample is chosen."""
+"""Test images from which the default one is chosen."""
+MARGIN = 1.25
+"""The grid reaches so far beyond the ball and the paths."""
 
 
-@dataclass(frozen=True)
-class Plane:
-    """Two orthonormal directions through an image."""
+class Pictured(NamedTuple):
+    """The image and what the first attack makes of it, (H, W, C) or (H, W) in [0, 1]."""
 
-    origin: Tensor
-    x: Tensor
-    y: Tensor
-
-    def coordinates(self, points: Tensor) -> Tensor:
-        """The coordinates of each point's projection, (N, 2)."""
-        moved = (points - self.origin).flatten(1)
-        return torch.stack([moved @ self.x.flatten(), moved @ self.y.flatten()], 1)
-
-    def at(self, coordinates: Tensor) -> Tensor:
-        """The points of the plane at these coordinates (N, 2)."""
-        a, b = (coordinates[:, i].view(-1, *[1] * (self.origin.dim() - 1)) for i in (0, 1))
-        return self.origin + a * self.x + b * self.y
+    clean: Any
+    adversarial: Any
 
 
 def pgd_path(model: nn.Module, x: Tensor, y: Tensor, ball: Ball, u: Control) -> Tensor:
@@ -76,32 +66,6 @@ def steepest_image(model: nn.Module, x: Tensor, y: Tensor, ball: Ball, u: Contro
         return int((_loss(model, found, y) - _loss(model, x, y)).argmax())
 
 
-def principal_direction(points: Tensor, origin: Tensor) -> Tensor:
-    """The first principal component of the displacements, pointing towards the last of them."""
-    moved = (points - origin).flatten(1)
-    centred = moved - moved.mean(0)
-    direction = torch.linalg.svd(centred, full_matrices=False).Vh[0]
-    if float(centred.abs().max()) == 0:
-        raise InputError(
-            "the attack does not move this image, so it has no principal direction; choose another "
-            "--sample"
-        )
-    return (direction if float(moved[-1] @ direction) >= 0 else -direction).view(origin.shape)
-
-
-def rademacher_direction(origin: Tensor, other: Tensor, seed: int) -> Tensor:
-    """A unit vector of random signs, orthogonalised against `other`."""
-    signs = (
-        torch.randint(0, 2, origin.shape, generator=generator(seed, "rademacher")).to(
-            origin.device, origin.dtype
-        )
-        * 2
-        - 1
-    )
-    signs = signs - (signs * other).sum() * other
-    return signs / signs.norm()
-
-
 def landscape(
     model: nn.Module,
     x: Tensor,
@@ -111,28 +75,38 @@ def landscape(
     controls: dict[str, Control],
     size: int = 100,
     seed: int = 0,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Pictured]:
     """The loss on a size x size grid around the image x (1, C, H, W), and the PGD path of each
-    control. The first path defines the X axis."""
+    control. The first path defines the X axis, and gives the adversarial image."""
     with untouched(model):
         paths = {name: pgd_path(model, x, y, ball, u) for name, u in controls.items()}
-        along = principal_direction(next(iter(paths.values())), x)
+        first = next(iter(paths.values()))
+        along = principal_direction(first, x)
         plane = Plane(x, along, rademacher_direction(x, along, seed))
         courses = {name: plane.coordinates(points) for name, points in paths.items()}
-        reach = 1.3 * max(float(c.abs().max()) for c in courses.values())
-        # the paths go to the right
-        across = torch.linspace(-0.3 * reach, reach, size, device=x.device)
-        up = torch.linspace(-0.65 * reach, 0.65 * reach, size, device=x.device)
+        units = plane.units(ball)
+        reach = torch.cat([*courses.values(), torch.tensor([units], device=x.device)]).abs()
+        right, top = (MARGIN * reach.amax(0)).tolist()
+        across = torch.linspace(-MARGIN * units[0], right, size, device=x.device)
+        up = torch.linspace(-top, top, size, device=x.device)
         cells = torch.cartesian_prod(up, across).flip(1)  # X changes fastest
         losses = torch.cat([_loss(model, plane.at(part), y) for part in cells.split(CHUNK)]).view(
             size, size
         )
         climbed = {name: _loss(model, points, y) for name, points in paths.items()}
-    return {
+        predicted = _predicted(model, torch.cat([x, first[-1:]]))
+    found = {
         "x": [round(v, 6) for v in across.tolist()],
         "y": [round(v, 6) for v in up.tolist()],
         "loss": [[float(f"{v:.5g}") for v in row] for row in losses.tolist()],
+        "eps": ball.eps,
+        "norm": ball.norm,
+        "units": list(units),
+        "edge": _rounded(plane.edge(ball)),
+        "shadow": _rounded(plane.shadow(ball)),
         "clean_loss": float(next(iter(climbed.values()))[0]),
+        "clean": predicted[0],
+        "adversarial": predicted[1],
         "courses": [
             {
                 "name": n,
@@ -144,6 +118,27 @@ def landscape(
             for n, u in controls.items()
         ],
     }
+    return found, Pictured(_pixels(x), _pixels(first[-1:]))
+
+
+def _rounded(points: Tensor) -> list[list[float]]:
+    return [[round(v, 5) for v in point] for point in points.tolist()]
+
+
+def _pixels(x: Tensor) -> Any:
+    """An image as matplotlib shows it: grey (H, W), or colours (H, W, 3)."""
+    image = x[0].float().cpu()
+    return (image.permute(1, 2, 0) if len(image) == 3 else image.mean(0)).numpy()
+
+
+@torch.no_grad()
+def _predicted(model: nn.Module, x: Tensor) -> list[dict[str, Any]]:
+    """The predicted class of each image, and its probability."""
+    best = model(x).softmax(1).max(1)
+    return [
+        {"class": int(k), "probability": round(float(p), 4)}
+        for p, k in zip(best.values, best.indices, strict=True)
+    ]
 
 
 @torch.no_grad()
@@ -155,17 +150,19 @@ def run_landscapes(
     path: Path,
     epochs: Sequence[int],
     *,
-    sample: int | None = None,
+    overrides: tuple[str, ...] = (),
+    image: int | None = None,
     steps: Sequence[int] = (40, 2),
     alpha: float | None = None,
     size: int = 100,
     seed: int = 0,
     trust: bool = False,
     note: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
-    """The landscapes of a run after the given epochs (from 1), or of its best model.
+) -> tuple[dict[str, Any], list[Pictured]]:
+    """The landscapes of a run after the given epochs (from 1), or of its best model, and the images
+    of each.
 
-    The default sample is the image, among the first test images, whose loss the first attack raises
+    The default is the image, among the first test images, whose loss the first attack raises
     most at the first epoch. `trust` runs the code that the run's recipe names.
     """
     if not path.is_dir():
@@ -178,20 +175,20 @@ def run_landscapes(
     if not trained:
         raise InputError(f"{path} has no finished epoch; train it first")
     states = {epoch: _state(run, epoch, len(trained)) for epoch in epochs}
-    model, recipe, splits = load_trained(path, trust=trust, note=note)
+    model, recipe, splits = load_trained(path, overrides, to_test=True, trust=trust, note=note)
     device = next(model.parameters()).device
-    if sample is not None and not 0 <= sample < len(splits.test):
+    if image is not None and not 0 <= image < len(splits.test):
         raise InputError(
-            f"--sample {sample} is not one of the {len(splits.test)} test images, 0 to "
+            f"--image {image} is not one of the {len(splits.test)} test images, 0 to "
             f"{len(splits.test) - 1}"
         )
-    chosen = list(range(min(CANDIDATES, len(splits.test)))) if sample is None else [sample]
+    chosen = list(range(min(CANDIDATES, len(splits.test)))) if image is None else [image]
     x, y = next(iter(splits.test.read([torch.tensor(chosen)], device, None)))
     best = run.summary()["best_epoch"] if run.finished else None
     best = max(trained) if best is None else best + 1
     tau = getattr(recipe.schedule, "tau", 2.5 * recipe.ball.eps)
     attacks = {f"PGD-{k}": Control(k, alpha or tau / k) for k in steps}
-    pictures = []
+    landscapes, pictures = [], []
     wanted: Sequence[int | None] = epochs or [None]
     for epoch in wanted:
         if epoch is not None:
@@ -201,13 +198,13 @@ def run_landscapes(
         own = trained[epoch or best]
         controls = {
             **attacks,
-            f"{recipe.name}, K = {own.steps}": own._replace(step_size=alpha or own.step_size),
+            f"training attack, K = {own.steps}": own._replace(step_size=alpha or own.step_size),
         }
         if len(x) > 1:
             first = next(iter(attacks.values()))
             chosen = [steepest_image(model.eval(), x, y, recipe.method.training_ball, first)]
             x, y = x[chosen], y[chosen]
-        found = landscape(
+        found, pictured = landscape(
             model.eval(),
             x,
             y,
@@ -216,15 +213,19 @@ def run_landscapes(
             size=size,
             seed=seed,
         )
-        pictures.append({"epoch": epoch, **found})
+        for key in ("clean", "adversarial"):
+            found[key]["name"] = splits.test.names[found[key]["class"]]
+        landscapes.append({"epoch": epoch, **found})
+        pictures.append(pictured)
     return {
         "run": path.name,
         "recipe": recipe.name,
-        "sample": chosen[0],
+        "image": chosen[0],
         "label": int(y),
+        "label_name": splits.test.names[int(y)],
         "seed": seed,
-        "landscapes": pictures,
-    }
+        "landscapes": landscapes,
+    }, pictures
 
 
 def _state(run: RunFolder, epoch: int, epochs: int) -> Path:

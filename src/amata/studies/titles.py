@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from amata.errors import InputError, shorten
-from amata.quantity import to_fractions
+from amata.quantity import to_text
 from amata.recipes import Recipe
 from amata.runs import RunFolder
 from amata.studies.differences import NEUTRAL
@@ -69,4 +69,4 @@ def _variants(name: str, variants: list[dict[str, Any]]) -> list[str]:
 
 
 def _value(value: Any) -> str:
-    return "none" if value is None else shorten(str(to_fractions(value)), LONGEST)
+    return "none" if value is None else shorten(to_text(value), LONGEST)
