@@ -27,8 +27,10 @@ POLICY = (
 STYLE = resources.files("amata.report").joinpath("style.css").read_text()
 
 
-def page(result: dict[str, Any], figures: Sequence[PageFigure], title: str) -> str:
-    """The HTML of the page."""
+def page(
+    result: dict[str, Any], figures: Sequence[PageFigure], title: str, images: str = ""
+) -> str:
+    """The HTML of the page; `images` are its gallery."""
     warnings = "".join(f'<p class="warn">{for_html(w)}</p>' for w in result["warnings"])
     parts = [
         f"<h1>{for_html(title)}</h1>",
@@ -42,6 +44,7 @@ def page(result: dict[str, Any], figures: Sequence[PageFigure], title: str) -> s
         f'<div class="figures">{"".join(_figure(f) for f in figures)}</div>',
         f'<p class="soft">{for_html(about_curves(result))}</p>',
         events(result),
+        f"<h2>Images</h2>{images}" if images else "",
         "<h2>Recipe differences</h2>",
         html_table(difference_table(result), "Keys that differ between the recipes", prose=True)
         if result["differences"]
