@@ -707,6 +707,7 @@ FINISHED = {
     "model.safetensors": ("resume", "eval", "eval", "landscape"),
     "last.safetensors": ("resume", "eval"),
     "epochs/*": ("eval", "landscape"),
+    "evaluations/*": ("resume", "eval", "eval", "report"),
 }
 """The files of a finished run, and the commands that are tried on a damaged one."""
 UNFINISHED = {

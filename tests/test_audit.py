@@ -19,7 +19,7 @@ from amata.data import Arrays
 from amata.errors import InputError
 from amata.report.gallery import amplification, png
 from amata.threat import L2, Linf
-from tests.conftest import Called, Linear, images, labels, small_net
+from tests.conftest import ROOT, Called, Linear, images, labels, small_net
 
 BALL = Linf(0.03)
 SCRIPT = "<script>alert(1)</script>"
@@ -202,3 +202,15 @@ def test_the_command_takes_any_network(amata: Callable[..., Called], tmp_path: P
     ):
         refused = amata(*arguments)
         assert (refused.code, message in refused.err) == (2, True), refused.err
+
+
+def test_the_example_of_the_documentation_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "docs" / "your-model.md").read_text()
+    section = text.partition("## Audit anybody's model")[2]
+    code = section.partition("```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "your-model.md", "exec"), {})
+    assert "worst case" in capsys.readouterr().out
+    assert ">owl<" in (tmp_path / "audit.html").read_text()

@@ -42,6 +42,7 @@ from amata.runs import RunFolder
 from amata.runs.files import write_json, write_record
 from amata.runs.lock import hold
 from amata.studies.compare import compare_runs
+from amata.studies.compare_images import compare_images
 from amata.studies.comparison_rows import common_target
 from amata.studies.criterion import check_epochs, robust_attack
 from amata.studies.differences import recipe_differences, timing_facts
@@ -272,6 +273,23 @@ def _one_run(folder: Path) -> Path:
         Reporter(),
     )
     return folder / "one" / "runs" / "mnist5k-pgd2-seed0"
+
+
+def test_the_report_shows_the_same_images_for_every_recipe(compared: Path, tmp_path: Path) -> None:
+    text = (compared / "report.html").read_text()
+    _, _, rest = text.partition("<h2>Images</h2>")
+    rows = [row.partition("</tr>")[0] for row in rest.split("<tr>")[1:4]]
+    assert [name in row for name, row in zip(("clean", *RECIPES), rows, strict=True)] == [True] * 3
+    pictures = [re.findall(r'base64,([^"]+)"', row) for row in rows]
+    assert [len(row) for row in pictures] == [8, 8, 8]
+    assert not set(pictures[0]) & set(pictures[1]), "attacked"
+    assert not set(pictures[1]) & set(pictures[2]), "each recipe has its own attack"
+    # without weights there is a note, and a report
+    run = Path(shutil.copytree(next((compared / "runs").iterdir()), tmp_path / "run"))
+    (run / "model.safetensors").unlink()
+    notes: list[str] = []
+    assert compare_images([RunFolder(run)], ["one"], notes.append) is None
+    assert "the report has no images: " in notes[0]
 
 
 # Runs that nobody trained: their small files are enough for a report

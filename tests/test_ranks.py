@@ -27,6 +27,7 @@ from amata.distributed import (
 )
 from amata.engine import PlainNet
 from amata.errors import InputError
+from amata.evaluation import unpack
 from amata.tensors import read_tensors
 from amata.training.experiment import resume, train
 from tests.conftest import ENV, ROOT, dropout_net, images, labels, small_net
@@ -208,6 +209,10 @@ def assert_same(run: Path, whole: Path) -> None:
         assert a["evaluation"][attack]["n"] == result["n"]
         assert a["evaluation"][attack]["grad_evals"] == result["grad_evals"]
         assert a["evaluation"][attack]["accuracy"] == pytest.approx(result["accuracy"], abs=0.01)
+        one, other = (unpack(r["outcomes"], r["n"]) for r in (a["evaluation"][attack], result))
+        assert sum(x != y for x, y in zip(one, other, strict=True)) <= 0.02 * result["n"], (
+            "in order"
+        )
 
 
 @pytest.mark.slow

@@ -65,8 +65,7 @@ def test_images_added_later_are_not_test_images(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(
         InputError,
-        match=rf"{bad.name}.*; training is done and saved, `amata train --resume .*` evaluates "
-        rf"again",
+        match=rf"{bad.name}.*; training is done and saved, `amata train --resume .*` continues ",
     ):
         resume(tmp_path / "run")
     bad.write_bytes(good)
@@ -99,6 +98,7 @@ def test_a_whole_run_leaves_what_it_promises(tmp_path: Path) -> None:
         "model.safetensors",
         "last.safetensors",
         "checkpoints",
+        "evaluations",
         "summary.json",
         "tensorboard",
     }

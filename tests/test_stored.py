@@ -105,7 +105,7 @@ def test_the_final_evaluation_is_kept_and_continued(tmp_path: Path) -> None:
     recipe = recipes.load("mnist5k-amata", [*QUICK, *more])
     whole = train(recipe, tmp_path / "whole").summary()["evaluation"]
     run = tmp_path / "stopped"
-    with pytest.raises(Interrupted, match=r"train --resume .* continues"):
+    with pytest.raises(Interrupted, match=r"train --resume .* continues the evaluation"):
         train(recipe, run, StopAt(4, "pgd-3"))
     assert not RunFolder(run).finished
     (file,) = run.glob("evaluations/*.json")

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from amata.cli.root import (
     reporters,
     short_forms,
 )
+
+if TYPE_CHECKING:
+    from amata.studies.compare_images import ComparedImages
 
 Target = Annotated[
     float | None,
@@ -55,6 +58,7 @@ def compare(
     The report includes C if `amata criterion` wrote into the same folder.
     """
     from amata.studies.compare import compare_runs
+    from amata.studies.compare_images import compare_images
     from amata.studies.plan import plan, run_plan
 
     _check_folder(out)
@@ -63,11 +67,10 @@ def compare(
         planned = plan(recipes, set_, seeds, reporter.note)
         check_attacks(attack for recipe in planned for attack in recipe.eval.attacks)
         runs, failures = run_plan(planned, out, reporter, target)
-    _report(
-        compare_runs(runs, target, out / "criterion.json", failures=failures),
-        out,
-        json_,
-    )
+        result = compare_runs(runs, target, out / "criterion.json", failures=failures)
+        titles = [curve["recipe"] for curve in result["curves"]]
+        images = compare_images(runs, titles, reporter.note)
+    _report(result, out, json_, images)
 
 
 @app.command(epilog="Example: amata report runs/compare --out runs/again")
@@ -109,10 +112,13 @@ def _check_folder(out: Path) -> None:
     make_folder(out, *([] if ours else ["report.html", "figures", *files]))
 
 
-def _report(result: dict[str, Any], out: Path, json_: bool) -> None:
+def _report(
+    result: dict[str, Any], out: Path, json_: bool, images: "ComparedImages | None" = None
+) -> None:
     from amata.console import comparison_table
     from amata.console import out as console
     from amata.report.comparison import comparison_figures
+    from amata.report.gallery import image_rows
     from amata.report.page import page
     from amata.report.tables import (
         as_csv,
@@ -133,10 +139,13 @@ def _report(result: dict[str, Any], out: Path, json_: bool) -> None:
         )
         write_atomic(out / f"{name}.md", as_markdown(table).encode())
     names = [row["recipe"] for row in result["rows"]]
+    gallery = ""
+    if images is not None:
+        gallery = image_rows(images.attack, images.x, images.labels, images.rows)
     title = " vs ".join(names) if len(names) < 3 else f"{len(names)} recipes"
     write_atomic(
         out / "report.html",
-        page(result, comparison_figures(result, out / "figures"), title).encode(),
+        page(result, comparison_figures(result, out / "figures"), title, gallery).encode(),
     )
     if json_:
         print(json.dumps(result, indent=2))

@@ -90,3 +90,39 @@ def gallery(
 
 def _says(name: str, probability: float) -> str:
     return f"{name}, {probability:.0%}"
+
+
+def image_rows(
+    attack: str,
+    x: Pixels,
+    labels: Sequence[str],
+    rows: Sequence[tuple[str, Pixels, Sequence[tuple[str, float]]]],
+) -> str:
+    """The same images in columns: clean in the first row, then adversarial, a row per recipe with
+    the predicted classes and their probabilities."""
+    clean = [
+        (image_tag(one, f"clean image of {true}"), true, "")
+        for one, true in zip(x, labels, strict=True)
+    ]
+    lines = [("clean", "true class", clean)]
+    for title, images, said in rows:
+        cells = []
+        for one, true, (name, probability) in zip(images, labels, said, strict=True):
+            mark = "" if name == true else ' class="wrong"'
+            cells.append(
+                (image_tag(one, f"adversarial image of {true}"), _says(name, probability), mark)
+            )
+        right = sum(name == true for true, (name, _) in zip(labels, said, strict=True))
+        lines.append((title, f"{right} of {len(labels)} correct", cells))
+    body = "".join(
+        f'<tr><th scope="row" class="text">{for_html(title)}<small>{about}</small></th>'
+        + "".join(f"<td>{image}<b{mark}>{for_html(text)}</b></td>" for image, text, mark in cells)
+        + "</tr>"
+        for title, about, cells in lines
+    )
+    return (
+        '<div class="wide gallery-rows" tabindex="0" role="region" aria-label="Images per recipe">'
+        f'<table>{body}</table></div><p class="soft">The same test images in every row, attacked '
+        f"by {for_html(attack)} against the first run of each recipe. Percentages are the model's "
+        "own probabilities.</p>"
+    )

@@ -37,8 +37,10 @@ class Section(NamedTuple):
     parts: Sequence[str]
 
 
-def page(result: dict[str, Any], figures: Sequence[PageFigure], title: str) -> str:
-    """The HTML of the page of a comparison."""
+def page(
+    result: dict[str, Any], figures: Sequence[PageFigure], title: str, images: str = ""
+) -> str:
+    """The HTML of the page of a comparison; `images` are its gallery."""
     lead = lead_table(result)
     top = [
         f'<p class="headline">{sentence}</p>' if (sentence := headline(result)) else "",
@@ -47,10 +49,10 @@ def page(result: dict[str, Any], figures: Sequence[PageFigure], title: str) -> s
         _soft(setting(result)),
         *(f'<p class="warn">{for_html(w)}</p>' for w in result["warnings"]),
     ]
-    return document(title, [Section("", top), *_sections(result, figures)])
+    return document(title, [Section("", top), *_sections(result, figures, images)])
 
 
-def _sections(result: dict[str, Any], figures: Sequence[PageFigure]) -> list[Section]:
+def _sections(result: dict[str, Any], figures: Sequence[PageFigure], images: str) -> list[Section]:
     """What follows the lead, in order; a section without parts is left out."""
     differences = html_table(
         difference_table(result), "Keys that differ between the recipes", prose=True
@@ -73,6 +75,7 @@ def _sections(result: dict[str, Any], figures: Sequence[PageFigure]) -> list[Sec
             ],
         ),
         Section("Events", [events(result)]),
+        Section("Images", [images]),
         Section("Recipe differences", [differences if result["differences"] else ""]),
         Section(
             "Environment",

@@ -52,8 +52,8 @@ SEALED = f"{FILLED}; the last line is a checksum"
 
 
 class RunFolder:
-    """recipe.toml, env.json, split.json, metrics.jsonl, checkpoints/, epochs/, model.safetensors,
-    last.safetensors, summary.json.
+    """recipe.toml, env.json, split.json, metrics.jsonl, checkpoints/, epochs/, evaluations/,
+    model.safetensors, last.safetensors, summary.json.
 
     Everything is read through the methods below, which check it: a damaged file is an error of one
     line.
@@ -131,7 +131,7 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any]:
         """The result of a finished run."""
-        hint = "restore it, or delete it and resume the run, which evaluates again"
+        hint = "restore it, or delete it and resume the run, which writes it again"
         return read_record(self.path / "summary.json", SUMMARY, hint=hint)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
@@ -152,11 +152,11 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Keep other processes from training here. What a run appends to, and its folders, must not
         lead elsewhere."""
-        names = ("checkpoints", "epochs", "tensorboard", "metrics.jsonl")
+        names = ("checkpoints", "epochs", "evaluations", "tensorboard", "metrics.jsonl")
         refuse_links(*(self.path / name for name in names))
         with hold(self.checkpoints, "training"):
-            for folder in (self.path, self.checkpoints, self.path / "epochs"):
-                remove_partial(folder)
+            for folder in ("", "checkpoints", "epochs", "evaluations"):
+                remove_partial(self.path / folder)
             yield
 
     def environments(self) -> list[Environment]:

@@ -195,7 +195,8 @@ def _train_and_evaluate(
     run: RunFolder, recipe: Recipe, model: nn.Module, splits: data.Splits, reporter: Reporter
 ) -> None:
     fitted = train_model(model, splits.train, splits.valid, recipe, run=run, reporter=reporter)
-    again = f"training is done and saved, `amata train --resume {quoted(run.path)}` continues"
+    call = f"`amata train --resume {quoted(run.path)}`"
+    again = f"training is done and saved, {call} continues the evaluation"
     device = resolve_device(recipe.train.device)
     store = None
     if current().size == 1:  # several processes have no common state to continue from
