@@ -136,6 +136,7 @@ def test_recipes_and_data_are_listed(amata: Amata) -> None:
         "recipes show",
         "data fetch",
         "data check",
+        "init",
     ],
 )
 def test_every_command_has_help_with_an_example(amata: Amata, command: str) -> None:

@@ -6,11 +6,22 @@ from typing import Any
 
 import typer
 
-from amata.cli import bench, catalogue, compare, control, export, landscape, runs
+from amata.cli import bench, catalogue, compare, control, export, init, landscape, runs
 from amata.cli.root import app, remove_empty_folders
 from amata.errors import AmataError, printable
 
-__all__ = ["app", "bench", "catalogue", "compare", "control", "export", "landscape", "main", "runs"]
+__all__ = [
+    "app",
+    "bench",
+    "catalogue",
+    "compare",
+    "control",
+    "export",
+    "init",
+    "landscape",
+    "main",
+    "runs",
+]
 
 # typer exports BadParameter but not its base class UsageError, which is in click up to typer 0.25
 # and in a private module of typer since 0.26. Its base class is the one path that always works.
