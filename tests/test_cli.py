@@ -306,7 +306,7 @@ BAD: dict[str, tuple[Setup, str]] = {
     ),
     "no image in a folder": (
         folder_with_text,
-        r"notes\.txt has no suffix of an image, .*; remove it",
+        r"notes\.txt has no suffix of an image; remove it",
     ),
     "broken image in a folder": (
         folder_with_broken_image,

@@ -27,12 +27,13 @@ class Network:
     args: str
     about: str
     per_pixel: int
-    """Bytes of memory that training takes per pixel of an image."""
+    """Bytes of memory that training takes per pixel of an image: about twice what the forward pass
+    keeps for the backward pass in fp32."""
 
 
-SMALL = Network("wrn-34-10", "{ depth = 10, widen = 2 }", "WRN-10-2, a small network", 5 << 10)
-PREACT = Network("preactresnet18", "", "usual for small images", 20 << 10)
-RESNET = Network("resnet18", '{ stem = "small" }', "its first layer keeps the resolution", 20 << 10)
+SMALL = Network("wrn-34-10", "{ depth = 10, widen = 2 }", "WRN-10-2, a small network", 5 << 9)
+PREACT = Network("preactresnet18", "", "usual for small images", 10 << 10)
+RESNET = Network("resnet18", '{ stem = "small" }', "its first layer keeps the resolution", 10 << 10)
 PHOTOS = Network("resnet18", "", "usual for photos", 1 << 10)
 
 
@@ -94,7 +95,8 @@ class Suggestion:
     @property
     def epochs(self) -> int:
         per_epoch = math.ceil((self.images - self.valid) / self.batch)
-        return min(50, max(10, math.ceil(UPDATES / per_epoch)))
+        most = 30 if self.device.type == "cpu" else 50
+        return min(most, max(10, math.ceil(UPDATES / per_epoch)))
 
     @property
     def in_memory(self) -> bool:
@@ -157,7 +159,7 @@ std = [0.229, 0.224, 0.225]
 
 [threat]
 norm = "linf"
-eps = "{self.eps}"  # no pixel changes by more
+eps = "{self.eps}"  # no value of a pixel changes by more
 
 [method]
 name = "pgd"
@@ -170,7 +172,7 @@ tau = "{"7/255" if self.photos else "13/255"}"  # K times the step size
 
 [optim]
 name = "muon"  # as in cifar10-amata-quick
-lr = {lr}  # 0.03 for 512 images per update, and less for fewer: it goes with the root
+lr = {lr}  # 0.03 for a batch of 512, scaled with the root of the batch size
 nesterov = true
 weight_decay = 0.05
 decay_all = false
@@ -178,7 +180,7 @@ lr_schedule = "piecewise"
 warmup = {round(0.15 * epochs)}
 milestones = [{round(0.9 * epochs)}]
 factor = 0.2
-ema = {0.998 if updates >= 1500 else 0.99}  # the weights that are evaluated are an average
+ema = {0.998 if updates >= 1500 else 0.99}  # the EMA weights are evaluated
 
 [train]
 epochs = {epochs}  # {updates:,} updates
