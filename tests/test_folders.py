@@ -569,3 +569,20 @@ def test_a_walk_with_odd_files(
     assert amata("init", "my photos", "--out", "a.txt").err == (
         "error: --out a.txt must end with .toml\n"
     )
+
+
+def test_a_run_on_a_csv_is_evaluated_without_naming_it_again(
+    tmp_path: Path, amata: Callable[..., Any]
+) -> None:
+    write_csv(tmp_path / "root", "\n".join(["file,label,split", *WITH_SPLITS]), "mine.csv")
+    text = suggestion(28, 4, "cpu", valid=2).to_toml(tmp_path / "root" / "mine.csv")
+    (tmp_path / "mine.toml").write_text(text)
+    overrides = [f"--set={each}" for each in (*TINY, "train.epochs=1", "train.device=cpu")]
+    run = tmp_path / "run"
+    assert amata("train", tmp_path / "mine.toml", *overrides, "--out", run).code == 0
+    called = amata("eval", run, "--attacks", "clean")
+    assert called.code == 0, called.err
+    assert f"reading data from {tmp_path / 'root' / 'mine.csv'} (data.root in" in called.err
+    (tmp_path / "root" / "mine.csv").unlink()
+    (tmp_path / "root" / "mine.csv").mkdir()
+    assert "is not a folder" in amata("eval", run).err
