@@ -190,6 +190,7 @@ def test_recipes_and_data_are_listed(amata: Amata) -> None:
         "recipes show",
         "data fetch",
         "data check",
+        "init",
     ],
 )
 def test_every_command_has_help_with_an_example(amata: Amata, command: str) -> None:
@@ -384,7 +385,7 @@ BAD: dict[str, tuple[Setup, str]] = {
     ),
     "no image in a folder": (
         folder_with_text,
-        r"notes\.txt has no suffix of an image, .*; remove it",
+        r"notes\.txt has no suffix of an image; remove it",
     ),
     "broken image in a folder": (
         folder_with_broken_image,

@@ -2,7 +2,9 @@
 
 import io
 import json
+import re
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,18 @@ import pytest
 import torch
 from PIL import Image
 
+from amata import recipes
 from amata.data import Folder, Framing, load
+from amata.data.check import Check, Facts
+from amata.data.check import Image as CheckedImage
 from amata.data.decode import decode
 from amata.data.layout import find_layout
+from amata.data.listing import Layout
 from amata.errors import InputError
+from amata.models import build
+from amata.schedules import planned_controls
+from amata.studies.estimate import estimate, in_words
+from amata.studies.suggest import PHOTOS, PREACT, RESNET, SMALL, Network, Suggestion
 from tests.test_bombs import png
 from tests.test_data import write_folder
 
@@ -432,3 +442,147 @@ def test_check_counts_in_workers_as_without(tmp_path: Path) -> None:
     write_bad(tmp_path)
     alone, together = (check_folder(tmp_path, workers=n) for n in (0, 2))
     assert alone.to_dict() == together.to_dict()
+
+
+def suggestion(side: int, images: int, device: str, gib: int = 0, valid: int = 0) -> Suggestion:
+    """For images of side x 2 side pixels, in two classes."""
+    layout = Layout(Path("/x"), "parts", "", ("cat", "dog"), {})
+    facts = Facts(2 * side, side, "RGB")
+    counts = {"train": images, "valid": valid, "test": 5}
+    found = [
+        CheckedImage(Path(f"{part}{i}"), part, i % 2, facts)
+        for part, count in counts.items()
+        for i in range(count)
+    ]
+    check = Check(layout=layout, images=tuple(found), bad=(), problems=())
+    return Suggestion(check, torch.device(device), gib << 30)
+
+
+@pytest.mark.parametrize(
+    ("images", "crop", "network", "batch", "eps"),
+    [
+        (suggestion(28, 4000, "cpu"), 32, SMALL, 32, "8/255"),
+        (suggestion(28, 40, "cpu"), 32, SMALL, 16, "8/255"),
+        (suggestion(28, 6, "cpu"), 32, SMALL, 2, "8/255"),
+        (suggestion(32, 9000, "cuda", 24), 32, PREACT, 512, "8/255"),
+        (suggestion(70, 9000, "cuda", 24), 64, PREACT, 256, "8/255"),
+        (suggestion(100, 9000, "cuda", 24), 96, RESNET, 128, "8/255"),
+        (suggestion(120, 90, "cuda", 24), 128, SMALL, 16, "8/255"),
+        (suggestion(161, 9000, "cuda", 24), 224, PHOTOS, 128, "4/255"),
+        (suggestion(2000, 9000, "cpu"), 224, PHOTOS, 32, "4/255"),
+    ],
+)
+def test_a_suggestion_fits_images_and_device(
+    images: Suggestion, crop: int, network: Network, batch: int, eps: str
+) -> None:
+    assert (images.crop, images.network, images.batch, images.eps) == (crop, network, batch, eps)
+    root = '/a "b"\n[c]/d\\\x1b\n[data]'
+    recipe = recipes.parse(tomllib.loads(images.to_toml(Path(root))), "mine")
+    assert (recipe.data.root, recipe.data.crop) == (root, crop)
+    assert recipe.train.epochs > recipe.optim.milestones[0] > recipe.optim.warmup
+    assert [u.steps for u in planned_controls(recipe.schedule, 10) or []][::9] == [1, 3]
+    assert recipe.data.valid == (0 if images.images < 20 else images.images // 10)
+
+
+@pytest.mark.parametrize("network", [SMALL, PREACT, RESNET, PHOTOS], ids=lambda n: n.about)
+def test_a_batch_is_chosen_for_twice_what_the_forward_pass_keeps(network: Network) -> None:
+    args = tomllib.loads(f"args = {network.args or '{}'}")["args"]
+    model = build(network.name, in_channels=3, classes=2, args=args).train()
+    kept: dict[int, int] = {}
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        if t.shape[:1] == (2,):  # not the weights
+            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        model(torch.rand(2, 3, 32, 32, requires_grad=True))
+    assert 2 <= network.per_pixel * 2 * 32**2 / sum(kept.values()) <= 3
+
+
+def test_a_validation_part_needs_no_share() -> None:
+    assert suggestion(28, 400, "cpu", valid=9).valid == 0
+    assert suggestion(28, 40_000, "cpu").valid == 1000
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.1, "about 1 second"),
+        (99, "about 99 seconds"),
+        (720, "about 12 minutes"),
+        (9000, "about 2 hours"),
+        (1e6, "about 12 days"),
+    ],
+)
+def test_a_time_in_words(seconds: float, words: str) -> None:
+    assert in_words(seconds) == words
+
+
+TINY = (
+    "model.name=tests.conftest:flat_net",
+    "model.args={side=32}",
+    "train.epochs=4",
+    "optim.milestones=[]",
+)
+
+
+def test_an_estimate_counts_every_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one second per gradient evaluation and none for reading."""
+    write_parts(tmp_path, "train", "val", "test")
+    text = suggestion(28, 8, "cpu", valid=8).to_toml(tmp_path)
+    recipe = recipes.parse(tomllib.loads(text), "mine", TINY)
+    monkeypatch.setattr("amata.studies.estimate._time_batches", lambda trainer: (1.0, 0.0))
+    steps = [u.steps for u in planned_controls(recipe.schedule, 4) or []]
+    training = 8 * sum(k + 1 for k in steps)
+    assert estimate(recipe) == training + 4 * 8 * 11 + 8 * (1 + 21)
+
+
+def test_a_walk_with_odd_files(
+    tmp_path: Path, amata: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("amata.studies.estimate.SECONDS", 0.0)
+    write_bad(tmp_path / "my photos")
+    (tmp_path / "my photos" / "dog" / "grey.png").write_bytes(ODD_IMAGES["I;16 PNG"][0])
+    refused = amata("init", "my photos")
+    assert refused.code == 2
+    assert "6 files cannot be used: remove them, or pass --skip-bad" in refused.err
+    assert not Path("my-photos.toml").exists()
+    made = amata("init", "my photos", "--skip-bad")
+    assert made.code == 0, made.err
+    assert re.search(r"time +about \d+ \w+ for (30|50) epochs on \w+", made.out)
+    assert "amata train my-photos.toml\n" in made.out
+    written = Path("my-photos.toml").read_text()
+    assert f'root = "{tmp_path / "my photos"}"' in written
+    assert "skip_bad = true" in written
+    again = amata("init", "my photos", "--skip-bad")
+    assert again.err == "error: my-photos.toml exists already; choose another --out\n"
+    assert (again.code, Path("my-photos.toml").read_text()) == (2, written)
+    assert amata("data", "check", "my photos", "--skip-bad").code == 0
+    overrides = [f"--set={each}" for each in (*TINY, "train.epochs=1", "train.device=cpu")]
+    trained = amata("train", "my-photos.toml", *overrides)
+    assert trained.code == 0, trained.err
+    assert "note: data.skip_bad: 6 files that cannot be used are left out" in trained.err
+    split = json.loads(Path("runs/my-photos/split.json").read_text())
+    assert (split["skipped"], split["classes"]) == (6, ["cat", "dog"])
+    assert amata("init", "my photos", "--out", "a.txt").err == (
+        "error: --out a.txt must end with .toml\n"
+    )
+
+
+def test_a_run_on_a_csv_is_evaluated_without_naming_it_again(
+    tmp_path: Path, amata: Callable[..., Any]
+) -> None:
+    write_csv(tmp_path / "root", "\n".join(["file,label,split", *WITH_SPLITS]), "mine.csv")
+    text = suggestion(28, 4, "cpu", valid=2).to_toml(tmp_path / "root" / "mine.csv")
+    (tmp_path / "mine.toml").write_text(text)
+    overrides = [f"--set={each}" for each in (*TINY, "train.epochs=1", "train.device=cpu")]
+    run = tmp_path / "run"
+    assert amata("train", tmp_path / "mine.toml", *overrides, "--out", run).code == 0
+    called = amata("eval", run, "--attacks", "clean")
+    assert called.code == 0, called.err
+    assert f"reading data from {tmp_path / 'root' / 'mine.csv'} (data.root in" in called.err
+    (tmp_path / "root" / "mine.csv").unlink()
+    (tmp_path / "root" / "mine.csv").mkdir()
+    assert "is not a folder" in amata("eval", run).err

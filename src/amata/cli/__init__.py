@@ -6,7 +6,18 @@ from typing import Any
 
 import typer
 
-from amata.cli import audit, bench, catalogue, compare, control, export, landscape, predict, runs
+from amata.cli import (
+    audit,
+    bench,
+    catalogue,
+    compare,
+    control,
+    export,
+    init,
+    landscape,
+    predict,
+    runs,
+)
 from amata.cli.root import app, remove_empty_folders
 from amata.errors import AmataError, printable
 
@@ -18,6 +29,7 @@ __all__ = [
     "compare",
     "control",
     "export",
+    "init",
     "landscape",
     "main",
     "predict",

@@ -164,16 +164,15 @@ def check_data(
     images per class, sizes, copies, and every file that cannot be used. Images above
     AMATA_MAX_PIXELS (100 million) and files above AMATA_MAX_BYTES (2 GiB) are refused; set these
     variables to change it."""
-    from amata.cli.check import looks_like_folder, print_check, refuse_unusable
+    from amata.cli.check import looks_like_folder, print_check, read_folder, refuse_unusable
     from amata.data import DATASETS
 
     if name == "folder" or (name not in DATASETS and looks_like_folder(name)):
         from amata.data import data_root
-        from amata.data.check import check_folder
 
         folder = (root or data_root()) if name == "folder" else Path(name)
         check_installed("PIL", "data folder", "images")
-        check = check_folder(Path(os.path.expanduser(folder)))
+        check = read_folder(Path(os.path.expanduser(folder)))
         if json_:
             print(json.dumps(check.to_dict(), indent=2))
         else:

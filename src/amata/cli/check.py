@@ -2,16 +2,30 @@
 
 import os
 import textwrap
+from pathlib import Path
 
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from amata.console import out
-from amata.data.check import Check
+from amata.console import err, out
+from amata.data.check import Check, check_folder
 from amata.data.listing import relative
 from amata.errors import InputError, shorten
 
 MOST_CLASSES = 40
 """Classes in the table; of more, the smallest are shown."""
+
+
+def read_folder(root: Path) -> Check:
+    """Check a folder, with a progress bar on a terminal."""
+    columns = (TextColumn("reading images"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as progress:
+        task = progress.add_task("", total=None)
+
+        def update(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        return check_folder(root, progress=update)
 
 
 def print_check(check: Check) -> None:

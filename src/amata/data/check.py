@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ from amata.data.framing import Framing
 from amata.data.layout import find_layout
 from amata.data.limits import limit
 from amata.data.listing import Bad, Layout, relative
+from amata.data.workers import in_workers
 from amata.errors import InputError
 
 KINDS = {
@@ -165,8 +167,15 @@ class Check:
         }
 
 
-def check_folder(root: Path, *, test_share: float = 0.2, workers: int | None = None) -> Check:
-    """Read every file below a root, in worker processes."""
+def check_folder(
+    root: Path,
+    *,
+    test_share: float = 0.2,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Check:
+    """Read every file below a root, in worker processes. `progress` gets the number of files that
+    are done, and of all."""
     limit("AMATA_MAX_PIXELS")  # a wrong value is no fault of the files
     layout = find_layout(root)
     problems = list(layout.problems)
@@ -184,7 +193,10 @@ def check_folder(root: Path, *, test_share: float = 0.2, workers: int | None = N
         for part, folder in parts.items()
         for path, label in zip(folder.files, folder.labels.tolist(), strict=True)
     ]
-    facts = _facts([path for path, _, _ in listed], workers)
+    facts: list[Facts] = []
+    for some in _facts([path for path, _, _ in listed], workers):
+        facts += some
+        progress(len(facts), len(listed))
     images = [Image(*row, fact) for row, fact in zip(listed, facts, strict=True) if not fact.reason]
     bad = [Bad(row[0], fact.reason) for row, fact in zip(listed, facts, strict=True) if fact.reason]
     left = {image.label for image in images if image.part == "train"}
@@ -200,13 +212,11 @@ def check_folder(root: Path, *, test_share: float = 0.2, workers: int | None = N
     )
 
 
-def _facts(paths: list[Path], workers: int | None) -> list[Facts]:
-    from amata.data.workers import in_workers
-
+def _facts(paths: list[Path], workers: int | None) -> Iterator[list[Facts]]:
     if workers is None:  # starting them takes longer than a few files
         workers = (os.cpu_count() or 1) if len(paths) > 500 else 0
     batches = torch.arange(len(paths)).split(32) if paths else ()
-    return [fact for part in in_workers(_Files(paths), batches, workers, list) for fact in part]
+    return in_workers(_Files(paths), batches, workers, list)
 
 
 class _Files(Dataset[Facts]):

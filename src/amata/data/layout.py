@@ -137,11 +137,7 @@ def _below(folder: Path) -> tuple[list[Path], list[Bad]]:
         linked = [path for path in folders if path.is_symlink()]
         waiting += [path for path in folders if not path.is_symlink()]
         images += [path for path in files if _is_image(path)]
-        bad += [
-            Bad(path, "has no suffix of an image, such as .jpg or .png")
-            for path in files
-            if not _is_image(path)
-        ]
+        bad += [Bad(path, "has no suffix of an image") for path in files if not _is_image(path)]
         bad += [Bad(path, "is a link to a folder") for path in linked]
         bad += _broken(others)
     return sorted(images), bad

@@ -139,6 +139,11 @@ def entries(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
             if entry.name.startswith(".") or entry.name.lower() in IGNORED:
                 continue
             path = Path(entry)
-            kind = folders if path.is_dir() else files if path.is_file() else others
-            kind.append(path)
+            # Listing a folder tells files and folders apart; only links need another look.
+            if entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and path.is_dir()):
+                folders.append(path)
+            elif entry.is_file(follow_symlinks=False) or path.is_file():
+                files.append(path)
+            else:
+                others.append(path)
     return sorted(folders), sorted(files), sorted(others)
