@@ -13,7 +13,6 @@ first ones are stored. Needs timm, and torchvision, which timm imports.
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from measure import ROOT
@@ -82,7 +81,7 @@ def measure(overrides: list[str]) -> dict[str, Any]:
                     "args": recipe.model.args,
                     "engine": engine,
                     "parameters": sum(p.numel() for p in model.parameters()),
-                    "by_sgd": [
+                    "matrices_by_sgd": [
                         n
                         for n, p in model.named_parameters()
                         if p.dim() > 1 and id(p) not in hidden

@@ -36,6 +36,24 @@ class TwoHeads(nn.Module):
         return (self.head(x) + self.other_head(x)) / 2
 
 
+class CosineHead(nn.Module):
+    """Squeeze and excitation, GELU and GroupNorm, and a head that uses its weights itself."""
+
+    first_layer = "stem"
+
+    def __init__(self, in_channels: int = 3, classes: int = 5) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(in_channels, 6, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 6)
+        self.squeeze, self.excite = nn.Conv2d(6, 2, 1), nn.Conv2d(2, 6, 1)
+        self.head = nn.Linear(6, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.norm(self.stem(x)))
+        x = x * self.excite(F.relu(self.squeeze(x.mean((2, 3), keepdim=True)))).sigmoid()
+        return 5 * F.linear(F.normalize(x.mean((2, 3))), F.normalize(self.head.weight))
+
+
 class Block(nn.Module):
     """Attention and an MLP, each after LayerNorm, with layer scale."""
 

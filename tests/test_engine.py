@@ -22,10 +22,13 @@ from amata.errors import AmataError
 from amata.losses import ce
 from amata.methods import Memory
 from amata.models import build
+from amata.recipes.schema import Optim
 from amata.schedules import Control
 from amata.seeds import generator
 from amata.threat import L2
+from amata.training.optim import make_optimizer
 from tests.conftest import images, labels, small_net
+from tests.nets import CosineHead, TinyViT
 from tests.test_methods import ALL, BATCHES, TABLE, U, batch_of, sgd
 
 DEVICES = [
@@ -166,6 +169,53 @@ def test_the_attack_copy_computes_the_same_for_unusual_layers(layer: Any) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [TinyViT, CosineHead])
+def test_the_attack_copy_computes_the_same_for_networks_of_other_kinds(kind: Any) -> None:
+    """Widths that are no multiples of eight, so that layers are padded."""
+    torch.manual_seed(0)
+    model = kind().double()
+    attacked = AttackCopy(model, train_mode=False, dtype=torch.float64, tensor_core_layers=True)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.3)
+    attacked.refresh()
+    x, found = torch.rand(3, 3, 8, 8, generator=generator(0), dtype=torch.float64), []
+    for net in (model.eval(), attacked.model):
+        leaf = x.clone().requires_grad_()
+        z = net(leaf)
+        found += [z, torch.autograd.grad(ce(z, torch.arange(3)).sum(), leaf)[0]]
+    assert found[0].shape == found[2].shape == (3, 5)
+    assert found[1].abs().max() > 0
+    assert torch.allclose(found[0], found[2], atol=1e-10)
+    assert torch.allclose(found[1], found[3], atol=1e-10)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", [TinyViT, CosineHead])
+@pytest.mark.parametrize("name", TABLE)
+def test_a_fast_step_is_the_plain_step_of_networks_of_other_kinds(
+    name: str, kind: Any, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    trained = []
+    for engine in (PlainNet, FastNet):
+        torch.manual_seed(0)
+        model = kind(in_channels=1, classes=4).to(device, torch.float64)
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer = make_optimizer(model, Optim(name="muon", lr=0.01), (1, 8, 8))
+        net = engine(model, optimizer, precision="fp32")
+        memory: Memory = {}
+        for index in range(2):
+            x = images(4, seed=index, side=8).to(device, torch.float64)
+            batch = Batch(x, labels(4).to(device), torch.arange(4), 4)
+            rng = generator(0, index, "method", device=device)
+            TABLE[name][0].step(net, batch, Control(2, 0.05), rng, memory)
+        trained.append(model)
+        assert not all(map(torch.equal, model.parameters(), before))
+    for a, b in zip(*(m.parameters() for m in trained), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", ["preactresnet18", "resnet18", "wrn-34-10", "lenet"])
 def test_a_folded_copy_gives_the_same_logits_and_input_gradients(name: str, padded: bool) -> None:

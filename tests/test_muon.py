@@ -12,7 +12,7 @@ from amata.recipes.schema import Optim
 from amata.training.muon import Muon, orthogonal
 from amata.training.optim import make_optimizer
 from tests.conftest import small_net
-from tests.nets import HeadFirst, TinyViT, TwoHeads
+from tests.nets import CosineHead, HeadFirst, TinyViT, TwoHeads
 from tests.test_engine import DEVICES
 from tests.test_models import SIZES
 
@@ -151,6 +151,11 @@ ROLES: dict[str, tuple[nn.Module, tuple[int, ...] | None, list[str]]] = {
         HeadFirst(pooled=True),
         None,
         ["conv.weight", "fc.weight"],
+    ),
+    "a head whose weights are used without the layer": (
+        CosineHead(),
+        (3, 8, 8),
+        ["stem.weight", "squeeze.weight", "excite.weight"],
     ),
     "two heads": (TwoHeads(), (1, 6, 6), ["body.weight"]),
     "a transformer": (

@@ -24,9 +24,20 @@ def aligned(n: int) -> int:
 
 class ReplacementLayer(nn.Module):
     """A layer that replaces another. `views` are views of its storage with the names and shapes of
-    the original's parameters: writing to them sets its weights."""
+    the original's parameters: writing to them sets its weights.
+
+    A network may also read `weight` and `bias` of a layer, to use them in a function of its own.
+    """
 
     views: dict[str, Tensor]
+
+    @property
+    def weight(self) -> Tensor:
+        return self.views["weight"]
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.views.get("bias")
 
 
 class WindowConv2d(ReplacementLayer):
@@ -114,16 +125,16 @@ class PaddedLinear(ReplacementLayer):
             (aligned(linear.out_features), aligned(linear.in_features)),
         )
         self.size, self.padding = size, padded[1] - size[1]
-        self.weight = nn.Parameter(linear.weight.new_zeros(padded), requires_grad=False)
-        self.bias = nn.Parameter(linear.weight.new_zeros(padded[0]), requires_grad=False)
-        self.views = {"weight": self.weight[: size[0], : size[1]], "bias": self.bias[: size[0]]}
+        self.matrix = nn.Parameter(linear.weight.new_zeros(padded), requires_grad=False)
+        self.shift = nn.Parameter(linear.weight.new_zeros(padded[0]), requires_grad=False)
+        self.views = {"weight": self.matrix[: size[0], : size[1]], "bias": self.shift[: size[0]]}
 
     @staticmethod
     def suits(linear: nn.Linear) -> bool:
         return bool(linear.in_features % ALIGNMENT or linear.out_features % ALIGNMENT)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(F.pad(x, (0, self.padding)).to(self.weight.dtype), self.weight, self.bias)[
+        return F.linear(F.pad(x, (0, self.padding)).to(self.matrix.dtype), self.matrix, self.shift)[
             ..., : self.size[0]
         ]
 
@@ -161,12 +172,12 @@ class ConvReLU(ReplacementLayer):
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
         assert conv.bias is not None
-        self.weight = nn.Parameter(
+        self.filters = nn.Parameter(
             conv.weight.contiguous(memory_format=torch.channels_last), requires_grad=False
         )
-        self.bias = conv.bias
+        self.shift = conv.bias
         self.stride, self.padding = list(conv.stride), [int(p) for p in conv.padding]
-        self.views = {"weight": self.weight, "bias": self.bias}
+        self.views = {"weight": self.filters, "bias": self.shift}
 
     @staticmethod
     def suits(conv: nn.Conv2d) -> bool:
@@ -180,7 +191,7 @@ class ConvReLU(ReplacementLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = conv_relu(
-            x.to(self.weight.dtype), self.weight, self.bias, self.stride, self.padding
+            x.to(self.filters.dtype), self.filters, self.shift, self.stride, self.padding
         )
         return out
 

@@ -25,14 +25,14 @@ def hidden_weights(model: nn.Module, shape: tuple[int, ...] | None = None) -> se
     last layer that is registered.
     """
     layers = [m for m in model.modules() if isinstance(m, LAYERS)]
-    outer = next(filter(None, (_outer(model, s) for s in _shapes(layers, shape))), layers[-1:])
+    last = [m.weight for m in layers[-1:]]
+    outer = next(filter(None, (_outer(model, s) for s in _shapes(layers, shape))), last)
     found: set[Tensor] = {m.weight for m in layers}
     for module in model.modules():
         if isinstance(module, nn.MultiheadAttention):
             own = dict(module.named_parameters(recurse=False))
             found |= {own[name] for name in PROJECTIONS if name in own}
-    # By tensor, not by layer: a classifier may share its weight with another layer.
-    return found - {m.weight for m in outer}
+    return found - set(outer)
 
 
 def _shapes(layers: list[Any], shape: tuple[int, ...] | None) -> Iterator[tuple[int, ...]]:
@@ -44,14 +44,15 @@ def _shapes(layers: list[Any], shape: tuple[int, ...] | None) -> Iterator[tuple[
         yield (convs[0].in_channels, side, side)
 
 
-def _outer(model: nn.Module, shape: tuple[int, ...]) -> list[nn.Module]:
-    """The classifier's layers and the patch embedding; empty if the model cannot take the shape."""
+def _outer(model: nn.Module, shape: tuple[int, ...]) -> list[Tensor]:
+    """The weights of the classifier and of the patch embedding; empty if the model cannot take the
+    shape."""
     made: dict[Any, nn.Module] = {}
-    embedding: list[nn.Module] = []
+    embedding: list[Tensor] = []
 
     def record(module: nn.Module, args: Any, output: Any) -> None:
         if not made and isinstance(module, LAYERS) and _embeds_patches(module, args[0]):
-            embedding.append(module)
+            embedding.append(module.weight)
         made[(output[0] if isinstance(output, tuple) else output).grad_fn] = module
 
     kinds = (*LAYERS, nn.MultiheadAttention)
@@ -59,9 +60,11 @@ def _outer(model: nn.Module, shape: tuple[int, ...]) -> list[nn.Module]:
     first = next(model.parameters())
     try:
         with untouched(model):
+            for p in model.parameters():  # frozen ones too: they are part of the graph then
+                p.requires_grad_(p.is_floating_point())
             x = torch.zeros(1, *shape, dtype=first.dtype, device=first.device)
             z = model(x.requires_grad_().clone())
-        last = _last_layers(z, made)
+            last = _last_weights(z, made)
     except Exception:  # any error of somebody's network: it cannot take this image
         return []
     finally:
@@ -77,19 +80,20 @@ def _embeds_patches(layer: Any, x: Tensor) -> bool:
     return bool(layer.kernel_size == layer.stride and max(layer.kernel_size) > 1)
 
 
-def _last_layers(z: Tensor, made: dict[Any, nn.Module]) -> list[Any]:
-    """The layers that are reached from the logits, back through the autograd graph, without passing
-    through another one. Of several, those with one output per class are meant."""
-    reached: list[nn.Module] = []
+def _last_weights(z: Tensor, made: dict[Any, nn.Module]) -> list[Tensor]:
+    """The weights that are reached from the logits, back through the autograd graph, without
+    passing through a layer. Of several, those with one output per class are meant."""
+    reached: list[Tensor] = []
     seen, queue = set(), [z.grad_fn]
     while queue:
-        node = queue.pop()
+        node: Any = queue.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         if node in made:
-            reached.append(made[node])
+            reached += [made[node].weight] if isinstance(made[node], LAYERS) else []  # type: ignore[list-item]
+        elif hasattr(node, "variable"):  # a parameter that the network uses without a layer
+            reached += [node.variable] if node.variable.dim() > 1 else []
         else:
             queue += [parent for parent, _ in node.next_functions]
-    layers = [m for m in reached if isinstance(m, LAYERS)]
-    return [m for m in layers if m.weight.shape[0] == z.shape[1]] or layers
+    return [w for w in reached if w.shape[0] == z.shape[1]] or reached
