@@ -276,7 +276,7 @@ def test_a_study_says_which_run_and_the_time_left_of_all(
 def test_the_runs_of_a_comparison_are_counted_by_their_gradients(tmp_path: Path) -> None:
     class Listening(Reporter):
         def __init__(self) -> None:
-            self.seen: list[tuple[int, int, str, float, float]] = []
+            self.seen: list[tuple[object, ...]] = []
 
         def run(self, info: RunInfo) -> None:
             self.seen.append((*info[:3], *(round(share, 2) for share in info[3:])))
