@@ -53,10 +53,10 @@ class Grid:
             titles = [printable(column.title) for column in self.columns]
             yield Text(self._line(titles, beside, widths), style="bold")
         for row in rows:
-            line = Text(self._line(row, beside, widths))
+            shown = Text(self._line(row, beside, widths))
             if not self.titles:
-                line.stylize("bold", 0, len(row[0]))
-            yield line
+                shown.stylize("bold", 0, len(row[0]))
+            yield shown
             below = [self._pair(i, row) for i in numbers if i not in beside]
             for line in flow([pair for pair in below if pair], width - 2):
                 yield Text(f"  {line}", style="dim" if self.titles else "")
