@@ -123,7 +123,7 @@ COMMANDS: dict[str, list[str]] = {
     "eval": ["eval", "RUN"],
     "eval the weights": ["eval", "WEIGHTS", "--set=eval.limit=2"],
     "export": ["export", "RUN", "--to", "onnx", "--out", "OUT"],
-    "landscape": ["landscape", "RUN", "--out", "OUT", "--grid", "3", "--sample", "0"],
+    "landscape": ["landscape", "RUN", "--out", "OUT", "--grid", "3", "--image", "0"],
     "criterion": ["criterion", "RUN", "--batches", "1", "--alphas", "1", "--out", "OUT"],
     "train --resume": ["train", "--resume", "RUN"],
 }
