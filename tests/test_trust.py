@@ -124,7 +124,7 @@ COMMANDS: dict[str, list[str]] = {
     "eval the weights": ["eval", "WEIGHTS", "--set=eval.limit=2"],
     "predict": ["predict", "RUN", "IMAGE", "--robust"],
     "export": ["export", "RUN", "--to", "onnx", "--out", "OUT"],
-    "landscape": ["landscape", "RUN", "--out", "OUT", "--grid", "3", "--sample", "0"],
+    "landscape": ["landscape", "RUN", "--out", "OUT", "--grid", "3", "--image", "0"],
     "criterion": ["criterion", "RUN", "--batches", "1", "--alphas", "1", "--out", "OUT"],
     "train --resume": ["train", "--resume", "RUN"],
 }
