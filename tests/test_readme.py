@@ -22,9 +22,12 @@ def test_its_links_lead_somewhere() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", TEXT + CONTROL, re.S))
-def test_its_python_runs(code: str) -> None:
+def test_its_python_runs(code: str, tmp_path: Path) -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", f"import amata\n{code}"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-c", f"import amata\n{code}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert ran.returncode == 0, ran.stderr
 
