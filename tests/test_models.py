@@ -300,3 +300,59 @@ def test_a_head_of_another_size_is_replaced_when_asked(tmp_path: Path) -> None:
     wider = build("tinycnn", in_channels=1, classes=7, args={"width": 8})
     with pytest.raises(InputError, match=r"do not fit the model TinyCNN: 'conv1.weight' has shape"):
         load_weights(wider, run, new_head=True)
+
+
+def test_folder_finetune_starts_from_the_weights_of_a_run(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    from PIL import Image
+
+    from amata import recipes
+    from amata.reporter import Reporter
+    from amata.training.experiment import load_trained, train
+
+    for number in range(24):
+        split, name = ("train", "val")[number // 12], ("dark", "light")[number % 2]
+        path = tmp_path / "photos" / split / name / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (28, 28), (100 * (number % 2) + number,) * 3).save(path)
+    weights = tmp_path / "pretrained"
+    weights.mkdir()
+    source = build("tinycnn", in_channels=3, classes=7, seed=5).state_dict()
+    torch.save({"state_dict": source}, weights / "w.pt")
+
+    class Notes(Reporter):
+        def __init__(self) -> None:
+            self.notes: list[str] = []
+
+        def note(self, text: str) -> None:
+            self.notes.append(text)
+
+    sets = [
+        f"data.root={tmp_path / 'photos'}",
+        "data.resize=28",
+        "data.crop=28",
+        "data.in_memory=true",
+        "data.workers=0",
+        "data.valid=2",
+        "model.name=tinycnn",
+        "train.epochs=2",
+        "train.eps_warmup=1",
+        "train.device=cpu",
+        "train.tensorboard=false",
+        "optim.lr=1e-6",
+        'eval.attacks=["clean"]',
+    ]
+    with pytest.raises(InputError, match=r"set model\.weights=PATH"):
+        train(recipes.load("folder-finetune", sets), tmp_path / "run")
+    sets.append(f"model.weights={weights / 'w.pt'}")
+    with pytest.raises(InputError, match=r"'fc2\.weight' has shape \(7, 100\), not \(2, 100\)"):
+        train(recipes.load("folder-finetune", [*sets, "model.new_head=false"]), tmp_path / "run")
+    reporter = Notes()
+    run = train(recipes.load("folder-finetune", sets), tmp_path / "run", reporter)
+    assert "new head: fc2.weight (7, 100) -> (2, 100), fc2.bias (7,) -> (2,)" in reporter.notes
+    assert [row["eps"] for row in run.epochs()] == pytest.approx([2 / 255, 4 / 255])
+    # With such a learning rate nothing moves. The file is not needed to use what was trained.
+    (weights / "w.pt").unlink()
+    trained = load_trained(run.path)[0].state_dict()
+    torch.testing.assert_close(trained["conv1.weight"], source["conv1.weight"], atol=1e-4, rtol=0)
+    assert trained["fc2.weight"].shape == (2, 100)
