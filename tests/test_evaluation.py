@@ -631,7 +631,7 @@ def test_mistakes_in_the_arguments_are_named() -> None:
         r"the model was made in torch.inference_mode\(\)": lambda: evaluate(
             inferred(), (x, y), ball=BALL
         ),
-        r"batches, not NoneType": lambda: evaluate(model, None, ball=BALL),
+        r"data must be a pair .*, not NoneType": lambda: evaluate(model, None, ball=BALL),
         r"batch 1 of the data: .* the keys 'x'": lambda: evaluate(model, [{"x": x}], ball=BALL),
         r"batch 1 of the data: .*, not int": lambda: evaluate(model, [3], ball=BALL),
         r"the model cannot take images of shape \(": lambda: evaluate(odd, (x, y), ball=BALL),

@@ -138,10 +138,7 @@ LATER: dict[str, tuple[Callable[[Tensor, Tensor], tuple[Any, Any]], str]] = {
     "length": (lambda x, y: (x, y[1:]), r"labels must be an int64 tensor of shape \(16,\)"),
     "dtype of labels": (lambda x, y: (x, y.float()), "labels must be an int64 tensor"),
     "bytes": (lambda x, y: ((255 * x).byte(), y[1:]), r"labels must be .* shape \(16,\)"),
-    "a single image": (
-        lambda x, y: (x[0], y[0]),
-        r"labels must be an int64 tensor of shape \(1,\)",
-    ),
+    "a single image": (lambda x, y: (x[0], y[0]), "this is one image, not a batch"),
     "dtype": (lambda x, y: (x.double(), y), "the model cannot take images of shape"),
     "shape": (lambda x, y: (x[..., 1:], y), r"the model cannot take images of shape \(1, 6, 5\)"),
     "empty": (lambda x, y: (x[:0], y[:0]), "the batch is empty"),

@@ -81,6 +81,16 @@ def test_fit_without_a_method_shows_the_shortest_right_call() -> None:
         ({"valid": 0.001}, "data.valid = 0.001 of 96 images is none"),
         ({"limit": 0}, "limit: input should be greater than or equal to 1, not 0"),
         ({"workers": -1}, "workers = -1 must be a whole number"),
+        ({"train": Lazy}, r"training data = Lazy is a class; make one: Lazy\(...\)"),
+        ({"train": small_net()}, "training data must be a pair .*, not Sequential"),
+        (
+            {"train": lambda: None, "batch_size": None, "batches_per_epoch": 1},
+            "a function that returned NoneType; it must return an iterable",
+        ),
+        (
+            {"train": [toy_data()], "batch_size": None, "batches_per_epoch": 0},
+            "batches_per_epoch: input should be greater than or equal to 1",
+        ),
         ({"batches_per_epoch": 3}, "batches_per_epoch= is for iterables of batches; drop it"),
         ({"class_weights": [1, 2, 3]}, "has 3 weights and the model 4 classes"),
         ({"class_weights": "even"}, "class_weights: 'even' must be 'none', 'balanced' or a list"),

@@ -39,7 +39,13 @@ def to_pair(item: Any, where: str) -> tuple[Any, Any]:
 def to_batch(item: Any, where: str) -> tuple[Tensor, Tensor]:
     """A batch as tensors: images as uint8 or floats, NCHW, and whole labels as int64."""
     x, y = to_pair(item, where)
-    return to_images(x, where), to_labels(y, where)
+    labels = to_labels(y, where)
+    if labels.dim() == 0:
+        raise InputError(
+            f"{where}: this is one image, not a batch; make batches, as with "
+            "torch.utils.data.DataLoader(data, batch_size=128)"
+        )
+    return to_images(x, where), labels
 
 
 def to_images(x: Any, where: str) -> Tensor:

@@ -1,10 +1,11 @@
 """The forms in which data may be passed in Python."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from amata.data.convert import IMAGE_KEYS, LABEL_KEYS, is_image, to_pair
@@ -13,14 +14,16 @@ from amata.data.map_style import MapStyle
 from amata.errors import InputError
 
 FORMS = (
-    "a pair (x, y) of tensors or arrays, a Dataset, a DataLoader, or another iterable of (x, y) "
-    "batches"
+    "a pair (x, y) of tensors or arrays, a Dataset, a DataLoader, another iterable of (x, y) "
+    "batches, or a function () that returns one"
 )
 
 
 def as_images(data: Any, *, workers: int = 0, where: str = "data") -> Any:
     """Data as an image set where its images can be read in any order: pairs (x, y), dicts of two
     arrays, datasets, and lists of items. Batches, and functions that return them, as they are."""
+    if isinstance(data, type):
+        raise InputError(f"{where} = {data.__name__} is a class; make one: {data.__name__}(...)")
     if isinstance(data, ImageSet):
         return data
     if type(data) is TensorDataset and len(data.tensors) >= 2 and data.tensors[0].dim() == 4:
@@ -31,11 +34,20 @@ def as_images(data: Any, *, workers: int = 0, where: str = "data") -> Any:
         raise InputError(f"{where}: a dict must hold arrays of images and labels")
     if isinstance(data, Mapping) or _is_pair(data):
         return Arrays(*(to_pair(data, where) if isinstance(data, Mapping) else data), where=where)
-    if isinstance(data, str | bytes | Tensor | np.ndarray | type) or not (
-        hasattr(data, "__iter__") or callable(data)
+    if isinstance(data, str | bytes | Tensor | np.ndarray | nn.Module) or not (
+        hasattr(data, "__iter__") or _is_function(data)
     ):
         raise InputError(f"{where} must be {FORMS}, not {type(data).__name__}")
     return data
+
+
+def _is_function(data: Any) -> bool:
+    """Whether it can be called without arguments."""
+    try:
+        inspect.signature(data).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _is_dataset(data: Any) -> bool:

@@ -77,7 +77,13 @@ class Stream:
         skip, more = start, True
         while more:
             more = False
-            fresh = self.batches() if callable(self.batches) else self.batches
+            iterable = hasattr(self.batches, "__iter__")
+            fresh: Any = self.batches if iterable else self.batches()  # type: ignore[operator]
+            if not hasattr(fresh, "__iter__"):
+                raise InputError(
+                    f"the {self.what} are a function that returned {type(fresh).__name__}; it must "
+                    "return an iterable of batches"
+                )
             for item in fresh:
                 more = self.length is not None
                 if skip == 0:

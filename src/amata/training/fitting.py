@@ -103,7 +103,7 @@ def fit(
             "batch_size=, augment= and limit= are for single images; this iterable makes its own "
             "batches: drop them"
         )
-    if isinstance(images, ImageSet) and batches_per_epoch:
+    if isinstance(images, ImageSet) and batches_per_epoch is not None:
         raise InputError("batches_per_epoch= is for iterables of batches; drop it")
     data = _updated(
         chosen.data, {"batch_size": batch_size, "augment": augment, "limit": limit, "valid": 0}
@@ -274,15 +274,16 @@ def _described_data(images: Any, valid: Any, table: Data, batches: int | None) -
     """What the run records of its data."""
     keys = ("batch_size", "augment", "pad", "drop_last", "limit")
     kept: dict[str, Any] = {key: getattr(table, key) for key in keys}
-    kept["batches_per_epoch"] = batches or getattr(table, "batches_per_epoch", None)
+    own = _updated(PythonData(), {"batches_per_epoch": batches}).batches_per_epoch
+    kept["batches_per_epoch"] = own or getattr(table, "batches_per_epoch", None)
     if not isinstance(images, ImageSet):
         found = _stream_facts(images)
     else:
-        own = isinstance(images, MapStyle) and known_names(images.dataset) is None
+        unnamed = isinstance(images, MapStyle) and known_names(images.dataset) is None
         found = {
             "count": len(images),
             "shape": list(images.shape),
-            "classes": None if own else images.classes,  # else all images would be read for it
+            "classes": None if unnamed else images.classes,  # else all images would be read for it
             "sha256": images.sha256() if isinstance(images, Arrays) else None,
         }
     if isinstance(valid, ImageSet):
