@@ -21,7 +21,7 @@ SMALL = [
 
 
 def write_photos(root: Path) -> None:
-    """Two classes by brightness; images of many sizes, modes and formats, and files that are none."""
+    """Two classes by brightness: images of many sizes and modes, and files that are none."""
     rng = np.random.default_rng(0)
     for label, (name, base) in enumerate({"day": 150, "night": 20}.items()):
         folder = root / name
@@ -69,9 +69,9 @@ def test_from_a_folder_of_odd_images_to_a_model_elsewhere(tmp_path: Path) -> Non
 
     evaluated = json.loads(amata("eval", "run", "--attacks", "clean,pgd-3", "--json").stdout)
     assert evaluated["pgd-3"]["n"] == 16
-    assert "pgd-3" in json.dumps([
-        json.loads(file.read_text()) for file in (tmp_path / "run" / "evaluations").glob("*.json")
-    ])
+    assert "pgd-3" in json.dumps(
+        [json.loads(file.read_text()) for file in (tmp_path / "run" / "evaluations").glob("*.json")]
+    )
     amata("audit", "run", "--attacks", "clean,pgd-2,cw-pgd-2", "--out", "audit")
     assert "night" in (tmp_path / "audit" / "audit.html").read_text()
 

@@ -162,8 +162,8 @@ def _contours(ax: Any, picture: Picture, levels: list[float], norm: Any) -> Any:
     for (colour, marker), course, width in zip(
         cycle(PATHS), picture["courses"], widths, strict=False
     ):
-        xs = [x / across for x, _ in course["points"]]
-        ys = [y / up for _, y in course["points"]]
+        xs = tuple(x / across for x, _ in course["points"])
+        ys = tuple(y / up for _, y in course["points"])
         ax.plot(xs, ys, color=colour, lw=width, path_effects=_outlined(width + 1.2))
         if course["steps"] <= LONG:
             ax.plot(xs, ys, marker, color=colour, ms=width + 1.8)
