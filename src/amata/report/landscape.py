@@ -148,10 +148,9 @@ def _contours(ax: Any, picture: Picture, levels: list[float], norm: Any) -> Any:
     ):
         if key == "shadow" and picture["norm"] == "l2":
             continue  # the same circle
-        xs, ys = zip(*picture[key], strict=True)
         ax.plot(
-            [v / across for v in xs],
-            [v / up for v in ys],
+            [x / across for x, _ in picture[key]],
+            [y / up for _, y in picture[key]],
             color=INK,
             ls=style,
             lw=1.1,

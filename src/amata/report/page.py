@@ -140,7 +140,7 @@ def html_table(table: list[list[Cell]], caption: str, *, prose: bool = False) ->
     body = "".join(
         f'<tr role="row">{name}{rest}</tr>' for name, rest in zip(names, values, strict=True)
     )
-    kind = "wide prose" if prose else "wide cards"
+    kind = "wide cards" if not prose else "wide prose many" if len(table[0]) > 4 else "wide prose"
     return (
         f'<div class="{kind}" tabindex="0" role="region" aria-label="{for_html(caption)}"><table '
         'role="table">'
