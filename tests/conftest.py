@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[1]
 # What tests trust is not remembered beyond them.
 STATE = tempfile.TemporaryDirectory(prefix="amata-state-")
 os.environ["AMATA_STATE"] = STATE.name
+# Set by pytest-xdist; tables and lines would adapt to it.
+os.environ.pop("COLUMNS", None)
 # For commands that a test starts: this checkout's package and tests, and one thread, because the
 # order of a sum, and so its last bit, may depend on the number of threads.
 ENV = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}

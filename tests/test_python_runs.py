@@ -370,7 +370,7 @@ def test_commands_name_the_python_call_and_reports_work(
         assert call in called.err
     assert amata("report", run, tmp_path / "three", "--out", tmp_path / "page").code == 0
     compared = json.loads((tmp_path / "page" / "compare.json").read_text())
-    assert compared["data"] == "python"
+    assert compared["data"] == ["python"]
     assert len(compared["rows"]) == 2
 
 

@@ -54,11 +54,8 @@ def _parsed(text: Any) -> Pair:
     if not isinstance(text, str):
         raise InputError(f"override {text!r} must be a text, as in 'optim.lr=0.1'")
     path, equals, value = text.partition("=")
-    if not equals or not path.strip().partition(".")[2]:
-        key = path.strip()
-        near = [f"{table}.{key}" for table, keys in STATIC.items() if key in keys.model_fields]
-        hint = f"did you mean {' or '.join(near)}?" if near else "as in --set optim.lr=0.1"
-        raise InputError(f"--set {text!r} must read table.key=value; {hint}")
+    if not equals:
+        raise InputError(f"--set {text!r} must read table.key=value, as in --set optim.lr=0.1")
     try:
         return path.strip(), tomllib.loads(f"v = {value}")["v"]
     except (ValueError, RecursionError):  # also of numbers with thousands of digits
@@ -79,7 +76,7 @@ def _renames(path: str) -> bool:
 def _write(raw: dict[str, Any], path: str, value: Any) -> None:
     section, _, key = path.partition(".")
     if not key:
-        raise InputError(f"override {path!r} must name a key, as in 'optim.lr'")
+        raise InputError(f"override {path!r} must be table.key; {_tables_with(path, raw)}")
     table = raw
     *parents, leaf = key.split(".")
     for parent in (section, *parents):
@@ -94,3 +91,11 @@ def _write(raw: dict[str, Any], path: str, value: Any) -> None:
         table.pop(leaf, None)
     else:
         table[leaf] = value
+
+
+def _tables_with(key: str, raw: dict[str, Any]) -> str:
+    """A hint for a key without its table."""
+    tables = [table for table, keys in STATIC.items() if key in keys.model_fields]
+    tables += [table for table, keys in raw.items() if isinstance(keys, dict) and key in keys]
+    near = " or ".join(f"{table}.{key}" for table in dict.fromkeys(tables))
+    return f"did you mean {near}?" if near else "as in optim.lr"

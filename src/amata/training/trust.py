@@ -127,7 +127,8 @@ def _report(key: str, path: str, what: str, source: Path, note: Callable[[str], 
         run = key == "model.weights" and (place / "model.safetensors").is_file()
         table = key == "data.root" and place.suffix.lower() in (".csv", ".parquet")
         file = (table or key == "model.weights") and place.is_file()
-        fits = file or run or (key != "model.weights" and place.is_dir())
+        folder = key != "model.weights" and place.suffix.lower() != ".csv" and place.is_dir()
+        fits = file or run or folder
         odd = place.exists() and not fits
     except (OSError, RuntimeError, ValueError):  # no such user, a null byte, a loop of links
         odd = True
