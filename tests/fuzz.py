@@ -201,7 +201,7 @@ TARGETS = {
 }
 
 PGD = "amata.attacks.pgd(net(), x(), y(), ball=amata.Linf(0.1), steps=2"
-EVALUATE = "amata.evaluate(net(), (x(), y()), ball=amata.Linf(0.1)"
+EVALUATE = "amata.evaluate(net(), (x(), y()), ball=amata.Linf(0.1), progress=False"
 FIT = (
     "amata.fit(net(), (x(), y()), method=amata.PGD(ball=amata.Linf(0.1)), progress=stop(), "
     "device='cpu'"

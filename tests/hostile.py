@@ -426,7 +426,7 @@ ALWAYS = {
 """Arguments that are given although they have a default."""
 OTHER = {
     "attacks.autoattack": {"x": "x()[:1]", "y": "y()[:1]"},
-    "evaluate": {"progress": "None"},
+    "evaluate": {"progress": "False"},
 }
 """Usual arguments of single functions."""
 LENIENT = ("criterion",)
