@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from amata import recipes
-from amata.export import Trained
+from amata import PGD, Constant, Linf, fit, recipes
+from amata.export import Trained, export
 from amata.export.hub import card
-from amata.export.robustbench import claim
+from amata.export.robustbench import claim, write_robustbench
 from amata.training.experiment import load_trained, train
+from tests.test_logits import Classifier
+from tests.toy import toy_data
 
 SETS = [
     "train.device=cpu",
@@ -134,6 +136,41 @@ def test_a_model_card_shows_names_literally(run: Path) -> None:
     assert row.startswith(r"| a\|&lt;img&gt; | ")
     assert row.replace(r"\|", "").count("|") == 6
     assert not re.search("<script|<img|</td|<b>", text)
+
+
+DATASETS = {
+    "cifar10": ("cifar10", "[cifar10]"),
+    "folder": ("folder", None),
+    "hf/owner/set:config": ("hf-owner-set-config", "[owner/set]"),
+    "../../../x": ("-x", None),
+    "a]\n# no": ("a-no", None),
+}
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_name_of_data_is_a_folder_and_a_link_only_where_it_can_be(
+    name: str, run: Path, tmp_path: Path
+) -> None:
+    trained, (folder, link) = Trained.of(run), DATASETS[name]
+    data = trained.recipe.data.model_copy(update={"name": name})
+    trained = replace(trained, recipe=replace(trained.recipe, data=data))
+    write_robustbench(trained, tmp_path / "rb")
+    assert [p.name for p in (tmp_path / "rb" / "model_info").iterdir()] == [folder]
+    assert [p.name for p in tmp_path.iterdir()] == ["rb"]
+    head = card(trained).split("---")[1].splitlines()
+    assert [line for line in head if "datasets" in line] == ([f"datasets: {link}"] if link else [])
+    assert "# no" not in card(trained).splitlines()
+
+
+@pytest.mark.slow
+def test_onnx_of_a_network_with_logits_in_an_object(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    net, (x, y) = Classifier("an object"), toy_data()
+    method = PGD(ball=Linf(0.05))
+    schedule = Constant(steps=1, step_size=0.05)
+    fit(net, (x, y), method=method, schedule=schedule, epochs=1, run=tmp_path / "run")
+    export(tmp_path / "run", "onnx", tmp_path / "onnx", model=net)
+    assert (tmp_path / "onnx" / "model.onnx").is_file()
 
 
 @pytest.mark.slow

@@ -153,6 +153,17 @@ def test_later_batches_are_checked_like_the_first(case: str) -> None:
         fit(small_net(), batches, None, toy_recipe("train.epochs=1"))
 
 
+@pytest.mark.parametrize("form", ["pair", "batches"])
+def test_a_batch_of_one_image_that_batch_norm_refuses_is_named(form: str) -> None:
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3)
+    )
+    x, y = torch.rand(9, 3, 4, 4), torch.arange(9) % 3
+    data = (x, y) if form == "pair" else list(zip(x.split(4), y.split(4), strict=True))
+    with pytest.raises(InputError, match=r"batch 3 has 1 image.*drop_last=true"):
+        fit(net, data, None, toy_recipe("data.batch_size=4"))
+
+
 def test_batches_of_other_sizes_are_trained_on_where_the_model_can() -> None:
     pool = nn.AdaptiveAvgPool2d(1)
     pooled = nn.Sequential(nn.Conv2d(1, 4, 3), pool, nn.Flatten(), nn.Linear(4, 2))

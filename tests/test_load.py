@@ -255,6 +255,22 @@ def test_a_run_can_be_evaluated_from_another_folder(
         assert recipes.load(run / "recipe.toml").data.root == str(tmp_path / "data")
 
 
+@pytest.mark.parametrize("place", ["hf", "robustbench", "run/model.safetensors"])
+def test_what_has_no_run_folder_is_evaluated_and_left_as_it_is(
+    place: str, home: Path, tmp_path: Path, amata: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMATA_DATA", str(tmp_path))
+    before = sorted(home.rglob("*"))
+    called = amata("eval", home / place, "--attacks", "clean")
+    assert called.code == 2
+    assert f"({home / place} does not record it: --set data.root=FOLDER)" in called.err
+    root = f"data.root={home / 'images'}"
+    called = amata("eval", home / place, "--attacks", "clean", "--set", root, "--json")
+    assert called.code == 0, called.err
+    assert json.loads(called.out)["clean"]["n"] > 0
+    assert sorted(home.rglob("*")) == before
+
+
 def test_names_of_another_kind_are_refused(home: Path, tmp_path: Path) -> None:
     run = shutil.copytree(home / "run", tmp_path / "run")
     write_record(run / "split.json", {"classes": [1, 2], "shape": [3, 28, 28]})

@@ -106,7 +106,7 @@ ARROWS: dict[str, set[str]] = {
         "training",
         "threat",
     },
-    "export": {"errors", "models", "quantity", "recipes", "report", "runs", "training"},
+    "export": {"errors", "losses", "models", "quantity", "recipes", "report", "runs", "training"},
     "runs": {"checksums", "data", "errors", "metrics", "recipes", "tensors"},
     "console": {"errors", "metrics", "reporter"},
     "cli": {

@@ -22,7 +22,7 @@ def audit(
         str,
         typer.Argument(
             metavar="RUN|WEIGHTS|MODULE:CALLABLE",
-            help="A run folder, a weights file, or package.module:callable for any network.",
+            help="A run, a weights file, an exported folder, or package.module:callable.",
         ),
     ],
     out: Annotated[

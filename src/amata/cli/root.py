@@ -77,7 +77,7 @@ Trust = Annotated[
 Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs: short for --set train.epochs=N.")]
 Limit = Annotated[
     int | None,
-    typer.Option(min=1, help="Only the first N training images: short for --set data.limit=N."),
+    typer.Option(min=1, help="At most N training images: short for --set data.limit=N."),
 ]
 Log = Annotated[
     list[str],

@@ -127,7 +127,10 @@ def _free_folder(base: Path) -> Path:
 )
 def evaluate(
     model: Annotated[
-        Path, typer.Argument(metavar="RUN|WEIGHTS", help="A run folder, or a weights file.")
+        Path,
+        typer.Argument(
+            metavar="RUN|WEIGHTS", help="A run folder, a weights file, or an exported folder."
+        ),
     ],
     attacks: Annotated[
         str | None, typer.Option(help="Comma-separated; default: the recipe's.")
@@ -161,7 +164,7 @@ def evaluate(
             model, tuple(set_), recipe, to_test=True, trust=trust, note=reporter.note
         )
         store = None
-        if model.is_dir():
+        if (model / "recipe.toml").is_file():  # a run folder; nothing is added to an exported one
             forget = names or loaded.eval.attacks if again else ()
             device = resolve_device(loaded.train.device)
             store = stored_evaluation(model, loaded, splits, limit, device, reporter.note, forget)

@@ -1,6 +1,7 @@
 """A folder for the Hugging Face Hub: safetensors weights, config, architecture, model card."""
 
 import json
+import re
 from pathlib import Path
 
 from amata.export.trained import Trained
@@ -40,10 +41,14 @@ def card(trained: Trained) -> str:
         f"`{recipe.tables['schedule']['name']}`"
     )
     what = (
-        f"{for_markdown(recipe.model.name)} trained on {recipe.data.name} against "
-        f"{recipe.ball.norm} perturbations of at most {trained.eps}"
+        f"{for_markdown(recipe.model.name)} trained on {for_markdown(recipe.data.name)} "
+        f"against {recipe.ball.norm} perturbations of at most {trained.eps}"
     )
     spent = f"{summary['train_seconds']:.0f} s and {summary['grad_evals']:,} gradient evaluations"
+    # The hub links to the data set: own images have none, and `hf/` is our prefix.
+    dataset = re.fullmatch(
+        r"(?!folder$|parquet$|python$)(?:hf/)?(\w[\w./-]*)(?::.*)?", recipe.data.name
+    )
     warnings = [f"- {for_markdown(w)}" for w in trained.warnings]
     shown = [for_markdown(name) for name in trained.classes[:NAMED]]
     more = len(trained.classes) - len(shown)
@@ -57,7 +62,7 @@ def card(trained: Trained) -> str:
             "library_name: pytorch",
             "pipeline_tag: image-classification",
             "tags: [adversarial-robustness, adversarial-training, amata]",
-            f"datasets: [{recipe.data.name}]",
+            *([f"datasets: [{dataset[1]}]"] if dataset else []),
             "---",
             "",
             f"# {for_markdown(trained.name)}",

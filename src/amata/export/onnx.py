@@ -9,13 +9,26 @@ import warnings
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from amata.errors import AmataError, missing
 from amata.export.trained import Trained
+from amata.losses import as_logits
 from amata.runs.files import write_json
 
 TOLERANCE = 1e-4
 IMAGES = 16
+
+
+class _Logits(nn.Module):
+    """The network with bare logits as output, also where it returns an object with `.logits`."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, images: Tensor) -> Tensor:
+        return as_logits(self.net(images))
 
 
 def write_onnx(trained: Trained, out: Path) -> None:
@@ -25,7 +38,7 @@ def write_onnx(trained: Trained, out: Path) -> None:
     except ImportError as error:
         raise missing(error.name or "onnx", "exporting to ONNX", "onnx") from None
     out.mkdir(parents=True, exist_ok=True)
-    file, model = out / "model.onnx", trained.model.cpu().eval()
+    file, model = out / "model.onnx", _Logits(trained.model.cpu()).eval()
     x = torch.rand(IMAGES, *trained.shape, generator=torch.Generator().manual_seed(0))
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     # silence the exporter's progress messages and its own deprecations

@@ -1,5 +1,6 @@
 """A RobustBench entry: architecture, weights, and a claim with the fields of its model_info."""
 
+import re
 from pathlib import Path
 
 import torch
@@ -42,7 +43,9 @@ def write_robustbench(trained: Trained, out: Path) -> None:
     source = trained.architecture(
         'torch.load(here / "weights.pt", map_location="cpu", weights_only=True)'
     )
-    info = out / "model_info" / trained.recipe.data.name / norm
+    # The name is a stranger's, or hf/OWNER/NAME: no part of it may name another folder.
+    data = re.sub(r"[^\w-]+", "-", trained.recipe.data.name)[:60]
+    info = out / "model_info" / data / norm
     info.mkdir(parents=True, exist_ok=True)
     write_atomic(out / "architecture.py", source.encode())
     write_json(out / "config.json", trained.config())

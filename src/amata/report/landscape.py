@@ -213,14 +213,14 @@ def _images(ax: Any, picture: Picture, image: Any) -> None:
     attack = for_figure(picture["courses"][0]["name"])
     grey = {"cmap": "gray", "vmin": 0, "vmax": 1} if image.clean.ndim == 2 else {}
     both = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit} if grey else {}
-    shown = difference if grey else 0.5 + 0.5 * difference / limit
+    shown = difference if grey else (0.5 + 0.5 * difference / limit).clip(0, 1)
     for place, (name, pixels, options, below) in enumerate(
         (
             ("clean", image.clean, grey, _prediction(picture["clean"])),
             (attack, image.adversarial.clip(0, 1), grey, _prediction(picture["adversarial"])),
             (
                 "difference",
-                shown.clip(-1, 1),
+                shown,
                 both,
                 f"±{to_text(limit) if limit == eps else format(limit, '.2g')}",
             ),

@@ -316,7 +316,12 @@ def load_trained(
     stored.check_weights()
     stored.review(note, trust=trust, reads_data=True)
     recipe = stored.recipe
-    splits = load_data(recipe)
+    try:
+        splits = load_data(recipe)
+    except InputError as error:
+        if stored.run is not None or recipe.data.root is not None or framing_of(recipe) is None:
+            raise
+        raise InputError(f"{error} ({path} does not record it: --set data.root=FOLDER)") from None
     if (
         to_test
         and stored.run is not None

@@ -221,7 +221,15 @@ class Trainer:
             rng = generator(*place, "method", device=self.device)
             self.net.part_weight = len(part.x) / len(batch.x)
             self.net.accumulating = index < len(parts) - 1
-            method.step(self.net, part, u, rng, self.memory)
+            try:
+                method.step(self.net, part, u, rng, self.memory)
+            except ValueError as error:
+                if "more than 1 value per channel" not in str(error):
+                    raise
+                raise InputError(
+                    f"batch {self.state.batch + 1} has {len(part.x)} image, too few for this "
+                    "model's BatchNorm; set data.drop_last=true, or another data.batch_size"
+                ) from None
             if self.net.last_loss is None:
                 raise InputError(
                     f"with {u.steps} steps this method does not update the weights; raise K in "
