@@ -128,6 +128,16 @@ def claim(folder: Path) -> None:
     path.write_bytes(content.replace(b"(40, 32, 32, 3)", b"(1<<60, )".ljust(15)))
 
 
+def header(text: bytes) -> Callable[[Path], object]:
+    """Another shape in the header, of the same length."""
+
+    def change(folder: Path) -> None:
+        path = folder / "fog.npy"
+        path.write_bytes(path.read_bytes().replace(b"(40, 32, 32, 3)", text.ljust(15)))
+
+    return change
+
+
 def claim_much(folder: Path) -> None:
     path = folder / "fog.npy"
     path.write_bytes(path.read_bytes().replace(b"(40, 32, 32, 3)", b"(99999999999,) "))
@@ -162,6 +172,8 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         "fog.npy is truncated",
     ),
     "code in the header": (claim, "fog.npy is truncated or not"),
+    "an unclosed header": (header(b"((40, 32, 32, 3"), "fog.npy is truncated or not"),
+    "a shape of no numbers": (header(b"(True, 32, 3)"), "fog.npy is truncated or not"),
     "a claim of many bytes": (claim_much, "fog.npy is truncated or not"),
     "floats": (save("fog.npy", np.zeros((40, 32, 32, 3))), "fog.npy has float64 of shape"),
     "another size": (save("fog.npy", np.zeros((40, 8, 8, 3), np.uint8)), r"shape \(40, 8, 8, 3\)"),

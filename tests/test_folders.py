@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shutil
 import tomllib
@@ -192,6 +193,15 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "csv: twice": (odd_csv("images/7.png,cat"), r"names 1 files more than once, such as images/7"),
     "csv: no column": (odd_csv(header="file,kind"), r"no column label or class in its first row"),
     "csv: empty": (lambda r: (r / "labels.csv").write_text(""), r"labels\.csv is empty"),
+    "csv: twice in other words": (
+        odd_csv("./x/../images/7.png,cat"),
+        r"names 1 files more than once, such as images/7",
+    ),
+    "csv: a pipe": (lambda r: os.mkfifo(r / "labels.csv"), r"labels\.csv is not a regular file"),
+    "csv: a device": (
+        lambda r: (r / "labels.csv").symlink_to("/dev/zero"),
+        r"labels\.csv is not a regular file",
+    ),
     "csv: not text": (lambda r: (r / "labels.csv").write_bytes(b"\xff\0,"), r"not a csv in UTF-8"),
 }
 

@@ -224,6 +224,21 @@ def test_class_names_of_a_dataset_are_used_and_others_are_counted() -> None:
     assert as_images(Items(lambda i: (X[i], int(Y[i])))).classes == 2
 
 
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        (10**15, "labels go up to 1000000000000000, and at most 100000 classes"),
+        (2**70, "labels? .*must be .*whole number"),
+    ],
+)
+def test_labels_that_number_something_else_are_refused(label: int, message: str) -> None:
+    items = [(torch.rand(1, 6, 6), 0), (torch.rand(1, 6, 6), label)]
+    with pytest.raises(InputError, match=message):
+        _ = MapStyle(items).names
+    with pytest.raises(InputError, match=message):
+        Arrays(torch.rand(2, 1, 6, 6), [0, label])
+
+
 def test_an_epoch_has_the_batches_that_it_is_said_to_have() -> None:
     """A short iterable begins again, a long one is cut, an iterator may end too soon."""
     for given, images in ((2, 16), (3, 24), (5, 40)):

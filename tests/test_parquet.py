@@ -177,6 +177,18 @@ def test_images_of_several_sizes_are_cropped(tmp_path: Path, odd: str) -> None:
         load("parquet", root=tmp_path, framing=Framing(16, 12, random_scale=True))
 
 
+def test_photos_of_a_turned_camera_have_another_size(tmp_path: Path) -> None:
+    turned, file = Image.Exif(), io.BytesIO()
+    turned[0x0112] = 6
+    Image.fromarray(X[0]).save(file, "PNG", exif=turned)
+    for contents in ([*CONTENTS[1:], file.getvalue()], [file.getvalue(), *CONTENTS[1:]]):
+        write_parquet(tmp_path / "a.parquet", contents, Y)
+        splits = load("parquet", root=tmp_path / "a.parquet", framing=Framing(8, 8))
+        assert splits.train.shape == (3, 8, 8)
+    write_parquet(tmp_path / "a.parquet", [file.getvalue()] * 12, Y)
+    assert load("parquet", root=tmp_path / "a.parquet").train.shape == (3, 10, 8)
+
+
 def test_limits_hold_for_any_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.parquet"
     write_parquet(path, [encode(np.zeros((8, 80, 3), np.uint8))] * 12, Y)

@@ -72,6 +72,16 @@ def test_any_image_becomes_one_of_the_shape(mode: str, tmp_path: Path) -> None:
     if mode in ("L", "RGB", "LA"):  # the pixels themselves
         assert torch.equal(found.x[0], torch.from_numpy(pixels).float() / 255)
     assert tuple(read_image(tmp_path / "x.png", (3, 7, 5)).x.shape) == (3, 7, 5)
+    turned = Image.Exif()
+    turned[0x0112] = 6  # taken with the camera on its side
+    if mode in ("L", "RGB"):
+        image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.png", exif=turned)
+        assert torch.equal(read_image(tmp_path / "turned.png", (1, 9, 12)).x, found.x)
+        image.save(tmp_path / "turned.png", exif=turned)
+        expected = image.transpose(Image.Transpose.ROTATE_270).resize((12, 9)).convert("L")
+        seen = read_image(tmp_path / "turned.png", (1, 9, 12))
+        assert (seen.width, seen.height) == (9, 12)
+        assert np.array_equal((255 * seen.x[0]).round().byte().numpy(), np.asarray(expected))
     with pytest.raises(InputError, match="with 1 or 3 channels, not 2"):
         read_image(tmp_path / "x.png", (2, 9, 12))
     with pytest.raises(InputError, match="a crop of 28 does not give 30 x 28 pixels"):

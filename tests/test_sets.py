@@ -173,6 +173,17 @@ def test_a_bad_mat_file_is_one_line(
         load("svhn", root=tmp_path)
 
 
+def test_the_limit_of_a_mat_file_is_for_all_its_arrays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMATA_MAX_BYTES", str(2 * X.nbytes))
+    write_svhn(tmp_path)
+    bombs = [compressed(matrix(name, X)) for name in ("a", "b", "X")]
+    (tmp_path / "train_32x32.mat").write_bytes(mat_file(*bombs, matrix("y", Y)))
+    with pytest.raises(InputError, match=r"train_32x32\.mat holds \d+ bytes, above the limit"):
+        load("svhn", root=tmp_path)
+
+
 def test_one_changed_byte_gives_arrays_or_an_error(tmp_path: Path) -> None:
     path, rng = tmp_path / "a.mat", np.random.default_rng(0)
     small = np.arange(6, dtype=np.uint8).reshape(2, 3)

@@ -20,6 +20,17 @@ def check_names(names: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
+def numbered(count: int, where: str) -> tuple[str, ...]:
+    """The numbers of classes that have no names. Labels that are numbers of something else, such as
+    ids or times, would give more classes than memory holds."""
+    if count > MOST_CLASSES:
+        raise InputError(
+            f"{where}: labels go up to {count - 1}, and at most {MOST_CLASSES} classes are "
+            "supported; number the classes from 0"
+        )
+    return tuple(map(str, range(count)))
+
+
 def first_words(ids: Sequence[str], words: Sequence[str]) -> tuple[str, ...]:
     """The first of the words that describe each class, as in "goldfish, Carassius auratus". If two
     classes share it, their ids are added."""

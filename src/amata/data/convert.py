@@ -75,7 +75,7 @@ def to_labels(y: Any, where: str) -> Tensor:
     else:
         try:
             t = torch.as_tensor(y)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             raise InputError(f"{where}: labels must be whole numbers, not {_kind(y)}") from None
     if t.dim() == 2 and t.shape[1] == 1:
         t = t.squeeze(1)
@@ -89,7 +89,7 @@ def to_label(value: Any, where: str) -> int:
         label = value.item() if hasattr(value, "item") else value
     except (RuntimeError, ValueError):  # more than one number
         label = None
-    if not isinstance(label, int):
+    if not isinstance(label, int) or not -(2**63) <= label < 2**63:
         raise InputError(
             f"{where}: the label of an item must be one whole number, not {_kind(value)}"
         )

@@ -19,7 +19,7 @@ class Picture(NamedTuple):
     x: Tensor
     """Of shape (C, H, W), in [0, 1]."""
     width: int
-    """As stored, as is `height`."""
+    """Of the file, as is `height`; after the orientation of the camera is applied."""
     height: int
 
 
@@ -42,14 +42,12 @@ def read_image(
         raise InputError(
             f"{path}: a crop of {framing.crop} does not give {width} x {height} pixels"
         )
-    stored: tuple[int, int] = (0, 0)
 
     def check(w: int, h: int) -> None:
-        nonlocal stored
-        stored = w, h
         check_pixels(w, h, str(path)) if framing is None else framing.check(w, h, str(path))
 
     image: Any = decode(Path(path), str(path), check)
+    stored = image.size
     if channels == 1:
         image = image.convert("L")
     if framing is not None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from amata.batch import Batch
 from amata.data.augment import crop_flip
+from amata.data.class_names import numbered
 from amata.data.convert import check_range, scaled, to_images, to_labels
 from amata.errors import InputError
 from amata.seeds import Rows, generator
@@ -96,7 +97,7 @@ class Arrays:
         self.classes = int(y.max()) + 1 if classes is None else classes
         check_labels(y, self.classes, where)
         self.x, self.y = x, y
-        self.names = tuple(map(str, range(self.classes) if names is None else names))
+        self.names = numbered(self.classes, where) if names is None else tuple(map(str, names))
         if len(self.names) != self.classes:
             raise InputError(f"{where}: {len(self.names)} names for {self.classes} classes")
         self.ids = torch.arange(len(x)) if ids is None else ids

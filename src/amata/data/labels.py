@@ -65,7 +65,7 @@ def read_csv(path: Path) -> Layout:
     base = path.parent.resolve()
     for row in table:
         if row.file and row.label:
-            file = path.parent / os.path.normpath(row.file)
+            file = path.parent / row.file
             if reason := _reason(file, base):
                 bad.append(Bad(file, reason))
             else:
@@ -74,7 +74,8 @@ def read_csv(path: Path) -> Layout:
         problems.append(f"{path} has no row of the split train")
     settled = settle({part: tuple(items) for part, items in parts.items()})
     for part, items in settled.items():
-        lacking = [name for name in names if order[name] not in {item.label for item in items}]
+        there = {item.label for item in items}
+        lacking = [name for name in names if order[name] not in there]
         if lacking:
             problems.append(f"{path}: no image of {', '.join(map(repr, lacking[:5]))} in {part}")
     how = "its column of splits" if "test" in settled else "a share of each class"
@@ -115,7 +116,9 @@ def _row(number: int, cells: list[str], columns: dict[str, int]) -> Row:
         return cells[columns[column]] if columns[column] < len(cells) else ""
 
     split = cell("split").lower() if "split" in columns else "train"
-    return Row(number, cell("file").replace("\\", "/"), cell("label"), split)
+    file = cell("file").replace("\\", "/")
+    # One spelling of each path, so that a file that is named twice is found.
+    return Row(number, file and os.path.normpath(file), cell("label"), split)
 
 
 def _row_problems(path: Path, table: list[Row]) -> list[str]:

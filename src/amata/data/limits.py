@@ -40,6 +40,9 @@ def check_bytes(count: int, where: Path | str) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a file that fits in memory."""
+    """The content of a regular file that fits in memory. A pipe could wait for ever, and a device
+    has no end."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is not a regular file; remove it or restore it")
     check_bytes(path.stat().st_size, path)
     return path.read_bytes()

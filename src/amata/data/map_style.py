@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from amata.data.class_names import numbered
 from amata.data.convert import check_range, scaled, stacked, to_image, to_label, to_pair
 from amata.data.images import Draw
 from amata.data.workers import in_workers
@@ -55,7 +56,8 @@ class MapStyle:
     @property
     def names(self) -> tuple[str, ...]:
         """Those that the dataset knows, else numbers, for which all labels are read."""
-        return known_names(self.dataset) or tuple(map(str, range(int(self.labels.max()) + 1)))
+        names = known_names(self.dataset)
+        return names or numbered(int(self.labels.max()) + 1, self.where)
 
     @property
     def classes(self) -> int:

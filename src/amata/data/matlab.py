@@ -31,11 +31,14 @@ def read_mat(path: Path, *names: str) -> list[np.ndarray]:
         if order is None or struct.unpack(order + "H", content[124:126])[0] != 0x0100:
             raise ValueError("it is not of version 5")
         found: dict[str, np.ndarray] = {}
-        position = HEADER
+        position, inflated = HEADER, 0
         while position < len(content) and not found.keys() >= set(names):
             kind, body, position = _element(content, position, order)
             if kind == COMPRESSED:
-                kind, body, _ = _element(_inflate(body, order, path), 0, order)
+                inner = _inflate(body, order, path)
+                inflated += len(inner)
+                check_bytes(inflated, path)  # all of them together
+                kind, body, _ = _element(inner, 0, order)
             if kind == MATRIX and (array := _matrix(body, order)) is not None:
                 found[array[0]] = array[1]
         return [found[name] for name in names]

@@ -25,37 +25,37 @@ def decode_stack(
 ) -> np.ndarray:
     """RGB images as uint8 of shape (N, 3, H, W). `where` names an image by its index."""
 
-    def size_of_first(width: int, height: int) -> None:
-        nonlocal frame
-        check_pixels(width, height, where(0))
-        frame = width, height
+    def other_size(index: int, width: int, height: int) -> OtherSize:
+        wanted = " x ".join(map(str, size))
+        return OtherSize(
+            f"{where(index)} has {width} x {height} pixels, not {wanted}; fetch it again"
+        )
 
     def fill(index: int) -> None:
         def check_size(width: int, height: int) -> None:
             if isinstance(frame, Framing):
                 frame.check(width, height, where(index))
-            elif (width, height) != frame:
-                raise OtherSize(
-                    f"{where(index)} has {width} x {height} pixels, not "
-                    f"{' x '.join(map(str, frame or ()))}; fetch it again"
-                )
+            elif sorted((width, height)) != sorted(size):
+                raise other_size(index, width, height)
 
         image = decode(_opened(sources[index]), where(index), check_size)
+        if not isinstance(frame, Framing) and image.size != size:  # the camera was turned
+            raise other_size(index, *image.size)
         pixels = frame.apply(image, None) if isinstance(frame, Framing) else np.asarray(image)
         out[index] = pixels.transpose(2, 0, 1)
 
-    if frame is None:
-        decode(_opened(sources[0]), where(0), size_of_first)
     if isinstance(frame, Framing):
         if frame.random_scale:
             raise InputError(
                 "data.random_scale draws many crops of an image, and these images are cropped once "
                 "and kept in memory; turn it off, or use an image folder"
             )
-        width = height = frame.crop
+        size = frame.crop, frame.crop
+    elif frame is None:
+        size = decode(_opened(sources[0]), where(0), lambda w, h: check_pixels(w, h, where(0))).size
     else:
-        assert frame is not None
-        width, height = frame
+        size = frame
+    width, height = size
     check_bytes(3 * width * height * len(sources), where(0).partition(", image 0")[0])
     out = np.empty((len(sources), 3, height, width), np.uint8)
     with ThreadPoolExecutor() as pool:  # decoding releases the GIL
