@@ -48,6 +48,7 @@ def measure(overrides: list[str]) -> dict[str, Any]:
 
     from amata import recipes
     from amata.reporter import BatchInfo, Reporter
+    from amata.runs.environment import environment
     from amata.training.device import resolve_device
     from amata.training.experiment import build_model, evaluate_recipe, load_data
     from amata.training.loop import train_model
@@ -97,7 +98,8 @@ def measure(overrides: list[str]) -> dict[str, Any]:
             print(json.dumps(runs[-1]), flush=True)
     versions = {"torch": torch.__version__, "timm": timm.__version__}
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return {"device": hardware, **versions, "runs": runs}
+    commit = environment(device)["commit"]
+    return {"device": hardware, "commit": commit, **versions, "runs": runs}
 
 
 def table() -> str:
