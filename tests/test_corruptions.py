@@ -205,7 +205,7 @@ def test_names_of_evaluations() -> None:
 def test_they_are_not_an_attack_on_given_images() -> None:
     x, y, ball = torch.rand(2, 3, 32, 32), torch.tensor([0, 1]), library.Linf(0.1)
     for call in (library.evaluate, library.audit):
-        with pytest.raises(InputError, match="corruptions are other images, .*`amata eval RUN"):
+        with pytest.raises(InputError, match=r"corruptions are other images, .*`amata eval RUN"):
             call(hundred(), (x, y), ball=ball, attacks="clean,corruptions@5")
 
 
