@@ -45,6 +45,7 @@ def test_an_image_counts_in_the_worst_case_only_if_it_survives_all_attacks() -> 
         sum(expected),
         60,
     ]
+    assert list(audited(attacks="pgd-1,clean").results) == ["clean", "pgd-1"], "clean is first"
     limited = audited(attacks="pgd-2,pgd-1@20")
     assert limited.worst.n == 20, "the images that met all attacks"
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import amata as library
 from amata.data.corruptions import EXTRA, STANDARD, find_corruptions, open_corruptions
 from amata.errors import InputError
 from amata.evaluation import Shard, wilson
@@ -211,6 +212,13 @@ def test_names_of_evaluations() -> None:
     assert not is_attack(" corruptions@100 ")
     assert is_attack("corruptions@0")
     assert is_attack("pgd-20")
+
+
+def test_they_are_not_an_attack_on_given_images() -> None:
+    x, y, ball = torch.rand(2, 3, 32, 32), torch.tensor([0, 1]), library.Linf(0.1)
+    for call in (library.evaluate, library.audit):
+        with pytest.raises(InputError, match=r"corruptions are other images, .*`amata eval RUN"):
+            call(hundred(), (x, y), ball=ball, attacks="clean,corruptions@5")
 
 
 def test_the_commands_show_corruptions(tmp_path: Path, amata: Callable[..., Any]) -> None:

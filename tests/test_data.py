@@ -17,6 +17,7 @@ from PIL import Image
 from amata.data import DATASETS, Arrays, Feed, Folder, Framing, Loader, Stream, load
 from amata.data.augment import crop_flip
 from amata.data.cifar import load_cifar10
+from amata.data.hold_out import held_out
 from amata.data.images import split_validation
 from amata.data.layout import find_layout
 from amata.data.mnist import FILES
@@ -366,6 +367,8 @@ def test_a_folder_without_parts_gets_a_seeded_test_split(tmp_path: Path) -> None
     other = load("folder", root=tmp_path, framing=Framing(16, 12), test_share=0.2, seed=1, valid=4)
     # no seed is tested on what another was trained on
     assert a.test.ids.tolist() == other.test.ids.tolist()
+    # nor does a new version change the test images
+    assert held_out(torch.arange(30) % 3, 3, 0.2, "", "").tolist() == [3, 8, 10, 24, 28, 29]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -238,6 +238,35 @@ def test_a_recipe_trains_on_parquet(tmp_path: Path, amata: Callable[..., Any]) -
     assert "reading data from" in called.err
 
 
+@pytest.mark.parametrize("form", ["file", "folder", "name"])
+def test_the_check_of_parquet_takes_columns(
+    form: str, tmp_path: Path, amata: Callable[..., Any]
+) -> None:
+    path = tmp_path / "set" / "all.parquet"
+    write_parquet(path, CONTENTS, Y, image="photo", label="kind", names=["a", "b", "c"])
+    words = {"file": [path], "folder": [path.parent], "name": ["parquet", "--root", path]}[form]
+    called = amata("data", "check", *words)
+    assert called.code == 2
+    assert "has no column image or img" in called.err
+    columns = ["--image-column", "photo", "--label-column", "kind"]
+    called = amata("data", "check", *words, *columns, "--json")
+    assert called.code == 0, called.err
+    found = json.loads(called.out)
+    assert found["train"]["classes"].keys() == {"a", "b", "c"}
+    assert found["train"]["images"] + found["test"]["images"] == len(Y)
+
+
+def test_the_check_of_a_name_of_the_hub_is_not_one_of_a_folder(
+    tmp_path: Path, amata: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    assert "needs the package datasets" in amata("data", "check", "hf/owner/set").err
+    assert "must be hf/NAME" in amata("data", "check", "hf/a/b/c").err
+    (tmp_path / "hf" / "owner" / "set").mkdir(parents=True)
+    assert "no image below hf/owner/set" in amata("data", "check", "hf/owner/set").err
+
+
 def make_hub(folder: Path, name: str, **columns: Any) -> None:
     """A local data set, which the package loads by name as one of the hub."""
     write(folder / name, "train-0.parquet", "test-0.parquet", **columns)

@@ -30,4 +30,9 @@ def parse_attack(text: str, *, step_size: float | None = None, c: float = 1.0) -
     for kind in ATTACKS:
         if parsed := kind.parse(name, {"step_size": step_size, "c": c}):
             return parsed
+    if name == "corruptions":
+        raise InputError(
+            "corruptions are other images, not an attack on these: `amata eval RUN --attacks "
+            "corruptions` evaluates them; in Python, amata.evaluation.corruptions"
+        )
     raise unknown("attack", name, [example for kind in ATTACKS for example in kind.examples])

@@ -3,12 +3,15 @@
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from amata.cli.root import Json, app, check_installed, complete_recipe
 from amata.errors import InputError, nearest, unknown
+
+if TYPE_CHECKING:
+    from amata.data import Columns
 
 recipes_app = typer.Typer(help="The built-in recipes.", invoke_without_command=True)
 data_app = typer.Typer(help="Data sets: list, fetch, check.", invoke_without_command=True)
@@ -152,12 +155,21 @@ def fetch_data(
 @data_app.command("check", epilog="Example: amata data check photos/")
 def check_data(
     name: Annotated[
-        str, typer.Argument(metavar="FOLDER|NAME", help="An image folder, a csv, or a data set.")
+        str,
+        typer.Argument(
+            metavar="FOLDER|NAME", help="An image folder, a csv, a parquet, or a data set."
+        ),
     ],
     root: Root = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Folders: accept files that cannot be used.")
     ] = False,
+    image_column: Annotated[
+        str | None, typer.Option(help="parquet and hf/NAME: the column of images.")
+    ] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help="parquet and hf/NAME: the column of labels.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Read every image of a folder or a data set, and report what is there. A folder: layout,
@@ -165,12 +177,15 @@ def check_data(
     AMATA_MAX_PIXELS (100 million) and files above AMATA_MAX_BYTES (2 GiB) are refused; set these
     variables to change it."""
     from amata.cli.check import looks_like_folder, print_check, read_folder, refuse_unusable
-    from amata.data import DATASETS
+    from amata.data import DATASETS, Columns, data_root
+    from amata.data.hub import PREFIX
 
-    if name == "folder" or (name not in DATASETS and looks_like_folder(name)):
-        from amata.data import data_root
-
-        folder = (root or data_root()) if name == "folder" else Path(name)
+    path = Path(os.path.expanduser(name))
+    if name not in DATASETS and (path.suffix == ".parquet" or any(path.glob("*.parquet"))):
+        name, root = "parquet", path
+    known = name in DATASETS or (name.startswith(PREFIX) and not path.is_dir())
+    if name == "folder" or (not known and looks_like_folder(name)):
+        folder = (root or data_root()) if name == "folder" else path
         check_installed("PIL", "data folder", "images")
         check = read_folder(Path(os.path.expanduser(folder)))
         if json_:
@@ -179,29 +194,34 @@ def check_data(
             print_check(check)
         refuse_unusable(check, skip_bad=skip_bad)
         return
-    if name not in DATASETS:
+    if not known:
         hint = nearest(name, DATASETS)
         raise InputError(f"no folder {name}, and no data set of that name; {hint}")
-    _check_set(name, root, json_)
+    _check_set(name, root, Columns(image_column, label_column), json_)
 
 
-def _check_set(name: str, root: Path | None, json_: bool) -> None:
+def _check_set(name: str, root: Path | None, columns: "Columns", json_: bool) -> None:
     """Count the images of a data set by class."""
     import torch
 
-    from amata.data import DATASETS, Arrays, data_root, load
+    from amata.data import Arrays, data_root, find_dataset, load
     from amata.data.corruptions import SEVERITIES, find_corruptions, open_corruptions
 
-    if original := DATASETS[name].corrupts:
-        shape, classes = DATASETS[name].shape, DATASETS[name].classes
+    entry = find_dataset(name)
+    if original := entry.corrupts:
+        shape, classes = entry.shape, entry.classes
         place = find_corruptions(original, [root.expanduser() if root else data_root()])
         stored = open_corruptions(place, shape, classes)
-        print(
-            f"{name}: {len(stored):,} images of {shape}, {len(stored.files)} corruptions of "
-            f"{SEVERITIES} severities"
-        )
+        if json_:
+            about = {"images": len(stored), "shape": shape, "severities": SEVERITIES}
+            print(json.dumps({"name": name, **about, "corruptions": list(stored.files)}, indent=2))
+        else:
+            print(
+                f"{name}: {len(stored):,} images of {shape}, {len(stored.files)} corruptions of "
+                f"{SEVERITIES} severities"
+            )
         return
-    splits, found = load(name, root=root), {}
+    splits, found = load(name, root=root, columns=columns), {}
     for part, images in (("train", splits.train), ("test", splits.test)):
         assert isinstance(images, Arrays)
         counts = torch.bincount(images.y, minlength=images.classes)

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from amata.data.decode import decode, opened
 from amata.data.framing import Framing
+from amata.data.hold_out import held_out
 from amata.data.images import Arrays, Draw
 from amata.data.layout import find_layout
 from amata.data.limits import limit
@@ -229,18 +230,8 @@ def divide(
         if valid is not None:  # its ids follow those of the training images
             valid = replace(valid, ids=valid.ids + len(whole))
         return whole, valid, _shuffled(parts["test"])
-    rng = generator(0, "test")
-    test_positions = []
-    for label in range(whole.classes):
-        members = (whole.labels == label).nonzero().squeeze(1)
-        count = round(len(members) * test_share)
-        test_positions.append(members[torch.randperm(len(members), generator=rng)[:count]])
-    held = torch.cat(test_positions).sort().values
-    if not 0 < len(held) < len(whole):
-        raise InputError(
-            f"data.test_share = {test_share:g} holds out {len(held)} of the {len(whole)} images of "
-            f"{layout.root}; change it, or split the folder into train and val"
-        )
+    hint = "split the folder into train and val"
+    held = held_out(whole.labels, whole.classes, test_share, str(layout.root), hint)
     return _without(whole, set(held.tolist())), None, _shuffled(whole.subset(held))
 
 

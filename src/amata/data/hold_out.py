@@ -8,23 +8,29 @@ from amata.errors import InputError
 from amata.seeds import generator
 
 
-def hold_out(images: Arrays, share: float, where: str) -> tuple[Arrays, Arrays]:
-    """Hold out a share of each class as test set. The test images do not depend on the run's seed:
-    no run is tested on what another trained on."""
+def held_out(labels: Tensor, classes: int, share: float, where: str, hint: str) -> Tensor:
+    """The positions of a share of each class, to be held out as test set, in order. They do not
+    depend on the run's seed: no run is tested on what another trained on."""
     rng, held = generator(0, "test"), []
-    for label in range(images.classes):
-        members = (images.y == label).nonzero().squeeze(1)
+    for label in range(classes):
+        members = (labels == label).nonzero().squeeze(1)
         order = torch.randperm(len(members), generator=rng)
         held.append(members[order[: round(len(members) * share)]])
     positions: Tensor = torch.cat(held).sort().values
-    if not 0 < len(positions) < len(images):
+    if not 0 < len(positions) < len(labels):
         raise InputError(
-            f"data.test_share = {share:g} holds out {len(positions)} of the {len(images)} images "
-            f"of {where}; change it, or add a test part"
+            f"data.test_share = {share:g} holds out {len(positions)} of the {len(labels)} images "
+            f"of {where}; change it, or {hint}"
         )
+    return positions
+
+
+def hold_out(images: Arrays, share: float, where: str) -> tuple[Arrays, Arrays]:
+    """Hold out a share of each class as test set."""
+    held = held_out(images.y, images.classes, share, where, "add a test part")
     mask = torch.ones(len(images), dtype=torch.bool)
-    mask[positions] = False
-    return images.subset(mask.nonzero().squeeze(1)), shuffled(images.subset(positions))
+    mask[held] = False
+    return images.subset(mask.nonzero().squeeze(1)), shuffled(images.subset(held))
 
 
 def shuffled(test: Arrays) -> Arrays:

@@ -280,6 +280,7 @@ class PythonData(Data):
     test_share: float = Field(default=0.0, exclude=True)
     image_column: None = Field(default=None, exclude=True)
     label_column: None = Field(default=None, exclude=True)
+    skip_bad: bool = Field(default=False, exclude=True)
     count: int | None = None
     """Training images."""
     shape: list[int] | None = None

@@ -6,35 +6,43 @@ from typing import Any
 
 from amata.report.escape import for_html
 from amata.report.gallery import Pixels, amplification, gallery
-from amata.report.page import Section, document, html_table
+from amata.report.page import Section, document, html_table, soft
 from amata.report.tables import Cell, environment_table
 
 MANY = 50
 """Classes of which a page shows all; of more, the ones with the lowest worst-case accuracy."""
+
+RESULTS = (
+    "Accuracy in %, with 95% Wilson intervals over the images. In the worst case an image counts "
+    "only if it survives all attacks inside the ball. An attack shows an upper bound: a better one "
+    "may break more."
+)
 
 
 def audit_page(audit: dict[str, Any], threat: str, pairs: Sequence[tuple[Pixels, Pixels]]) -> str:
     """The page of `Audit.to_dict()`, with the clean and the adversarial image of each example."""
     worst, title = audit["worst"], f"Audit of {audit['name']}"
     clean = next(iter(audit["results"].values()))
-    parts = [
+    top = [
         f'<p class="headline"><b>{worst["accuracy"]:.1%}</b> of {worst["n"]:,} images are '
         f"classified correctly under every attack within {for_html(threat)}; "
         f"{clean['accuracy']:.1%} without an attack.</p>",
         *(f'<p class="warn">{for_html(warning)}</p>' for warning in audit["warnings"]),
-        "<h2>Results</h2>",
-        html_table(_results(audit), "Accuracy per attack"),
-        '<p class="soft">Accuracy in %, with 95% Wilson intervals over the images. In the worst '
-        "case an image counts only if it survives all attacks inside the ball. An attack shows an "
-        "upper bound: a better one may break more.</p>",
-        *_images(audit, pairs),
-        "<h2>Classes</h2>",
-        html_table(_classes(audit), "Accuracy per class"),
-        f'<p class="soft">{for_html(_about_classes(audit))}</p>',
-        "<h2>Environment</h2>",
-        html_table(_environment(audit), "Environment", prose=True),
     ]
-    return document(title, [Section("", parts)])
+    environment = html_table(_environment(audit), "Environment", prose=True)
+    return document(
+        title,
+        [
+            Section("", top),
+            Section("Results", [html_table(_results(audit), "Accuracy per attack"), soft(RESULTS)]),
+            Section("Images", _images(audit, pairs)),
+            Section(
+                "Classes",
+                [html_table(_classes(audit), "Accuracy per class"), soft(_about_classes(audit))],
+            ),
+            Section("Environment", [environment]),
+        ],
+    )
 
 
 def _results(audit: dict[str, Any]) -> list[list[Cell]]:
@@ -81,11 +89,7 @@ def _images(audit: dict[str, Any], pairs: Sequence[tuple[Pixels, Pixels]]) -> li
         "nothing. Percentages are the model's own probabilities. Differences are "
         f"{amplification(pairs):g} times as large as in the images, around grey."
     )
-    return [
-        "<h2>Images</h2>",
-        gallery(audit["examples"], pairs, audit["classes"]),
-        f'<p class="soft">{text}</p>',
-    ]
+    return [gallery(audit["examples"], pairs, audit["classes"]), soft(text)]
 
 
 def _classes(audit: dict[str, Any]) -> list[list[Cell]]:

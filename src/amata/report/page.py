@@ -45,8 +45,8 @@ def page(
     top = [
         f'<p class="headline">{sentence}</p>' if (sentence := headline(result)) else "",
         html_table(lead, "Recipes under one attack") if lead else "",
-        _soft(about_lead(result)),
-        _soft(setting(result)),
+        soft(about_lead(result)),
+        soft(setting(result)),
         *(f'<p class="warn">{for_html(w)}</p>' for w in result["warnings"]),
     ]
     return document(title, [Section("", top), *_sections(result, figures, images)])
@@ -64,14 +64,14 @@ def _sections(result: dict[str, Any], figures: Sequence[PageFigure], images: str
     return [
         Section(
             "Results",
-            [html_table(result_table(result), "Results per recipe"), _soft(about_results(result))],
+            [html_table(result_table(result), "Results per recipe"), soft(about_results(result))],
         ),
         Section(
             "Curves",
             [
                 page_legend(result),
                 f'<div class="figures">{"".join(map(_figure, figures))}</div>',
-                _soft(about_curves(result)),
+                soft(about_curves(result)),
             ],
         ),
         Section("Events", [events(result)]),
@@ -79,7 +79,7 @@ def _sections(result: dict[str, Any], figures: Sequence[PageFigure], images: str
         Section("Recipe differences", [differences if result["differences"] else ""]),
         Section(
             "Environment",
-            [html_table(environment_table(result), "Environment", prose=True), _soft(order)],
+            [html_table(environment_table(result), "Environment", prose=True), soft(order)],
         ),
     ]
 
@@ -102,7 +102,8 @@ def document(title: str, sections: Sequence[Section]) -> str:
     )
 
 
-def _soft(text: str) -> str:
+def soft(text: str) -> str:
+    """A paragraph of small print; nothing for an empty text."""
     return f'<p class="soft">{for_html(text)}</p>' if text else ""
 
 

@@ -168,7 +168,8 @@ def audit(
     if not any(attack.perturbs for attack in parsed):
         raise InputError("an audit needs an attack, such as pgd-20")
     if all(attack.perturbs for attack in parsed):
-        parsed.insert(0, parse_attack("clean"))
+        parsed.append(parse_attack("clean"))
+    parsed.sort(key=lambda attack: attack.perturbs)  # clean is the first row
     collector = Collector(data, limit)
     results = evaluate(
         model,

@@ -76,7 +76,7 @@ def fit(
     `class_weights` are one weight per class for the loss of the updates, or "balanced".
 
     `recipe`, the name of a built-in recipe, a TOML file, a dict of tables or a `Recipe`, fills all
-    arguments that are not given. `run` is a new folder in which everything is recorded. An
+    arguments that are not given, but not `valid`. `run` is a new folder in which everything is recorded. An
     interrupt then saves a checkpoint, and `fit(model, train, valid, resume=FOLDER)` resumes it with
     the recorded settings.
     `progress` draws a bar with the time left, or writes lines to a log; False is silent. A
@@ -297,7 +297,7 @@ def _described_data(images: Any, valid: Any, table: Data, batches: int | None) -
 
 def _stream_facts(batches: Any) -> dict[str, Any]:
     """What is known of an iterable of batches without reading it."""
-    facts: dict[str, Any] = {"augment": "none"}
+    facts: dict[str, Any] = {"augment": "none", "limit": None}
     if isinstance(size := getattr(batches, "batch_size", None), int):
         facts["batch_size"] = size
     if hasattr(dataset := getattr(batches, "dataset", None), "__len__"):
