@@ -433,6 +433,14 @@ BAD: dict[str, tuple[Setup, str]] = {
         lambda tmp: ["data", "fetch", "mnist", "--fast"],
         r"See `amata data fetch --help`",
     ),
+    "resume of nothing": (
+        lambda tmp: ["train", "--resume", str(tmp / "absent")],
+        r"no run folder .*absent; pass the folder that `amata train` printed",
+    ),
+    "folder for a data set": (
+        lambda tmp: ["train", "mnist5k-amata", f"--set=data.name={tmp}"],
+        r"is a folder; set data\.name=folder and data\.root=",
+    ),
     "recipe for a run": (
         lambda tmp: ["eval", own_recipe(tmp)],
         r"mine.toml is a recipe; pass the run folder that `amata train` wrote",
