@@ -20,6 +20,7 @@ from amata.errors import InputError
 from amata.report.gallery import amplification, png
 from amata.threat import L2, Linf
 from tests.conftest import ROOT, Called, Linear, images, labels, small_net
+from tests.test_folders import write_parts
 
 BALL = Linf(0.03)
 SCRIPT = "<script>alert(1)</script>"
@@ -195,6 +196,11 @@ def test_the_command_takes_any_network(amata: Callable[..., Called], tmp_path: P
     assert "tests.test_audit:net" in (out / "audit.html").read_text()
     printed = amata(*call, "--eps", "0.5", "--norm", "l2", *short, "--json")
     assert json.loads(printed.out)["norm"] == "l2"
+    write_parts(tmp_path / "photos", "")
+    own = ["audit", "tests.test_audit:net", "--data", str(tmp_path / "photos")]
+    sizes = ["--set", "data.resize=28", "--set", "data.crop=28", "--set", "train.device=cpu"]
+    done = amata(*own, *sizes, "--eps", "8/255", "--attacks", "fgsm")
+    assert (done.code, "weakest class: " in done.out) == (0, True), done.err
     for arguments, message in (
         ((*call, "--eps", "8/255", *short, "--out", str(out)), "exists already"),
         (call, "has no recipe: add --eps"),

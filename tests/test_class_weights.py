@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -85,19 +86,22 @@ def test_fit_and_recipes_take_weights_and_record_them(tmp_path: Path) -> None:
         "device": "cpu",
         "progress": False,
     }
-    choices: list[Any] = ["balanced", [40 / 48, 40 / 32, 1, 1], None, "none"]
+    exact = np.array([40 / 48, 40 / 32, 1, 1])
+    choices: list[Any] = ["balanced", list(exact), None, "none", exact, torch.tensor(exact)]
     fits = [
         amata.fit(small_net(), (x, y), class_weights=given, run=tmp_path / str(i), **settings)
         for i, given in enumerate(choices)
     ]
     assert_equal(fits[0].model, fits[1].model)
     assert_equal(fits[2].model, fits[3].model)
+    assert_equal(fits[1].model, fits[4].model)
     with pytest.raises(AssertionError):
         assert_equal(fits[0].model, fits[2].model)
     recorded = [
-        RunFolder.open(tmp_path / str(i))[1].tables["optim"]["class_weights"] for i in range(4)
+        RunFolder.open(tmp_path / str(i))[1].tables["optim"]["class_weights"] for i in range(6)
     ]
-    assert recorded == ["balanced", [40 / 48, 40 / 32, 1, 1], "none", "none"]
+    given = [40 / 48, 40 / 32, 1, 1]
+    assert recorded == ["balanced", given, "none", "none", given, given]
     assert toy_recipe("optim.class_weights=balanced").optim.class_weights == "balanced"
     assert toy_recipe('optim.class_weights=["1/2", 2]').optim.class_weights == [0.5, 2]
     assert toy_recipe("optim.class_weights=none").fingerprint() == toy_recipe().fingerprint()

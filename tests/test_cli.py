@@ -157,11 +157,14 @@ def test_eval_runs_autoattack(amata: Amata, run: Path) -> None:
     assert result["autoattack"]["accuracy"] <= result["clean"]["accuracy"]
 
 
-def test_recipes_and_data_are_listed(amata: Amata) -> None:
+def test_recipes_and_data_are_listed(amata: Amata, tmp_path: Path) -> None:
     listed = amata("recipes")
     assert re.search(r"^cifar10-amata +Amata \(K 2 to 10", listed.out, re.M)
     shown = amata("recipes", "show", "mnist5k-amata")
     assert '[schedule]\nname = "linear"' in shown.out
+    own = amata("recipes", "show", own_recipe(tmp_path)).out.splitlines()
+    assert own[0].startswith("# My \\x9b31mrecipe.")
+    assert own[1:] == [line for line in shown.out.splitlines() if not line.startswith("#")]
     assert "mnist5k" in amata("data").out
     assert json.loads(amata("recipes", "--json").out)["cifar10-amata"].startswith("Amata (K 2")
     data = json.loads(amata("data", "--json").out)
@@ -316,6 +319,11 @@ def model_with_other_classes(tmp: Path) -> list[str]:
     ]
 
 
+def own_recipe(tmp: Path) -> str:
+    (tmp / "mine.toml").write_text("# My \x9b31mrecipe.\nextends = 'mnist5k-amata'\n")
+    return str(tmp / "mine.toml")
+
+
 def existing_folder(tmp: Path) -> list[str]:
     (tmp / "old").mkdir()
     (tmp / "old" / "thesis.txt").write_text("precious")
@@ -417,8 +425,23 @@ BAD: dict[str, tuple[Setup, str]] = {
     "no recipe at all": (lambda tmp: ["train"], r"pass either a recipe or --resume RUN"),
     "unknown option": (
         lambda tmp: ["train", "--fast"],
-        r"No such option.*--fast.*See `amata "
-        r"--help`",
+        r"No such option.*--fast.*See `amata train --help`",
+    ),
+    "unknown option of a subcommand": (
+        lambda tmp: ["data", "fetch", "mnist", "--fast"],
+        r"See `amata data fetch --help`",
+    ),
+    "resume of nothing": (
+        lambda tmp: ["train", "--resume", str(tmp / "absent")],
+        r"no run folder .*absent; pass the folder that `amata train` printed",
+    ),
+    "folder for a data set": (
+        lambda tmp: ["train", "mnist5k-amata", f"--set=data.name={tmp}"],
+        r"is a folder; set data\.name=folder and data\.root=",
+    ),
+    "recipe for a run": (
+        lambda tmp: ["eval", own_recipe(tmp)],
+        r"mine.toml is a recipe; pass the run folder that `amata train` wrote",
     ),
     "unknown command": (lambda tmp: ["trian"], r"No such command 'trian'"),
     "huge grid": (

@@ -807,6 +807,10 @@ def test_mixed_data_are_not_compared(options: list[str], data: str, tmp_path: Pa
             ["r (schedule.k_max=4, optim.lr=0.05)", "r (schedule.k_max=4, optim.lr=0.1)",
              "r (schedule.k_max=5, optim.lr=0.05)"],
         ),
+        (
+            [["optim.milestones=[]"], ["optim.milestones=[2]"]],
+            ["r (optim.milestones=[])", "r (optim.milestones=2)"],
+        ),
         ([["threat.eps=8/255"], []], ["r (threat.eps=8/255)", "r (threat.eps=0.2)"]),
     ],
 )  # fmt: skip

@@ -77,6 +77,7 @@ def test_every_image_has_an_outcome_in_order_and_every_class_its_accuracy() -> N
     for name, expected in (("clean", right), ("pgd-3@18", attacked)):
         result, n = results[name], len(expected)
         assert result.outcomes == expected.tolist()
+        assert len(repr(result)) < 300, "single images are not printed"
         assert result.per_class == [
             (int(expected[y[:n] == c].sum()), int((y[:n] == c).sum())) for c in range(4)
         ]

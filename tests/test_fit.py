@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from amata import recipes
 from amata.errors import AmataError, InputError
+from amata.models.small import TinyCNN
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
 from amata.tensors import read_tensors
@@ -122,7 +123,13 @@ def test_fit_refuses_what_it_cannot_train_on() -> None:
     (x, y), recipe = toy_data(), toy_recipe()
     for model, data, message in (
         (small_net(), [(4 * x - 2, y)], r"outside \[0, 1\]"),
-        (small_net(), (x, y + 4), r"outside the model's 4 classes"),
+        (
+            small_net(),
+            (x, y + 4),
+            r"outside the model's 4 classes; the model needs at least 6 outp",
+        ),
+        (small_net(), (x, y * 3 + 1), r"\[1, 4\], .* 4 classes; labels start at 0: subtract 1"),
+        (TinyCNN(classes=4), (x, y), r"it takes images of 28 x 28 pixels: resize them"),
         (torch.nn.Conv2d(1, 3, 3), (x, y), r"logits of shape \(2, classes\)"),
         (small_net(), DataLoader(Endless(x, y), batch_size=8), r"no len\(\).*batches_per_epoch=N"),
     ):

@@ -436,12 +436,16 @@ def test_check_tells_leaks_and_unbalanced_classes(
     shutil.copy(tmp_path / "train" / "cat" / "0.png", tmp_path / "test" / "cat" / "9.png")
     for i in (0, 1, 2):
         (tmp_path / "train" / "dog" / f"{i}.png").unlink()
-    called = amata("data", "check", tmp_path)
+    (tmp_path / "train" / "dog" / "phone.HEIC").touch()
+    called = amata("data", "check", tmp_path, "--skip-bad")
     assert called.code == 0
+    assert "phone.HEIC is of a format that is not read (.HEIC): convert it to JPEG" in called.out
     text = " ".join(called.out.split())
     assert "1 training image is also in another part, which flatters results: " in text
     assert "train/cat/0.png = test/cat/9.png" in text
-    assert "classes are unbalanced: 4 training images of 'cat', 1 of 'dog'" in text
+    assert (
+        "classes are unbalanced: 4 training images of 'cat', 1 of 'dog'; set optim.class_" in text
+    )
     assert "dog 1 4" in text
     assert "cat 4 5" in text
 

@@ -68,6 +68,20 @@ CALLS: dict[str, Callable[[Path], Any]] = {
 }
 
 
+class Twice(Reporter):
+    """Interrupts in the first batch, and does not wait for the checkpoint."""
+
+    def batch(self, info: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_impatient_interrupt_names_the_way_to_resume(tmp_path: Path) -> None:
+    recipe = load("mnist5k-amata", RECIPE)
+    with pytest.raises(amata.Interrupted, match=r"resume with `amata train --resume .*out`"):
+        amata.train(recipe, tmp_path / "out", progress=Twice())
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_an_interrupt_leaves_a_sweep(call: str, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt) as caught:

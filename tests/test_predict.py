@@ -128,6 +128,8 @@ def test_the_header_names_attack_and_eps(home: Path, amata: Amata) -> None:
     assert all(len(line) <= 80 for line in called.out.splitlines())
     found = json.loads(amata(*arguments, "--json").out)
     assert found["attack"] == f"pgd-50, linf {eps}"
+    smaller = json.loads(amata(*arguments, "--eps", "1/255", "--json").out)
+    assert smaller["attack"] == "pgd-50, linf 1/255"
     for image in found["images"]:
         assert image["robust"] == (image["attacked"] == image["class"])
         assert image["top"][0]["class"] == image["class"]
@@ -172,7 +174,9 @@ def test_unreadable_images_are_named_and_the_others_predicted(
         (["nowhere", "images"], "no run folder or weights file at nowhere"),
         (["photos.safetensors"], "Missing argument"),
         (["photos.safetensors", "images", "--top", "0"], "--top"),
-        (["images/cat/0.png", "images"], "does not say which model and data it belongs to"),
+        (["images/cat/0.png", "images"], "is an image; the run comes first"),
+        (["photos.safetensors", "images", "--eps", "1/255"], "add --robust"),
+        (["photos.safetensors", "images", "--robust", "--eps", "8"], 'did you mean "8/255"?'),
     ],
 )
 def test_wrong_arguments_are_one_line(arguments: list[str], message: str, amata: Amata) -> None:

@@ -93,6 +93,7 @@ def forward(model: nn.Module, x: Tensor) -> Tensor:
             raise
         raise InputError(
             f"the model cannot take images of shape {tuple(x.shape[1:])}: {reason}"
+            f"{_size_hint(model, x)}"
         ) from error
     if version is not None and own._version != version:
         raise InputError(
@@ -100,6 +101,13 @@ def forward(model: nn.Module, x: Tensor) -> Tensor:
             "start its forward() with x = x.clone()"
         )
     return z
+
+
+def _size_hint(model: nn.Module, x: Tensor) -> str:
+    size = getattr(model, "image_size", None)
+    if not isinstance(size, int) or tuple(x.shape[2:]) == (size, size):
+        return ""
+    return f"; it takes images of {size} x {size} pixels: resize them, or choose another network"
 
 
 def check_logits(z: Tensor, y: Tensor, n: int | None = None) -> None:
@@ -114,7 +122,13 @@ def check_logits(z: Tensor, y: Tensor, n: int | None = None) -> None:
 
 def check_labels(y: Tensor, classes: int) -> None:
     if y.min() < 0 or y.max() >= classes:
+        low, high = int(y.min()), int(y.max())
+        if low == 1 and high == classes:
+            hint = "labels start at 0: subtract 1"
+        elif low < 0:
+            hint = "labels are 0, 1, ...: remove images without a label"
+        else:
+            hint = f"the model needs at least {high + 1} outputs"
         raise InputError(
-            f"labels range over [{int(y.min())}, {int(y.max())}], outside the model's {classes} "
-            "classes"
+            f"labels range over [{low}, {high}], outside the model's {classes} classes; {hint}"
         )

@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = error.exit_code
     except _UsageError as error:
         line = printable(" ".join(error.format_message().split()))
-        print(f"error: {line} See `amata --help`.", file=sys.stderr)
+        print(f"error: {line} See `{_command(error.ctx)} --help`.", file=sys.stderr)
         code = 2
     except BrokenPipeError:  # such as `amata recipes | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -73,6 +73,15 @@ def main(arguments: list[str] | None = None) -> None:
     finally:
         remove_empty_folders()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _command(context: Any) -> str:
+    """The command of a usage error, as in `amata data fetch`; `amata` if none was found."""
+    names = []
+    while context is not None and context.parent is not None:
+        names.insert(0, context.info_name)
+        context = context.parent
+    return " ".join(["amata", *names])
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from amata.cli.root import Json, Set, Trust, app, check_attacks, make_folder
+from amata.cli.root import Eps, Json, Set, Trust, app, check_attacks, make_folder
 from amata.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,12 +33,10 @@ def audit(
         typer.Option(help="Comma-separated; default: clean,pgd-50-5,cw-pgd-50,autoattack."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Only the first N test images.")] = 1000,
-    eps: Annotated[
-        str | None, typer.Option(help="Radius of the ball, as in 8/255; default: the recipe's.")
-    ] = None,
+    eps: Eps = None,
     norm: Annotated[str | None, typer.Option(help="linf or l2; default: the recipe's.")] = None,
     data: Annotated[
-        str | None, typer.Option(help="The data set of a MODULE:CALLABLE; `amata data` lists them.")
+        str | None, typer.Option(help="A folder of images, or a data set; `amata data` lists them.")
     ] = None,
     recipe: Annotated[
         str | None, typer.Option(help="The recipe of a weights file that has none.")
@@ -62,12 +60,12 @@ def audit(
         make_folder(out, "audit.html", "audit.json")
     with ConsoleReporter() as reporter:
         if ":" in model and not Path(model).exists():
-            net, loaded, images = _foreign(model, data, overrides)
+            net, loaded, images = _foreign(model, data, overrides + _folder(data))
         else:
             from amata.training.experiment import load_trained
 
             if data is not None:
-                overrides.append(f"data.name={data}")
+                overrides += [f"data.name={data}", *_folder(data)]
             net, loaded, splits = load_trained(
                 Path(model),
                 tuple(overrides),
@@ -98,6 +96,15 @@ def audit(
         console.print("--out DIR writes a page with images", soft_wrap=True)
     else:
         console.print(f"page {out / 'audit.html'}", soft_wrap=True)
+
+
+def _folder(data: str | None) -> list[str]:
+    """The overrides for a folder of images in place of a data set's name."""
+    from amata.data import DATASETS
+
+    if data is None or data in DATASETS or not Path(data).is_dir():
+        return []
+    return ["data.name=folder", f"data.root={data}"]
 
 
 def _foreign(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from amata.cli.root import Json, app, check_installed, complete_recipe
-from amata.errors import InputError, nearest, unknown
+from amata.errors import InputError, nearest, printable, unknown
 
 if TYPE_CHECKING:
     from amata.data import Columns
@@ -35,20 +35,27 @@ def list_recipes(ctx: typer.Context, json_: Json = False) -> None:
 
 @recipes_app.command("show", epilog="Example: amata recipes show mnist5k-amata > mine.toml")
 def show_recipe(
-    name: Annotated[str, typer.Argument(help="A built-in recipe.", autocompletion=complete_recipe)],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            help="A built-in recipe or a TOML file.",
+            autocompletion=complete_recipe,
+        ),
+    ],
 ) -> None:
     """Print a recipe with every key filled in, ready to save and edit. The file itself is shorter:
     it may extend another recipe and leave out defaults."""
     from itertools import takewhile
 
     from amata.recipes import built_in, load
+    from amata.recipes.files import read_text
 
-    recipes = built_in()
-    if name not in recipes:
-        raise unknown("recipe", name, recipes)
-    for line in takewhile(lambda line: line.startswith("#"), recipes[name].splitlines()):
-        print(line)
-    print(load(name).to_toml(), end="")
+    full = load(name).to_toml()
+    text = built_in().get(name) or read_text(Path(name).expanduser())
+    for line in takewhile(lambda line: line.startswith("#"), text.splitlines()):
+        print(printable(line))
+    print(full, end="")
 
 
 @recipes_app.command("keys", epilog="Example: amata recipes keys schedule")

@@ -33,10 +33,11 @@ def print_check(check: Check) -> None:
     layout, counts = check.layout, check.counts
     totals = {part: check.total(part) for part in next(iter(counts.values()), {})}
     shown = ", ".join(f"{count:,} {part}" for part, count in totals.items())
+    classes = "class" if len(counts) == 1 else "classes"
     out.print(f"folder  {layout.root.absolute()}", soft_wrap=True)
     lines = [
         ("layout", f"{layout.word}: {layout.sentence}"),
-        ("images", f"{len(check.images):,} ({shown}) in {len(counts)} classes"),
+        ("images", f"{len(check.images):,} ({shown}) in {len(counts)} {classes}"),
     ]
     if check.images:
         low, middle, high = ("{} x {}".format(*check.sizes[k]) for k in ("min", "median", "max"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from amata.cli.root import Json, Trust, app
+from amata.cli.root import Eps, Json, Trust, app
 from amata.errors import AmataError, InputError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def predict(
     robust: Annotated[
         bool, typer.Option("--robust", help="Whether PGD within eps changes the class.")
     ] = False,
+    eps: Eps = None,
     top: Annotated[int, typer.Option(min=1, help="Print the N most probable classes.")] = 1,
     recipe: Annotated[
         str | None, typer.Option(help="The recipe of a weights file that has none.")
@@ -46,19 +47,25 @@ def predict(
     from amata.console import ConsoleReporter
     from amata.console import out as console
     from amata.data import read_image
+    from amata.data.listing import SUFFIXES
     from amata.evaluation.prediction import ATTACK, describe_attack
     from amata.evaluation.prediction import predict as predict_batch
     from amata.training import resolve_device
     from amata.training.experiment import framing_of
     from amata.training.loaded import load_network
 
+    if model.suffix.lower() in SUFFIXES:
+        raise InputError(f"{model} is an image; the run comes first: amata predict RUN IMAGE")
+    if eps is not None and not robust:
+        raise InputError("--eps is the radius of the attack: add --robust")
+    overrides = () if eps is None else (f"threat.eps={eps}",)
     files = _files(images)
     device = resolve_device("auto")
     rows: list[tuple[Path, Prediction]] = []
     bad: list[tuple[Path, InputError]] = []
     resized = 0
     with ConsoleReporter() as reporter:
-        found = load_network(model, (), recipe, trust=trust, note=reporter.note)
+        found = load_network(model, overrides, recipe, trust=trust, note=reporter.note)
         assert found.shape is not None  # it is known of every network that can be built
         net, framing = found.model.to(device), framing_of(found.recipe)
         ball = found.recipe.ball if robust else None

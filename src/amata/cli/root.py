@@ -74,6 +74,9 @@ Trust = Annotated[
     bool,
     typer.Option("--trust", help="Run code that the recipe in the run or weights file names."),
 ]
+Eps = Annotated[
+    str | None, typer.Option(help="Radius of the ball, as in 8/255; default: the recipe's.")
+]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs: short for --set train.epochs=N.")]
 Limit = Annotated[
     int | None,

@@ -9,6 +9,7 @@ import typer
 
 from amata.cli.root import (
     Epochs,
+    Eps,
     Json,
     Limit,
     Log,
@@ -136,6 +137,7 @@ def evaluate(
         str | None, typer.Option(help="Comma-separated; default: the recipe's.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N test images.")] = None,
+    eps: Eps = None,
     recipe: Annotated[
         str | None, typer.Option(help="The recipe of a weights file that has none.")
     ] = None,
@@ -159,9 +161,10 @@ def evaluate(
 
     names = [name.strip() for name in attacks.split(",")] if attacks else None
     check_attacks(names or [])
+    overrides = (*set_, *([] if eps is None else [f"threat.eps={eps}"]))
     with ConsoleReporter() as reporter:
         net, loaded, splits = load_trained(
-            model, tuple(set_), recipe, to_test=True, trust=trust, note=reporter.note
+            model, overrides, recipe, to_test=True, trust=trust, note=reporter.note
         )
         store = None
         if (model / "recipe.toml").is_file():  # a run folder; nothing is added to an exported one

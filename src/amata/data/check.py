@@ -140,7 +140,8 @@ class Check:
             if trained[high] >= UNBALANCED * trained[low]:
                 found.append(
                     f"classes are unbalanced: {trained[high]} training images of {high!r}, "
-                    f"{trained[low]} of {low!r}; look at the accuracy of each class"
+                    f"{trained[low]} of {low!r}; set optim.class_weights=balanced, or look at "
+                    "the accuracy of each class"
                 )
         return found
 

@@ -11,7 +11,7 @@ from amata.data.images import Arrays
 from amata.data.mnist import load_mnist, load_mnist5k
 from amata.data.svhn import load_svhn
 from amata.data.tinyimagenet import load_tinyimagenet
-from amata.errors import unknown
+from amata.errors import InputError, quoted, unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +197,10 @@ def find_dataset(name: str) -> DataSet:
     if name.startswith(PREFIX):
         parse_hub(name)
         return DATASETS[f"{PREFIX}NAME"]
+    if name not in DATASETS and Path(name).is_dir():
+        raise InputError(
+            f"data.name = {name!r} is a folder; set data.name=folder and data.root={quoted(name)}"
+        )
     if name not in DATASETS:
         raise unknown("data set", name, DATASETS)
     return DATASETS[name]

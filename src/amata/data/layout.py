@@ -16,6 +16,7 @@ from pathlib import Path
 
 from amata.data.labels import find_csv, read_csv
 from amata.data.listing import (
+    FOREIGN,
     PARTS,
     SUFFIXES,
     Bad,
@@ -137,10 +138,16 @@ def _below(folder: Path) -> tuple[list[Path], list[Bad]]:
         linked = [path for path in folders if path.is_symlink()]
         waiting += [path for path in folders if not path.is_symlink()]
         images += [path for path in files if _is_image(path)]
-        bad += [Bad(path, "has no suffix of an image") for path in files if not _is_image(path)]
+        bad += [Bad(path, _not_read(path)) for path in files if not _is_image(path)]
         bad += [Bad(path, "is a link to a folder") for path in linked]
         bad += _broken(others)
     return sorted(images), bad
+
+
+def _not_read(path: Path) -> str:
+    if path.suffix.lower() in FOREIGN:
+        return f"is of a format that is not read ({path.suffix}): convert it to JPEG or PNG"
+    return "has no suffix of an image"
 
 
 def _broken(paths: Iterable[Path]) -> list[Bad]:

@@ -19,6 +19,8 @@ SUFFIXES = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm"),
 }
+FOREIGN = {".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".dng", ".cr2", ".nef"}
+"""Images of formats that are not read."""
 IGNORED = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}
 """What systems leave in folders, besides hidden files."""
 

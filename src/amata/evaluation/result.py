@@ -23,10 +23,10 @@ class Result:
     warnings: list[str] = field(default_factory=list)
     non_finite: int = 0
     """Images with logits that are NaN or infinite. They count as wrong."""
-    outcomes: list[bool] | None = None
+    outcomes: list[bool] | None = field(default=None, repr=False)
     """Whether each image is classified correctly, in order. None if several processes evaluated
     batches of unequal sizes, whose order is unknown."""
-    per_class: list[tuple[int, int]] = field(default_factory=list)
+    per_class: list[tuple[int, int]] = field(default_factory=list, repr=False)
     """For each class: its images that are classified correctly, and all of its images."""
 
     def to_dict(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ class LeNet(nn.Module):
     """
 
     first_layer = "relu1"
+    image_size = 28
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class SmallCNN(nn.Module):
     """
 
     first_layer = "relu1"
+    image_size = 28
 
     def __init__(
         self,
@@ -106,6 +108,7 @@ class TinyCNN(nn.Module):
     166,406 parameters."""
 
     first_layer = "relu1"
+    image_size = 28
 
     def __init__(
         self,

@@ -41,6 +41,7 @@ def _count_or_share(value: Any) -> int | float:
 
 
 def _class_weights(value: Any) -> str | list[float]:
+    value = value.tolist() if hasattr(value, "tolist") else value  # a tensor or an array
     if value in ("none", "balanced"):
         return str(value)
     weights = [number(v) for v in value] if isinstance(value, list | tuple) else []

@@ -93,6 +93,8 @@ class RunFolder:
         """An existing run folder and its recipe. Only keys that do not change the experiment may be
         overridden."""
         file = path / "recipe.toml"
+        if not path.exists():
+            raise InputError(f"no run folder {path}; pass the folder that `amata train` printed")
         if not file.is_file() or not ((path / "checkpoints").is_dir() or cls(path).finished):
             raise InputError(
                 f"{path} is not a run folder: it has no recipe.toml with checkpoints/ or a "

@@ -69,4 +69,5 @@ def _variants(name: str, variants: list[dict[str, Any]]) -> list[str]:
 
 
 def _value(value: Any) -> str:
-    return "none" if value is None else shorten(to_text(value), LONGEST)
+    text = "none" if value is None else "[]" if value == [] else to_text(value)
+    return shorten(text, LONGEST)

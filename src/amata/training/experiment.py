@@ -194,8 +194,13 @@ def _prepared(folder: Callable[[], RunFolder], recipe: Recipe, splits: data.Spli
 def _train_and_evaluate(
     run: RunFolder, recipe: Recipe, model: nn.Module, splits: data.Splits, reporter: Reporter
 ) -> None:
-    fitted = train_model(model, splits.train, splits.valid, recipe, run=run, reporter=reporter)
     call = f"`amata train --resume {quoted(run.path)}`"
+    try:
+        fitted = train_model(model, splits.train, splits.valid, recipe, run=run, reporter=reporter)
+    except Interrupted:
+        raise
+    except KeyboardInterrupt:  # before the first batch, or twice
+        raise Interrupted(f"interrupted; resume with {call}", signal.SIGINT) from None
     again = f"training is done and saved, {call} continues the evaluation"
     device = resolve_device(recipe.train.device)
     store = None

@@ -34,10 +34,10 @@ from amata.training.trainer import Snapshot, Trainer
 class Fitted:
     """A finished training: the best model, and its history."""
 
-    model: nn.Module
+    model: nn.Module = field(repr=False)
     """The network with the weights that did best on the validation set, in eval mode; the last
     weights if there was none."""
-    epochs: list[EpochRow] = field(default_factory=list)
+    epochs: list[EpochRow] = field(default_factory=list, repr=False)
     events: list[Event] = field(default_factory=list)
     """Epochs that the collapse guard rejected."""
     best_epoch: int | None = None

@@ -123,6 +123,8 @@ def _described(path: Path) -> dict[str, Any]:
 def _recipe_in(about: dict[str, Any], path: Path) -> Recipe:
     """The recipe in the header of a weights file, or in the config.json of an exported folder."""
     tables, name = about.get("tables"), about.get("recipe")
+    if path.suffix == ".toml":
+        raise InputError(f"{path} is a recipe; pass the run folder that `amata train` wrote")
     if not isinstance(tables, dict) or not isinstance(name, str):
         raise InputError(
             f"{path} does not say which model and data it belongs to; add --recipe NAME_OR_FILE "
