@@ -271,6 +271,21 @@ def test_what_has_no_run_folder_is_evaluated_and_left_as_it_is(
     assert sorted(home.rglob("*")) == before
 
 
+@pytest.mark.parametrize("place", PLACES[:-1])
+def test_data_with_other_classes_are_not_evaluated(
+    place: str, home: Path, tmp_path: Path, amata: Any
+) -> None:
+    """The folders bird and cat, where the network has cat and dog: cat is another number."""
+    shutil.copytree(home / "images", tmp_path / "data")
+    (tmp_path / "data" / "dog").rename(tmp_path / "data" / "bird")
+    call = ("eval", home / place, "--attacks=clean", f"--set=data.root={tmp_path / 'data'}")
+    called = amata(*call)
+    assert (called.code, called.out) == (2, "")
+    assert "class 0 of the data is 'bird', and 'cat' for the network" in called.err
+    (tmp_path / "data" / "bird").rename(tmp_path / "data" / "dog")
+    assert amata(*call).code == 0
+
+
 def test_names_of_another_kind_are_refused(home: Path, tmp_path: Path) -> None:
     run = shutil.copytree(home / "run", tmp_path / "run")
     write_record(run / "split.json", {"classes": [1, 2], "shape": [3, 28, 28]})

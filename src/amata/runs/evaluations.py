@@ -118,7 +118,35 @@ def read_evaluations(path: Path) -> dict[str, Any]:
     for name, tally in state["tallies"].items():
         if len(_bytes(tally["outcomes"], path)) != -(-tally["images"] // 8):
             raise damaged(path, f"its outcomes of {name} do not fit its images", HINT)
+    _check_counts(record, path)
     return record
+
+
+def _check_counts(record: dict[str, Any], path: Path) -> None:
+    """Refuse counts that no evaluation has: more images than there are, batches of another size."""
+    state, context = record["state"], record["context"]
+    stats, whole = state["stats"], context["images"]
+    seen = stats["images"]
+    fits = (
+        seen <= whole
+        and state["total"] in (None, whole)
+        and (state["total"] is None or seen == whole)
+        and max(stats["correct"], stats["non_finite"]) <= seen
+        and stats["zero_gradient"] <= stats["probed"]
+        and state["batches"] == -(-seen // context["batch_size"])
+    )
+    for tally in state["tallies"].values():
+        fits = (
+            fits
+            and tally["images"] <= seen
+            and tally["non_finite"] <= tally["images"]
+            and tally["bad_gradients"] <= tally["grad_evals"]
+            and tally["batches"] == -(-tally["images"] // context["batch_size"])
+        )
+    for result in record["results"].values():
+        fits = fits and result["low"] - 1e-9 <= result["accuracy"] <= result["high"] + 1e-9
+    if not fits:
+        raise damaged(path, "its counts do not fit each other", HINT)
 
 
 def _bytes(text: str, path: Path) -> bytes:

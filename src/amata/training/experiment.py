@@ -15,7 +15,7 @@ from amata import data, models
 from amata.attacks.checks import forward
 from amata.data.corruptions import Corruptions, find_corruptions, open_corruptions
 from amata.distributed import current, init_distributed, is_main, launched
-from amata.errors import InputError, Interrupted, quoted
+from amata.errors import InputError, Interrupted, quoted, shorten
 from amata.evaluation import Result, evaluate, parse_attack
 from amata.evaluation.corruptions import evaluate_corruptions, is_attack
 from amata.recipes import Recipe
@@ -299,6 +299,22 @@ def records_of(results: dict[str, Result]) -> dict[str, dict[str, Any]]:
     }
 
 
+def _check_names(stored: Stored, names: tuple[str, ...]) -> None:
+    """Refuse data with other classes than the network's, or in another order: its accuracy on them
+    would mean nothing. Classes without names are numbered, and may be any."""
+    known, numbers = stored.names, tuple(map(str, range(len(names))))
+    if known is None or names == known or len(names) != len(known) or numbers in (names, known):
+        return
+    label = next(
+        label for label, pair in enumerate(zip(names, known, strict=True)) if len({*pair}) > 1
+    )
+    raise InputError(
+        f"class {label} of the data is {shorten(names[label], 60)!r}, and "
+        f"{shorten(known[label], 60)!r} for the network of {stored.path}; rename the classes of "
+        "the data, in the same order"
+    )
+
+
 def load_trained(
     path: Path,
     overrides: tuple[str, ...] = (),
@@ -333,6 +349,7 @@ def load_trained(
         and not any(o.startswith(("data.root=", "data.name=")) for o in overrides)
     ):
         stored.run.check_test(splits)
+    _check_names(stored, splits.test.names)
     model = build_model(recipe, splits.train, trust=True, weights=stored.weights)
     models.load_weights(model, stored.weights)
     return model.to(resolve_device(recipe.train.device)).eval(), recipe, splits
