@@ -956,6 +956,16 @@ frame.onload = () => {
     seen: figures.every(b => b.width > 200 && b.height > 100 && b.right <= root.clientWidth),
     cut: [...page.querySelectorAll(".wide")].filter(e => e.scrollWidth > e.clientWidth).length,
     main: page.querySelector("main").innerText.length,
+    smallest: Math.min(...[...page.querySelectorAll("main :not(style):not(title)")]
+      .filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()))
+      .map(e => parseFloat(frame.contentWindow.getComputedStyle(e).fontSize) *
+        (e.ownerSVGElement ? e.ownerSVGElement.getScreenCTM().d : 1))),
+    broken: [...page.querySelectorAll(".prose tbody th")].filter(e => {
+      const range = page.createRange();
+      range.selectNodeContents(e);
+      const lines = new Set([...range.getClientRects()].map(box => box.top));
+      return !/[._ ]/.test(e.textContent) && lines.size > 1;
+    }).length,
     text: page.querySelector("main").textContent,
     pwned: window.pwned ?? null,
     foreign: page.querySelectorAll("script, img, iframe, object, embed").length};
@@ -998,6 +1008,8 @@ def test_a_browser_shows_the_whole_page(width: int, compared: Path, tmp_path: Pa
     assert found["width"] == width
     assert found["over"] == 0
     assert found["cut"] == 0
+    assert found["broken"] == 0
+    assert found["smallest"] >= 12
     assert found["figures"] == 7
     assert found["seen"]
     assert found["main"] > 500

@@ -11,7 +11,8 @@ WINDOW, UNSMOOTHED = 5, 15
 """Points that a smoothed curve averages; curves with fewer points than the second number are shown
 as they are."""
 
-SIZE = (4.6, 3.1)
+SIZE = (3.55, 2.65)
+"""In inches: texts of 9 points are at least 12 pixels high on a page 400 pixels wide."""
 
 
 class PageFigure(NamedTuple):

@@ -115,14 +115,17 @@ def image_rows(
         right = sum(name == true for true, (name, _) in zip(labels, said, strict=True))
         lines.append((title, f"{right} of {len(labels)} correct", cells))
     body = "".join(
-        f'<tr><th scope="row" class="text">{for_html(title)}<small>{about}</small></th>'
-        + "".join(f"<td>{image}<b{mark}>{for_html(text)}</b></td>" for image, text, mark in cells)
+        f'<tr role="row"><th role="rowheader" scope="row" class="text">{for_html(title)}<small>{about}</small></th>'
+        + "".join(
+            f'<td role="cell">{image}<b{mark}>{for_html(text)}</b></td>'
+            for image, text, mark in cells
+        )
         + "</tr>"
         for title, about, cells in lines
     )
     return (
         '<div class="wide gallery-rows" tabindex="0" role="region" aria-label="Images per recipe">'
-        f'<table>{body}</table></div><p class="soft">The same test images in every row, attacked '
+        f'<table role="table">{body}</table></div><p class="soft">The same test images in every row, attacked '
         f"by {for_html(attack)} against the first run of each recipe. Percentages are the model's "
         "own probabilities.</p>"
     )

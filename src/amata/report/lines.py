@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from amata.report.escape import for_figure, for_html
 from amata.report.figures import INK, SERIES
 
-FEW, SHORT = 4, 18
+FEW, SHORT = 4, 14
 """So many recipes, with names of so many characters, are named at the ends of their lines."""
 
 STYLES = (("-", "solid"), ("--", "dashed"), (":", "dotted"), ("-.", "double"))
@@ -131,13 +131,13 @@ def label_ends(
             ax.plot([x, edge], [y, y], color=line.colour, lw=0.8, ls=":", alpha=0.6)
     to_axes = ax.transData + ax.transAxes.inverted()
     heights = [float(to_axes.transform((edge, y))[1]) for *_, y in labels]
-    for (text, colour, _), place in zip(labels, spread(heights, 0.062), strict=True):
+    for (text, colour, _), place in zip(labels, spread(heights, 0.08), strict=True):
         ax.annotate(
             text,
             (1.015, place),
             xycoords="axes fraction",
             color=colour,
-            fontsize=8.5,
+            fontsize=9,
             va="center",
             annotation_clip=False,
         )

@@ -128,6 +128,10 @@ def html_table(table: list[list[Cell]], caption: str, *, prose: bool = False) ->
             else ""
         )
         first = for_html(first_line(value))
+        if prose and role == "rowheader":  # a key: break it between its words
+            first = re.sub(r"(?<=[._])(?=\w)", "<wbr>", first)
+        if role == "columnheader" and not prose:
+            first = first.replace("speed-up", "speed&#8209;up")
         if small and role == "columnheader":  # an attack's name
             first = first.replace("-", "&#8209;").replace("@", "<wbr>@")
         return f'<{tag} role="{role}"{scope}{label}{kind}>{first}{small}</{tag}>'
