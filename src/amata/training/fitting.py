@@ -76,9 +76,9 @@ def fit(
     `class_weights` are one weight per class for the loss of the updates, or "balanced".
 
     `recipe`, the name of a built-in recipe, a TOML file, a dict of tables or a `Recipe`, fills all
-    arguments that are not given, but not `valid`. `run` is a new folder in which everything is recorded. An
-    interrupt then saves a checkpoint, and `fit(model, train, valid, resume=FOLDER)` resumes it with
-    the recorded settings.
+    arguments that are not given, but not `valid`. `run` is a new folder in which everything is
+    recorded. An interrupt then saves a checkpoint, and `fit(model, train, valid, resume=FOLDER)`
+    resumes it with the recorded settings.
     `progress` draws a bar with the time left, or writes lines to a log; False is silent. A
     `Reporter` receives callbacks instead, and a list such as [True, amata.WandB()] does both.
     """
