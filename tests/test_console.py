@@ -18,6 +18,7 @@ import amata
 from amata.console import (
     ConsoleReporter,
     PlainConsole,
+    audit_table,
     bench_table,
     comparison_table,
     criterion_table,
@@ -66,6 +67,11 @@ def results() -> Grid:
     return results_table(
         {name: {**one, "grad_evals": 25_123_456, "params": PARAMS} for name in ATTACKS}
     )
+
+
+def audit() -> Grid:
+    one = {"accuracy": 1.0, "low": 0.9963, "high": 1.0, "n": 50_000, "grad_evals": 25_123_456}
+    return audit_table({name: {**one, "seconds": 12_345.6} for name in (*ATTACKS, "worst case")})
 
 
 def comparison() -> Grid:
@@ -130,7 +136,7 @@ def keys() -> Grid:
     )
 
 
-TABLES: list[Callable[[], Grid]] = [results, comparison, criterion, search, bench, keys]
+TABLES: list[Callable[[], Grid]] = [results, audit, comparison, criterion, search, bench, keys]
 
 
 @WIDTHS

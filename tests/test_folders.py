@@ -577,7 +577,7 @@ def test_a_walk_with_odd_files(
     overrides = [f"--set={each}" for each in (*TINY, "train.epochs=1", "train.device=cpu")]
     trained = amata("train", "my-photos.toml", *overrides)
     assert trained.code == 0, trained.err
-    assert "note: data.skip_bad: 6 files that cannot be used are left out" in trained.err
+    assert "note: data.skip_bad: leaving out 6 files that cannot be used" in trained.err
     split = json.loads(Path("runs/my-photos/split.json").read_text())
     assert (split["skipped"], split["classes"]) == (6, ["cat", "dog"])
     assert amata("init", "my photos", "--out", "a.txt").err == (

@@ -244,7 +244,12 @@ def test_the_check_of_parquet_takes_columns(
 ) -> None:
     path = tmp_path / "set" / "all.parquet"
     write_parquet(path, CONTENTS, Y, image="photo", label="kind", names=["a", "b", "c"])
-    words = {"file": [path], "folder": [path.parent], "name": ["parquet", "--root", path]}[form]
+    forms: dict[str, list[Any]] = {
+        "file": [path],
+        "folder": [path.parent],
+        "name": ["parquet", "--root", path],
+    }
+    words = forms[form]
     called = amata("data", "check", *words)
     assert called.code == 2
     assert "has no column image or img" in called.err

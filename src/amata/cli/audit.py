@@ -46,7 +46,7 @@ def audit(
     json_: Json = False,
 ) -> None:
     """Test any model: attacks, worst case, accuracy per class, warnings, and images."""
-    from amata.console import ConsoleReporter
+    from amata.console import ConsoleReporter, audit_table
     from amata.console import out as console
     from amata.runs.files import write_json
     from amata.studies.audit import audit as audit_model
@@ -90,7 +90,9 @@ def audit(
     if json_:
         print(json.dumps(found.to_dict(), indent=2))
         return
-    for line in str(found).splitlines():
+    console.print(found.title, soft_wrap=True)
+    console.print(audit_table({name: row.to_dict() for name, row in found.rows.items()}))
+    for line in found.remarks:
         console.print(line, soft_wrap=True)
     if out is None:
         console.print("--out DIR writes a page with images", soft_wrap=True)

@@ -4,6 +4,7 @@ from amata.console.numbers import duration, short_count
 from amata.console.progress import ConsoleReporter, reporting, watching
 from amata.console.streams import PlainConsole, err, out
 from amata.console.tables import (
+    audit_table,
     bench_table,
     comparison_table,
     criterion_table,
@@ -16,6 +17,7 @@ from amata.console.tables import (
 __all__ = [
     "ConsoleReporter",
     "PlainConsole",
+    "audit_table",
     "bench_table",
     "comparison_table",
     "criterion_table",

@@ -32,6 +32,25 @@ def results_table(results: dict[str, dict[str, Any]]) -> Grid:
     return table
 
 
+def audit_table(results: dict[str, dict[str, Any]]) -> Grid:
+    """Accuracy with interval, n, cost and time, one row per attack and one for the worst case."""
+    table = Grid(
+        Column("attack"),
+        Column("accuracy"),
+        Column("95% interval"),
+        Column("images", 1),
+        Column("gradients", 2),
+        Column("seconds", 3),
+    )
+    for name, r in results.items():
+        interval = f"{100 * r['low']:.1f} .. {100 * r['high']:.1f}%"
+        gradients = f"{r['grad_evals']:,}", short_count(r["grad_evals"])
+        table.add_row(
+            name, f"{r['accuracy']:.1%}", interval, f"{r['n']:,}", gradients, f"{r['seconds']:,.1f}"
+        )
+    return table
+
+
 def _describe(params: dict[str, Any]) -> str:
     """An attack's main parameters; the JSON has all of them."""
     steps = params.get("steps", "?")  # a file may lack it

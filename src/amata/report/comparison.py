@@ -238,7 +238,8 @@ def _loss(result: dict[str, Any], folder: Path) -> PageFigure:
             for curve in line.curves:
                 xs = [p["epoch"] + 1 for p in curve["points"]]
                 ys = [p["loss"] for p in curve["points"]]
-                ax.plot(xs, ys, **line.kwargs, lw=width)
+                mark = line.marker if len(xs) == 1 else None  # a line of one point is invisible
+                ax.plot(xs, ys, **line.kwargs, lw=width, marker=mark, ms=4)
         _epochs(ax, "loss on attacked images", lines, "loss")
 
     ends = [

@@ -69,11 +69,19 @@ def gallery(
             verdict, kind = "wrong without an attack", "broken"
         else:
             verdict, kind = f"broken by {example['attack']}", "broken"
-        wrong = "" if example["prediction"] == example["label"] else ' class="wrong"'
+        marks = [
+            "" if example[key] == example["label"] else ' class="wrong"'
+            for key in ("clean_prediction", "prediction")
+        ]
         grey = 0.5 + factor * (adv - x)
         cells = (
-            (image_tag(x, f"clean image of {true}"), "clean", for_html(before), ""),
-            (image_tag(adv, f"adversarial image of {true}"), "adversarial", for_html(after), wrong),
+            (image_tag(x, f"clean image of {true}"), "clean", for_html(before), marks[0]),
+            (
+                image_tag(adv, f"adversarial image of {true}"),
+                "adversarial",
+                for_html(after),
+                marks[1],
+            ),
             (image_tag(grey, "difference"), "difference", f"× {factor:g}", ""),
         )
         images = "".join(

@@ -76,25 +76,22 @@ class Audit:
         )
 
     def __str__(self) -> str:
-        weakest = min(
-            (
-                (right / n, name)
-                for name, (right, n) in zip(self.classes, self.worst.per_class, strict=True)
-                if n
-            ),
-            default=None,
-        )
-        lines = [
-            f"{printable(self.name)}, {self.threat}",
-            self.table(),
-            *(
-                [f"weakest class: {printable(weakest[1])}, {weakest[0]:.1%} in the worst case"]
-                if weakest
-                else []
-            ),
+        return "\n".join([self.title, self.table(), *self.remarks])
+
+    @property
+    def title(self) -> str:
+        """The model and the ball."""
+        return f"{printable(self.name)}, {self.threat}"
+
+    @property
+    def remarks(self) -> list[str]:
+        """Lines below the table: the weakest class, and the warnings."""
+        counted = zip(self.classes, self.worst.per_class, strict=True)
+        accuracy, name = min((right / n, name) for name, (right, n) in counted if n)
+        return [
+            f"weakest class: {printable(name)}, {accuracy:.1%} in the worst case",
             *(f"warning: {printable(warning)}" for warning in self.warnings),
         ]
-        return "\n".join(lines)
 
     @property
     def threat(self) -> str:

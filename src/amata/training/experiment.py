@@ -171,7 +171,8 @@ def _run(recipe: Recipe, folder: Callable[[], RunFolder], reporter: Reporter) ->
     check_consistent(recipe, planned_controls(recipe.schedule, recipe.train.epochs))
     splits = load_data(recipe)
     if splits.skipped:
-        reporter.note(f"data.skip_bad: {splits.skipped} files that cannot be used are left out")
+        files = "1 file" if splits.skipped == 1 else f"{splits.skipped:,} files"
+        reporter.note(f"data.skip_bad: leaving out {files} that cannot be used")
     if not all(map(is_attack, recipe.eval.attacks)):
         _corruptions(recipe, splits.test)
     model = build_model(recipe, splits.train, trust=True, note=reporter.note)
