@@ -129,6 +129,11 @@ def test_fit_refuses_what_it_cannot_train_on() -> None:
             r"outside the model's 4 classes; the model needs at least 6 outp",
         ),
         (small_net(), (x, y * 3 + 1), r"\[1, 4\], .* 4 classes; labels start at 0: subtract 1"),
+        (
+            nn.Sequential(small_net(), nn.Softmax(1)),
+            (x, y),
+            r"outputs are probabilities.* Drop its softmax",
+        ),
         (TinyCNN(classes=4), (x, y), r"it takes images of 28 x 28 pixels: resize them"),
         (torch.nn.Conv2d(1, 3, 3), (x, y), r"logits of shape \(2, classes\)"),
         (small_net(), DataLoader(Endless(x, y), batch_size=8), r"no len\(\).*batches_per_epoch=N"),

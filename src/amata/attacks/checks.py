@@ -120,6 +120,12 @@ def check_logits(z: Tensor, y: Tensor, n: int | None = None) -> None:
     check_labels(y, z.shape[1])
 
 
+def are_probabilities(z: Tensor) -> bool:
+    """Whether the outputs went through a softmax, which hides large gradients from attacks."""
+    ones = torch.ones(len(z), dtype=z.dtype, device=z.device)
+    return z.shape[1] > 1 and bool((z >= 0).all()) and torch.allclose(z.sum(1), ones, atol=1e-3)
+
+
 def check_labels(y: Tensor, classes: int) -> None:
     if y.min() < 0 or y.max() >= classes:
         low, high = int(y.min()), int(y.max())
