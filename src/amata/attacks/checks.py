@@ -87,6 +87,13 @@ def forward(model: nn.Module, x: Tensor) -> Tensor:
     version = None if own.is_inference() else own._version
     try:
         z: Tensor = as_logits(model(own))
+    except TypeError as error:
+        if "forward() " not in str(error):  # a mistake inside the model
+            raise
+        raise InputError(
+            f"the model must take one batch of images, as in model(x): {error}; wrap it in a "
+            "module whose forward(self, x) calls it"
+        ) from error
     except (RuntimeError, ValueError, AssertionError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         if "memory" in reason or "CUDA error" in reason:  # not caused by the shape of the images
