@@ -102,6 +102,10 @@ def test_what_an_audit_cannot_know_is_a_warning(monkeypatch: pytest.MonkeyPatch)
     assert "3 of 4 classes have no image here" in text
     assert "autoattack" not in found.results
     assert all(f"warning: {w}" in str(found) for w in found.warnings)
+    assert "probabilities" not in text
+    softmax = nn.Sequential(Linear(4), nn.Softmax(1))
+    found = amata_package.audit(softmax, (x, y), ball=Linf(1e-6), attacks="fgsm")
+    assert any("outputs are probabilities" in warning for warning in found.warnings)
 
 
 def test_mistakes_are_named() -> None:

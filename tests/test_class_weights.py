@@ -100,8 +100,8 @@ def test_fit_and_recipes_take_weights_and_record_them(tmp_path: Path) -> None:
     recorded = [
         RunFolder.open(tmp_path / str(i))[1].tables["optim"]["class_weights"] for i in range(6)
     ]
-    given = [40 / 48, 40 / 32, 1, 1]
-    assert recorded == ["balanced", given, "none", "none", given, given]
+    same = [40 / 48, 40 / 32, 1, 1]
+    assert recorded == ["balanced", same, "none", "none", same, same]
     assert toy_recipe("optim.class_weights=balanced").optim.class_weights == "balanced"
     assert toy_recipe('optim.class_weights=["1/2", 2]').optim.class_weights == [0.5, 2]
     assert toy_recipe("optim.class_weights=none").fingerprint() == toy_recipe().fingerprint()

@@ -781,6 +781,7 @@ def test_an_attack_is_described_with_its_parameters(
     ("options", "data"),
     [
         (["data.name=mnist"], "2 data sets (mnist5k, mnist)"),
+        (["data.name=folder", "data.root=my/photos"], "2 data sets (mnist5k, folder photos)"),
         (["data.root=elsewhere"], "mnist5k, with different test images"),
     ],
 )

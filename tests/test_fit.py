@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+import amata
 from amata import recipes
 from amata.errors import AmataError, InputError
 from amata.models.small import TinyCNN
@@ -119,6 +120,14 @@ def test_the_average_is_what_is_kept() -> None:
     )
 
 
+class ByKeyword(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+
+    def forward(self, *, pixel_values: Tensor) -> Tensor:  # type: ignore[override]
+        return pixel_values
+
+
 def test_fit_refuses_what_it_cannot_train_on() -> None:
     (x, y), recipe = toy_data(), toy_recipe()
     for model, data, message in (
@@ -129,12 +138,20 @@ def test_fit_refuses_what_it_cannot_train_on() -> None:
             r"outside the model's 4 classes; the model needs at least 6 outp",
         ),
         (small_net(), (x, y * 3 + 1), r"\[1, 4\], .* 4 classes; labels start at 0: subtract 1"),
+        (
+            nn.Sequential(small_net(), nn.Softmax(1)),
+            (x, y),
+            r"outputs are probabilities.* Drop its softmax",
+        ),
+        (ByKeyword(), (x, y), r"must take one batch of images, as in model\(x\): .*; wrap it"),
         (TinyCNN(classes=4), (x, y), r"it takes images of 28 x 28 pixels: resize them"),
         (torch.nn.Conv2d(1, 3, 3), (x, y), r"logits of shape \(2, classes\)"),
         (small_net(), DataLoader(Endless(x, y), batch_size=8), r"no len\(\).*batches_per_epoch=N"),
     ):
         with pytest.raises(InputError, match=message):
             fit(model, data, None, recipe)
+    with pytest.raises(InputError, match="no parameters with requires_grad: there is nothing to"):
+        amata.fit(nn.Flatten(), (x, y), recipe=recipe, progress=False)
 
 
 LATER: dict[str, tuple[Callable[[Tensor, Tensor], tuple[Any, Any]], str]] = {

@@ -181,6 +181,10 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         r"different classes; 'dog' is only in train/, 'cow' is only in val/",
     ),
     "nothing": (lambda r: None, r"no image below"),
+    "parquet": (
+        lambda r: (r / "train.parquet").write_bytes(b""),
+        r"no image below .*; it has parquet files: set data.name=parquet",
+    ),
     "csv: unknown split": (
         lambda r: write_csv(r, "\n".join(["file,label,split", *WITH_SPLITS, "a.png,cat,foo"])),
         r"'foo' beside train in .*labels\.csv: unknown part name; accepted",

@@ -672,7 +672,7 @@ def test_methods_refuse_what_they_cannot_train_on() -> None:
         ),
         (
             ["train.epochs=3", "train.eps_warmup=2.5"],
-            "train.eps_warmup = 2.5 leaves none of the 3 epochs with the full eps; lower it to 2",
+            "train.eps_warmup = 2.5 leaves none of the 3 epochs with the full eps; set it to 2,",
         ),
         (["model.new_head=true"], "set model.weights=PATH to a weights file or a run folder"),
     ],

@@ -350,6 +350,9 @@ def test_folder_finetune_starts_from_the_weights_of_a_run(tmp_path: Path) -> Non
     reporter = Notes()
     run = train(recipes.load("folder-finetune", sets), tmp_path / "run", reporter)
     assert "new head: fc2.weight (7, 100) -> (2, 100), fc2.bias (7,) -> (2,)" in reporter.notes
+    again = [*sets, f"model.weights={run.path}", "model.name=lenet"]
+    with pytest.raises(InputError, match=r"it was trained with model\.name=tinycnn: set the same"):
+        train(recipes.load("folder-finetune", again), tmp_path / "again")
     assert [row["eps"] for row in run.epochs()] == pytest.approx([2 / 255, 4 / 255])
     # With such a learning rate nothing moves. The file is not needed to use what was trained.
     (weights / "w.pt").unlink()

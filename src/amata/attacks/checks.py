@@ -87,6 +87,13 @@ def forward(model: nn.Module, x: Tensor) -> Tensor:
     version = None if own.is_inference() else own._version
     try:
         z: Tensor = as_logits(model(own))
+    except TypeError as error:
+        if "forward() " not in str(error):  # a mistake inside the model
+            raise
+        raise InputError(
+            f"the model must take one batch of images, as in model(x): {error}; wrap it in a "
+            "module whose forward(self, x) calls it"
+        ) from error
     except (RuntimeError, ValueError, AssertionError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         if "memory" in reason or "CUDA error" in reason:  # not caused by the shape of the images
@@ -118,6 +125,12 @@ def check_logits(z: Tensor, y: Tensor, n: int | None = None) -> None:
         kind = f"shape {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
         raise InputError(f"the model's output must be logits of shape ({n}, classes), not {kind}")
     check_labels(y, z.shape[1])
+
+
+def are_probabilities(z: Tensor) -> bool:
+    """Whether the outputs went through a softmax, which hides large gradients from attacks."""
+    ones = torch.ones(len(z), dtype=z.dtype, device=z.device)
+    return z.shape[1] > 1 and bool((z >= 0).all()) and torch.allclose(z.sum(1), ones, atol=1e-3)
 
 
 def check_labels(y: Tensor, classes: int) -> None:

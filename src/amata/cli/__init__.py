@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _command(context: Any) -> str:
     """The command of a usage error, as in `amata data fetch`; `amata` if none was found."""
-    names = []
+    names: list[str] = []
     while context is not None and context.parent is not None:
         names.insert(0, context.info_name)
         context = context.parent

@@ -91,7 +91,9 @@ def finished(
     found, bad = list(problems), sorted(bad)
     if not any(parts.values()):
         hint = "data.root needs one folder of images per class"
-        if bad:
+        if any(root.glob("*.parquet")):
+            hint = "it has parquet files: set data.name=parquet"
+        elif bad:
             hint = f"{len(bad)} files cannot be used, such as {bad[0].path}: it {bad[0].reason}"
         found = [f"no image below {root}; {hint}"]
     elif empty:

@@ -193,7 +193,7 @@ def _epochs(ax: Any, label: str, lines: Sequence[Line], key: str) -> None:
     last = max(p["epoch"] + 1 for line in lines for c in line.curves for p in c["points"])
     top = ax.get_ylim()[1]
     ax.set(xlabel="epoch", ylabel=label, ylim=(0, 1.05 * top), xlim=(0.5, last + 0.5))
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     if named_at_ends(lines):
         ends = [(line, line.curves[0]["points"][-1]) for line in lines]
         label_ends(ax, [(line, p["epoch"] + 1.5, p[key]) for line, p in ends])
@@ -268,7 +268,7 @@ def _criterion(result: dict[str, Any], folder: Path) -> PageFigure:
             ends.append((line, float(xs[-1]), gaps[-1]))
         ax.set(xlabel="epoch", ylabel="gap to the best control", ylim=(0, None))
         ax.set_xlim(0.5, max(x for _, x, _ in ends))
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         if named_at_ends(lines):
             label_ends(ax, ends)
 

@@ -183,6 +183,11 @@ def audit(
     inside = [results[attack.name] for attack in parsed if attack.in_ball]
     worst = _worst(inside, collector.all_labels(), len(names))
     warnings += [f"{a}: {text}" for a, result in results.items() for text in result.warnings]
+    if collector.probabilities:
+        warnings.append(
+            "the model's outputs are probabilities: a softmax weakens attacks, so these accuracies "
+            "are only upper bounds; drop it and audit the logits"
+        )
     absent = [label for label, (_, n) in zip(names, worst.per_class, strict=True) if n == 0]
     if absent:
         some = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")

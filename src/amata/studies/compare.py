@@ -90,11 +90,17 @@ def compare_runs(
             {title: recipe for (_, recipe), title in zip(opened, titles, strict=True)}
         ),
         "threats": _distinct(recipe.tables["threat"] for _, recipe in opened),
-        "data": _distinct(recipe.data.name for _, recipe in opened),
+        "data": _distinct(_data(recipe) for _, recipe in opened),
         "environment": environments[0],
         "other_environments": _distinct(environments)[1:],
         "warnings": warnings,
     }
+
+
+def _data(recipe: Recipe) -> str:
+    """The name of its data set; of own images, the folder too."""
+    name, root = recipe.data.name, recipe.data.root
+    return f"{name} {Path(root).name}" if name in ("folder", "parquet") and root else name
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from amata.attacks.checks import are_probabilities
 from amata.data import ImageSet
 from amata.evaluation import Attacked
 
@@ -55,10 +56,13 @@ class Collector:
             self.wanted = {i * total // CANDIDATES for i in range(CANDIDATES)}
         self.examples: dict[int, Example] = {}
         self.labels: dict[int, list[int]] = {}
+        self.probabilities = True
+        """Whether all outputs look like those of a softmax."""
 
     def add(self, batch: Attacked) -> None:
         if batch.first not in self.labels:
             self.labels[batch.first] = batch.y.tolist()
+            self.probabilities = self.probabilities and are_probabilities(batch.z)
         rows = [i - batch.first for i in sorted(self.wanted)]
         rows = [i for i in rows if 0 <= i < len(batch.y)]
         if batch.x.dim() != 4 or not rows or not batch.attack.in_ball:

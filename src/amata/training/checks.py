@@ -28,7 +28,7 @@ def check_consistent(recipe: Recipe, plan: Sequence[Control] | None) -> None:
     if (warmup := recipe.train.eps_warmup) > recipe.train.epochs - 1:
         raise InputError(
             f"train.eps_warmup = {warmup:g} leaves none of the {recipe.train.epochs} epochs with "
-            f"the full eps; lower it to {recipe.train.epochs - 1} or less"
+            f"the full eps; set it to {recipe.train.epochs - 1}, or train longer"
         )
     if method.own_loss and recipe.optim.label_smoothing > 0:
         raise InputError(

@@ -23,6 +23,7 @@ from amata.recipes.schema import PythonData
 from amata.reporter import Reporter
 from amata.runs import RunFolder, resume_call
 from amata.runs.evaluations import StoredEvaluation
+from amata.runs.files import describe_weights
 from amata.schedules import planned_controls
 from amata.training.checks import check_consistent, check_divisible, check_equal_ranks
 from amata.training.device import resolve_device
@@ -86,6 +87,22 @@ def build_network(
     )
 
 
+def _other_network(recipe: Recipe) -> str:
+    """A hint if `model.weights` records another network than the recipe's."""
+    path = Path(recipe.model.weights or "").expanduser()
+    file = path / "model.safetensors" if path.is_dir() else path
+    if file.suffix != ".safetensors" or not file.is_file():
+        return ""
+    tables = describe_weights(file).get("tables")
+    trained = tables.get("model") if isinstance(tables, dict) else None
+    if not isinstance(trained, dict):
+        return ""
+    own = recipe.tables["model"]
+    keys = [key for key in ("name", "args") if trained.get(key) != own[key]]
+    values = " and ".join(f"model.{key}={trained.get(key)}" for key in keys)
+    return f"; it was trained with {shorten(values)}: set the same" if keys else ""
+
+
 def build_model(
     recipe: Recipe,
     images: data.ImageSet,
@@ -98,8 +115,13 @@ def build_model(
     pass on two of them."""
     c, channels = recipe.model, images.shape[0]
     model = build_network(recipe, channels, images.classes, trust=trust, weights=weights)
-    if c.weights and (replaced := models.load_weights(model, c.weights, c.new_head)):
-        note(f"new head: {', '.join(replaced)}")
+    if c.weights:
+        try:
+            replaced = models.load_weights(model, c.weights, c.new_head)
+        except InputError as error:
+            raise InputError(f"{error}{_other_network(recipe)}") from None
+        if replaced:
+            note(f"new head: {', '.join(replaced)}")
     x, _ = next(iter(images.read([torch.arange(min(2, len(images)))], torch.device("cpu"), None)))
     with torch.no_grad():
         out = forward(model.eval(), x)

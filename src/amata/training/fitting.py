@@ -6,9 +6,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy.typing as npt
 import torch
 from pydantic import ValidationError
-from torch import nn
+from torch import Tensor, nn
 
 from amata.attacks.checks import check_module
 from amata.data import Arrays, ImageSet, MapStyle, as_images, split_validation
@@ -49,7 +50,11 @@ def fit(
     batches_per_epoch: int | None = None,
     augment: Literal["none", "flip", "crop-flip"] | None = None,
     limit: int | None = None,
-    class_weights: Sequence[float] | Literal["none", "balanced"] | None = None,
+    class_weights: Sequence[float]
+    | Tensor
+    | npt.NDArray[Any]
+    | Literal["none", "balanced"]
+    | None = None,
     workers: int = 0,
     seed: int | None = None,
     device: str | torch.device | None = None,
@@ -213,6 +218,10 @@ def _check_types(
     function = "or a function (epoch, epochs) -> (steps, step_size)"
     is_schedule = callable(schedule) or closed_loop(schedule) is not None
     check_module(model)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise InputError(
+            "the model has no parameters with requires_grad: there is nothing to train"
+        )
     needs = {
         "method": (method, isinstance(method, Method), "a method such as amata.PGD(ball=ball)"),
         "schedule": (schedule, is_schedule, f"a schedule such as amata.Linear(...), {function}"),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amata.attacks.checks import check_images, check_logits, forward
+from amata.attacks.checks import are_probabilities, check_images, check_logits, forward
 from amata.batch import Batch
 from amata.data import Feed, Loader
 from amata.distributed import convert_sync_batchnorm, current
@@ -280,6 +280,11 @@ class Trainer:
             with torch.no_grad(), no_cudnn_benchmark():
                 z = forward(self.model, batch.x[:2])
             check_logits(z, batch.y, n=len(batch.x[:2]))
+            if are_probabilities(z):
+                raise InputError(
+                    "the model's outputs are probabilities: each row sums to 1. Drop its softmax: "
+                    "losses and attacks take logits"
+                )
             given = self.recipe.optim.class_weights
             if isinstance(given, list) and len(given) != z.shape[1]:
                 raise InputError(
