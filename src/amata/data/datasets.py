@@ -11,7 +11,7 @@ from amata.data.images import Arrays
 from amata.data.mnist import load_mnist, load_mnist5k
 from amata.data.svhn import load_svhn
 from amata.data.tinyimagenet import load_tinyimagenet
-from amata.errors import unknown
+from amata.errors import InputError, unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +194,8 @@ DATASETS: dict[str, DataSet] = {
 
 def find_dataset(name: str) -> DataSet:
     """The entry of a data set; an unknown name gets a hint."""
+    if not isinstance(name, str):
+        raise InputError(f"data set {name!r} must be a name")
     if name.startswith(PREFIX):
         parse_hub(name)
         return DATASETS[f"{PREFIX}NAME"]
