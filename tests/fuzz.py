@@ -240,6 +240,13 @@ PAST: list[tuple[str, Any]] = [
     ("python", "amata.attacks.pgd(net(), x(), y(), ball=amata.Linf(0.1), loss=nan)"),
     ("python", "amata.models.build(in_channels=1, classes=4, name=0.5)"),
     ("python", "amata.models.build('tinycnn', args=0.5, classes=4, in_channels=1)"),
+    ("python", "amata.models.build('tinycnn', args=torch.zeros(2), classes=4, in_channels=1)"),
+    ("python", "amata.data.load(name=inf)"),
+    ("python", "amata.data.Arrays(x(), y() * 2**40)"),
+    ("command", ["data", "check", "photos"]),
+    ("command", ["data", "check", "table.csv"]),
+    ("command", ["init", "photos", "--skip-bad"]),
+    ("command", ["predict", "run", "photos", "--top", "2"]),
     # schedules and optimisers
     ("python", "amata.Linear(k_min=1, k_max=3, tau=0.2)(0, 0)"),
     ("python", "amata.Linear(k_min=1, k_max=3, tau=0.2)('a', 1)"),
@@ -265,6 +272,10 @@ PAST: list[tuple[str, Any]] = [
     ("python", f"{EVALUATE})".replace("(x(), y())", "stream()")),
     ("python", f"{EVALUATE})".replace("(x(), y())", "nan")),
     ("python", f"{EVALUATE})".replace("net()", "None")),
+    (
+        "python",
+        "amata.evaluate(net(), (x(), y()), ball=amata.Linf(0.1), progress=lambda: 0)",
+    ),
     # training
     ("python", f"{FIT}, schedule=lambda: 0)"),
     ("python", f"{FIT}, {CONSTANT}, recipe=[])"),
@@ -314,6 +325,22 @@ def _last_frame(text: str) -> str:
     return ":".join(frames[newest]) if frames else ""
 
 
+def write_photos(folder: Path) -> None:
+    """Classes of photos with odd names and an odd file, and a csv that names some of them."""
+    from PIL import Image
+
+    for name in ("cat", "dog", "<b>[red]\x1b[31m"):
+        (folder / name).mkdir(parents=True)
+        for number in range(6):
+            Image.new("RGB", (9 + number, 7), (40 * number, 99, 9)).save(
+                folder / name / f"{number}.png"
+            )
+    (folder / "dog" / "broken.jpg").write_bytes(b"\xff\xd8\xff")
+    (folder.parent / "table.csv").write_text(
+        "file,label\nphotos/cat/0.png,a\n../x,b\nphotos/dog/1.png,\n"
+    )
+
+
 class Sandboxes:
     """Folders for examples, each with a recipe, a finished run and an unfinished one."""
 
@@ -328,6 +355,7 @@ class Sandboxes:
         model.mkdir()
         (model / "toy.toml").write_text(TOY.replace("epochs = 3", "epochs = 1"))
         (model / "other.toml").write_text('extends = "toy.toml"\n[train]\nseed = 1\n')
+        write_photos(model / "photos")
         ended = command("train", "toy.toml", "--out", "run", folder=model).wait()
         assert ended.code == 0, ended
         copy(model / "run", model / "half")

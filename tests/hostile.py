@@ -268,6 +268,10 @@ PARAMETERS = {
     "epochs": ["1", "1,2", "0", "9" * 5000],
     "root": PATHS,
     "device": ["cpu", "cuda", "meta", "cpu:7"],
+    "folder": ["photos", "table.csv", "run", "photos/cat/0.png", *PATHS],
+    "images": ["photos/cat/0.png", "photos", "table.csv", "toy.toml", *PATHS],
+    "log": ["wandb", "mlflow", "../x", "a b"],
+    "top": ["2", "0", "1" + "0" * 20],
 }
 """Values of parameters by name, the usual one first."""
 

@@ -604,3 +604,21 @@ def test_a_run_on_a_csv_is_evaluated_without_naming_it_again(
     (tmp_path / "root" / "mine.csv").unlink()
     (tmp_path / "root" / "mine.csv").mkdir()
     assert "is not a folder" in amata("eval", run).err
+
+
+def test_a_folder_that_is_not_utf8_is_one_line(
+    tmp_path: Path, amata: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recipe is text: it cannot name such a folder. Nothing is left behind."""
+    root = tmp_path / os.fsdecode(b"photos\xff")
+    write_parts(root, "")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    called = amata("init", root)
+    assert (called.code, called.err.count("\n")) == (2, 1)
+    assert "the path of the folder is not UTF-8" in called.err
+    (tmp_path / "mine.toml").write_text(suggestion(28, 4, "cpu", valid=2).to_toml(tmp_path))
+    called = amata("train", tmp_path / "mine.toml", "--set", f"data.root={root}", "--out", "run")
+    assert called.code == 2
+    assert "is not UTF-8; rename" in called.err
+    assert list(Path().iterdir()) == []

@@ -45,8 +45,9 @@ def init(
     refuse_unusable(check, skip_bad=skip_bad)
     suggestion = suggest(check, device, skip_bad=skip_bad)
     try:
-        with out.open("x", encoding="utf-8") as file:
-            file.write(suggestion.to_toml(folder))
+        content = suggestion.to_toml(folder).encode()
+        with out.open("xb") as file:
+            file.write(content)
     except (OSError, UnicodeEncodeError) as error:
         reason = getattr(error, "strerror", None) or "the path of the folder is not UTF-8"
         raise InputError(f"{out} cannot be written ({reason}); choose another --out") from None

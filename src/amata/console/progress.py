@@ -1,6 +1,7 @@
 """Progress of training and evaluation: a bar with the time left on a terminal and in a notebook,
 plain lines in a log."""
 
+import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -163,6 +164,14 @@ def watching(progress: Any, call: str) -> Iterator[Callable[..., None]]:
     """What `call` reports the progress of an evaluation to: `progress` may also be a function with
     the arguments of `Reporter.evaluating`."""
     if callable(progress):
+        try:
+            inspect.signature(progress).bind("clean", 0, 1, "", None)
+        except TypeError:
+            raise InputError(
+                f"{call}: progress = {progress!r} cannot take the arguments of Reporter.evaluating"
+            ) from None
+        except ValueError:  # a built-in function without a signature
+            pass
         yield progress
         return
     with reporting(progress, call) as reporter:

@@ -194,6 +194,8 @@ DATASETS: dict[str, DataSet] = {
 
 def find_dataset(name: str) -> DataSet:
     """The entry of a data set; an unknown name gets a hint."""
+    if not isinstance(name, str):
+        raise InputError(f"data set {name!r} must be a name")
     if name.startswith(PREFIX):
         parse_hub(name)
         return DATASETS[f"{PREFIX}NAME"]

@@ -65,7 +65,7 @@ def build(
     A name that imports code (`package.module:callable`, or `timm/NAME` with arguments) is used with
     `trust=True` only: pass it if the name is your own.
     """
-    args = args or {}
+    args = {} if args is None else args
     if not isinstance(name, str) or not isinstance(args, dict):
         raise InputError(f"model {name!r} must be a name, and its arguments {args!r} a dict")
     normalize = Normalize(mean, std)

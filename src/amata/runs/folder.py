@@ -68,14 +68,20 @@ class RunFolder:
     def create(cls, path: Path, recipe: Recipe) -> "RunFolder":
         """A new run folder; an existing one is never written into."""
         cls.check_free(path)
+        text = f"# {printable(recipe.name)}{SEALED}\n{recipe.to_toml()}"
+        try:
+            content = f"{text}# sha256 {of_text(text)}\n".encode()
+        except UnicodeEncodeError:
+            raise InputError(
+                "the recipe has a path or a text that is not UTF-8; rename the folder or file"
+            ) from None
         try:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
                 f"output folder {path} cannot be created ({error.strerror}); choose another folder"
             ) from None
-        text = f"# {printable(recipe.name)}{SEALED}\n{recipe.to_toml()}"
-        write_atomic(path / "recipe.toml", f"{text}# sha256 {of_text(text)}\n".encode())
+        write_atomic(path / "recipe.toml", content)
         return cls(path)
 
     @staticmethod

@@ -328,13 +328,11 @@ def _check_names(stored: Stored, names: tuple[str, ...]) -> None:
     known, numbers = stored.names, tuple(map(str, range(len(names))))
     if known is None or names == known or len(names) != len(known) or numbers in (names, known):
         return
-    label = next(
-        label for label, pair in enumerate(zip(names, known, strict=True)) if len({*pair}) > 1
-    )
+    label = next(label for label, name in enumerate(names) if name != known[label])
+    here, there = shorten(names[label], 60), shorten(known[label], 60)
     raise InputError(
-        f"class {label} of the data is {shorten(names[label], 60)!r}, and "
-        f"{shorten(known[label], 60)!r} for the network of {stored.path}; rename the classes of "
-        "the data, in the same order"
+        f"class {label} of the data is {here!r}, and {there!r} for the network of {stored.path}; "
+        "rename the classes of the data, in the same order"
     )
 
 
