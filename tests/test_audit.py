@@ -138,7 +138,7 @@ def test_the_page_is_whole_and_escapes_names(tmp_path: Path, ball: Any) -> None:
         assert f"{100 * result.low:.1f}&nbsp;to&nbsp;{100 * result.high:.1f}" in text
     factor = amplification([(e.x, e.x_adv) for e in found.examples if e.x_adv is not None])
     assert f"× {factor:g}" in text
-    assert f"{factor:g} times as large" in text
+    assert f"multiplied by {factor:g};" in text
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3])

@@ -74,10 +74,12 @@ Trust = Annotated[
     bool,
     typer.Option("--trust", help="Run code that the recipe in the run or weights file names."),
 ]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs: short for --set train.epochs=N.")]
+Epochs = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Epochs: short for --set train.epochs=N.")
+]
 Limit = Annotated[
     int | None,
-    typer.Option(min=1, help="Only the first N training images: short for --set data.limit=N."),
+    typer.Option(min=1, metavar="N", help="Train on N images only: short for --set data.limit=N."),
 ]
 Log = Annotated[
     list[str],
