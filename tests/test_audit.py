@@ -144,7 +144,7 @@ def test_the_page_is_whole_and_escapes_names(tmp_path: Path, ball: Any) -> None:
         assert f"{100 * result.low:.1f}&nbsp;to&nbsp;{100 * result.high:.1f}" in text
     factor = amplification([(e.x, e.x_adv) for e in found.examples if e.x_adv is not None])
     assert f"× {factor:g}" in text
-    assert f"{factor:g} times as large" in text
+    assert f"multiplied by {factor:g};" in text
     predicted = [(e.clean_prediction, e.prediction) for e in found.examples]
     wrong = [p != e.label for e, both in zip(found.examples, predicted, strict=True) for p in both]
     assert text.count('class="wrong"') == sum(wrong)

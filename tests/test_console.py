@@ -199,7 +199,7 @@ ROW: EpochRow = {
         (60, ["epoch 120", "clean 100.0%", "cw-pgd-20 45.6%"], ["grads", "alpha", "waiting"]),
         (80, ["epoch 120", "K 10", "loss  1.235", "12345.6 s"], ["grads", "alpha"]),
         (110, ["epoch 120", "12345.6 s", "1.281G grads", "49% waiting for data"], ["alpha"]),
-        (120, ["epoch 120", "alpha 0.007843", "held-out", "49% waiting for data"], []),
+        (120, ["epoch 120", "alpha 2/255", "held-out", "49% waiting for data"], []),
     ],
 )
 def test_an_epoch_line_fits(

@@ -108,7 +108,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "export": {"errors", "losses", "models", "quantity", "recipes", "report", "runs", "training"},
     "runs": {"checksums", "data", "errors", "metrics", "recipes", "tensors"},
-    "console": {"errors", "metrics", "reporter"},
+    "console": {"errors", "metrics", "quantity", "reporter"},
     "cli": {
         "console",
         "control",

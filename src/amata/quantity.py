@@ -196,6 +196,23 @@ def to_fractions(value: Any) -> Any:
     return value
 
 
+NORMS = {"linf": "L∞", "l2": "L2"}
+"""How texts write the norm of a ball."""
+
+
+def short_number(value: Any) -> str:
+    """A measured or derived number with four digits; multiples of 1/255 as fractions.
+
+    >>> short_number(8 / 255), short_number(0.25), short_number(1 / 12)
+    ('8/255', '0.25', '0.08333')
+    """
+    if not isinstance(value, float):
+        return str(value)
+    top = round(255 * value)
+    nice = abs(255 * value - top) < 1e-6 and len(f"{value:.10g}") > 6
+    return f"{top}/255" if nice else f"{value:.4g}"
+
+
 def to_text(value: Any) -> str:
     """A recipe's value for a table or a title, without float noise.
 

@@ -49,11 +49,11 @@ def main(arguments: list[str] | None = None) -> None:
         if code == 130:  # typer turns Ctrl-C into this status
             raise KeyboardInterrupt
     except AmataError as error:
-        print(f"error: {printable(error)}", file=sys.stderr)
+        _complain(f"error: {printable(error)}")
         code = error.exit_code
     except _UsageError as error:
         line = printable(" ".join(error.format_message().split()))
-        print(f"error: {line} See `{_command(error.ctx)} --help`.", file=sys.stderr)
+        _complain(f"error: {line} See `{_command(error.ctx)} --help`.")
         code = 2
     except BrokenPipeError:  # such as `amata recipes | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -82,6 +82,16 @@ def _command(context: Any) -> str:
         names.insert(0, context.info_name)
         context = context.parent
     return " ".join(["amata", *names])
+
+
+def _complain(line: str) -> None:
+    """Print a line on stderr; on a terminal, broken between words."""
+    if not sys.stderr.isatty():
+        print(line, file=sys.stderr)
+        return
+    from amata.console import err
+
+    err.say(line)
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -32,7 +32,9 @@ def audit(
         str | None,
         typer.Option(help="Comma-separated; default: clean,pgd-50-5,cw-pgd-50,autoattack."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Only the first N test images.")] = 1000,
+    limit: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Only the first N test images.")
+    ] = 1000,
     eps: Eps = None,
     norm: Annotated[str | None, typer.Option(help="linf or l2; default: the recipe's.")] = None,
     data: Annotated[

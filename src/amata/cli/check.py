@@ -3,6 +3,7 @@
 import os
 import textwrap
 from pathlib import Path
+from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
@@ -14,6 +15,8 @@ from amata.errors import InputError, shorten
 
 MOST_CLASSES = 40
 """Classes in the table; of more, the smallest are shown."""
+WHOLE: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+"""Paths stay whole: they are there to be copied."""
 
 
 def read_folder(root: Path) -> Check:
@@ -42,7 +45,7 @@ def print_check(check: Check) -> None:
     if check.images:
         low, middle, high = ("{} x {}".format(*check.sizes[k]) for k in ("min", "median", "max"))
         lines += [
-            ("sizes", f"{low} to {high}, median {middle}"),
+            ("sizes", f"all {low}" if low == high else f"{low} to {high}, median {middle}"),
             ("pixels", ", ".join(f"{kind} {count:,}" for kind, count in check.kinds.items())),
         ]
     if check.copies:
@@ -53,11 +56,16 @@ def print_check(check: Check) -> None:
     if check.images:
         out.print()
         out.print(_table(counts, totals))
+        if (hidden := len(counts) - MOST_CLASSES) > 0:
+            out.print(f"{hidden} larger classes are not shown; --json has all")
     if check.bad:
         out.print()
         _print([("bad", f"{len(check.bad):,} of the files cannot be used:")])
         for path, reason in check.bad:
-            out.print(f"  {relative(path, layout.root)} {reason}", soft_wrap=True)
+            text = f"{relative(path, layout.root)} {reason}"
+            width = out.width - 2 if out.windowed else 10_000
+            for line in textwrap.wrap(text, width, subsequent_indent="  ", **WHOLE):
+                out.print(f"  {line}", soft_wrap=True)
     _print([("problem", problem) for problem in check.problems])
 
 
@@ -78,11 +86,7 @@ def looks_like_folder(text: str) -> bool:
 
 def _print(lines: list[tuple[str, str]]) -> None:
     for title, text in lines:
-        # Paths stay whole: they are there to be copied.
-        parts = textwrap.wrap(
-            text, min(out.width, 80) - 8, break_long_words=False, break_on_hyphens=False
-        )
-        for part in parts:
+        for part in textwrap.wrap(text, min(out.width, 80) - 8, **WHOLE):
             out.print(f"{title:8}{part}", soft_wrap=True)
             title = ""
 
@@ -92,11 +96,11 @@ def _table(counts: dict[str, dict[str, int]], totals: dict[str, int]) -> Table:
     if len(names) > MOST_CLASSES:
         names = sorted(names, key=lambda name: (counts[name]["train"], name))[:MOST_CLASSES]
     table = Table(box=None, header_style="bold", pad_edge=False, show_footer=True)
-    hidden = len(counts) - len(names)
-    more = f" ({hidden} larger classes are not shown; --json has all)" if hidden else ""
-    table.add_column("class", f"all{more}", overflow="ellipsis", no_wrap=True, max_width=56)
+    numbers = sum(max(len(part), len(f"{total:,}")) + 2 for part, total in totals.items())
+    width = min(54, out.width - numbers)
+    table.add_column("class", "all", overflow="ellipsis", no_wrap=True, max_width=width)
     for part, total in totals.items():
         table.add_column(part, f"{total:,}", justify="right", no_wrap=True)
     for name in names:
-        table.add_row(shorten(name, 54), *(f"{counts[name][part]:,}" for part in totals))
+        table.add_row(shorten(name, width), *(f"{counts[name][part]:,}" for part in totals))
     return table

@@ -45,7 +45,8 @@ def compare(
     ],
     target: Target = None,
     seeds: Annotated[
-        int, typer.Option(min=1, max=1000, help="Runs per recipe, from its seed upwards.")
+        int,
+        typer.Option(min=1, max=1000, metavar="N", help="Runs per recipe, from its seed upwards."),
     ] = 1,
     set_: Set = [],  # noqa: B006
     epochs: Epochs = None,

@@ -33,7 +33,9 @@ def predict(
         bool, typer.Option("--robust", help="Whether PGD within eps changes the class.")
     ] = False,
     eps: Eps = None,
-    top: Annotated[int, typer.Option(min=1, help="Print the N most probable classes.")] = 1,
+    top: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Print the N most probable classes.")
+    ] = 1,
     recipe: Annotated[
         str | None, typer.Option(help="The recipe of a weights file that has none.")
     ] = None,

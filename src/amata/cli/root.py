@@ -77,10 +77,14 @@ Trust = Annotated[
 Eps = Annotated[
     str | None, typer.Option(help="Radius of the ball, as in 8/255; default: the recipe's.")
 ]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs: short for --set train.epochs=N.")]
+Epochs = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Epochs: short for --set train.epochs=N.")
+]
 Limit = Annotated[
     int | None,
-    typer.Option(min=1, help="At most N training images: short for --set data.limit=N."),
+    typer.Option(
+        min=1, metavar="N", help="At most N training images: short for --set data.limit=N."
+    ),
 ]
 Log = Annotated[
     list[str],

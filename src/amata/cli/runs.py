@@ -39,7 +39,7 @@ def train(
     ] = None,
     epochs: Epochs = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed: short for --set train.seed=N.")
+        int | None, typer.Option(min=0, metavar="N", help="Seed: short for --set train.seed=N.")
     ] = None,
     limit: Limit = None,
     engine: Annotated[
@@ -136,7 +136,9 @@ def evaluate(
     attacks: Annotated[
         str | None, typer.Option(help="Comma-separated; default: the recipe's.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N test images.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Only the first N test images.")
+    ] = None,
     eps: Eps = None,
     recipe: Annotated[
         str | None, typer.Option(help="The recipe of a weights file that has none.")
@@ -155,6 +157,7 @@ def evaluate(
     """
     from amata.console import ConsoleReporter, err, results_table
     from amata.console import out as console
+    from amata.evaluation import grouped_warnings
     from amata.training.device import resolve_device
     from amata.training.evaluations import stored_evaluation
     from amata.training.experiment import evaluate_recipe, load_trained
@@ -176,9 +179,8 @@ def evaluate(
         except KeyboardInterrupt:
             kept = "; what is done is kept, repeat the command to continue" if store else ""
             raise Interrupted(f"interrupted{kept}", signal.SIGINT) from None
-    for name, result in results.items():
-        for warning in result.warnings:
-            err.print(f"warning: {name}: {warning}", soft_wrap=True)
+    for text in grouped_warnings({name: r.warnings for name, r in results.items()}):
+        err.say(f"warning: {text}")
     plain = {name: result.to_dict() for name, result in results.items()}
     if json_:
         print(json.dumps(plain, indent=2))

@@ -9,6 +9,7 @@ from amata.console.grid import Column, Grid, flow
 from amata.console.numbers import short_count
 from amata.console.streams import out
 from amata.errors import printable
+from amata.quantity import NORMS, short_number
 
 
 def results_table(results: dict[str, dict[str, Any]]) -> Grid:
@@ -17,12 +18,12 @@ def results_table(results: dict[str, dict[str, Any]]) -> Grid:
         Column("attack"),
         Column("accuracy"),
         Column("95% interval"),
-        Column("n", 1),
+        Column("images", 1),
         Column("gradients", 2),
         Column("parameters", 3, text=True),
     )
     for name, r in results.items():
-        interval = f"{100 * r['low']:.1f} .. {100 * r['high']:.1f}%"
+        interval = f"{100 * r['low']:.1f} to {100 * r['high']:.1f}%"
         bad = r.get("non_finite")  # results of older runs have no such count
         count = f"{r['n']:,}" + (f" ({bad:,} not finite)" if bad else "")
         gradients = f"{r['grad_evals']:,}", short_count(r["grad_evals"])
@@ -53,14 +54,14 @@ def audit_table(results: dict[str, dict[str, Any]]) -> Grid:
 
 def _describe(params: dict[str, Any]) -> str:
     """An attack's main parameters; the JSON has all of them."""
-    steps = params.get("steps", "?")  # a file may lack it
-    parts = [f"{params.get('norm', '?')} {params['eps']:.4g}"] if "eps" in params else []
+    steps, norm = params.get("steps", "?"), str(params.get("norm", "?"))  # a file may lack them
+    parts = [f"{NORMS.get(norm, norm)} {short_number(params['eps'])}"] if "eps" in params else []
     if "step_size" in params:
-        parts.append(f"{steps} x {params['step_size']:.3g}")
+        parts.append(f"{steps} x {short_number(params['step_size'])}")
     if params.get("restarts", 1) > 1:
         parts.append(f"{params['restarts']} starts")
     if "c" in params:
-        parts.append(f"l2, c {params['c']:g}, {steps} steps")
+        parts.append(f"L2, c {params['c']:g}, {steps} steps")
     if "version" in params:
         parts.append(params["version"])
     return ", ".join(parts)

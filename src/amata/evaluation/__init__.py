@@ -4,7 +4,7 @@ from amata.attacks import parse_attack
 from amata.evaluation.accuracy import Attacked, Progress, evaluate
 from amata.evaluation.batches import SINGLE_PROCESS, Shard
 from amata.evaluation.counter import GradCounter
-from amata.evaluation.result import Result, class_counts, pack, unpack, wilson
+from amata.evaluation.result import Result, class_counts, grouped_warnings, pack, unpack, wilson
 from amata.evaluation.tally import Store
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Store",
     "class_counts",
     "evaluate",
+    "grouped_warnings",
     "pack",
     "parse_attack",
     "unpack",

@@ -2,7 +2,7 @@
 
 import base64
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -33,6 +33,19 @@ class Result:
         """Plain data for JSON; the outcomes as packed bits in base64."""
         bits = None if self.outcomes is None else pack(self.outcomes)
         return asdict(self) | {"outcomes": bits, "per_class": [list(c) for c in self.per_class]}
+
+
+def grouped_warnings(warnings: Mapping[str, Sequence[str]]) -> list[str]:
+    """The warnings per attack, each once after the attacks that it concerns.
+
+    >>> grouped_warnings({"clean": ["untrained"], "fgsm": ["untrained", "masked"]})
+    ['clean, fgsm: untrained', 'fgsm: masked']
+    """
+    attacks: dict[str, list[str]] = {}
+    for attack, texts in warnings.items():
+        for text in texts:
+            attacks.setdefault(text, []).append(attack)
+    return [f"{', '.join(names)}: {text}" for text, names in attacks.items()]
 
 
 def wilson(correct: int, n: int) -> tuple[float, float]:

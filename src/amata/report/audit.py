@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from amata.quantity import short_number
 from amata.report.escape import for_html
 from amata.report.gallery import Pixels, amplification, gallery
 from amata.report.page import Section, document, html_table, soft
@@ -38,7 +39,10 @@ def audit_page(audit: dict[str, Any], threat: str, pairs: Sequence[tuple[Pixels,
             Section("Images", _images(audit, pairs)),
             Section(
                 "Classes",
-                [html_table(_classes(audit), "Accuracy per class"), soft(_about_classes(audit))],
+                [
+                    html_table(_classes(audit), "Accuracy per class", cards=False),
+                    soft(_about_classes(audit)),
+                ],
             ),
             Section("Environment", [environment]),
         ],
@@ -68,7 +72,7 @@ def _parameters(params: dict[str, Any]) -> str:
     """An attack's parameters in words."""
     words = []
     if "steps" in params and "step_size" in params:
-        words.append(f"{params['steps']} steps of {params['step_size']:.3g}")
+        words.append(f"{params['steps']} steps of {short_number(params['step_size'])}")
     elif "steps" in params:
         words.append(f"{params['steps']} steps")
     if params.get("restarts", 1) > 1:
@@ -86,15 +90,15 @@ def _images(audit: dict[str, Any], pairs: Sequence[tuple[Pixels, Pixels]]) -> li
     survivors = sum(example["survives"] for example in audit["examples"])
     text = (
         f"{len(pairs)} images, {survivors} of which survive: chosen for a mix, so their share says "
-        "nothing. Percentages are the model's own probabilities. Differences are "
-        f"{amplification(pairs):g} times as large as in the images, around grey."
+        "nothing. Percentages are the model's own probabilities. Differences are multiplied by "
+        f"{amplification(pairs):g}; mid-grey means no change."
     )
     return [gallery(audit["examples"], pairs, audit["classes"]), soft(text)]
 
 
 def _classes(audit: dict[str, Any]) -> list[list[Cell]]:
     """One row per class, in order; of many classes, the weakest ones."""
-    columns = {**audit["results"], "worst case": audit["worst"]}
+    columns = {"worst case": audit["worst"], **audit["results"]}
     numbers = range(len(audit["classes"]))
     if len(numbers) > MANY:
         counts = audit["worst"]["per_class"]
@@ -112,8 +116,8 @@ def _about_classes(audit: dict[str, Any]) -> str:
     counts, many = sorted(n for _, n in audit["worst"]["per_class"] if n), len(audit["classes"])
     typical = counts[len(counts) // 2]
     text = (
-        f"With {typical:,} images, the median over the classes, the 95% interval of an accuracy "
-        f"near 50% is ± {98 / math.sqrt(typical):.0f} points."
+        f"The median class has {typical:,} image{'s' if typical > 1 else ''}: the 95% interval of "
+        f"an accuracy near 50% is then ± {98 / math.sqrt(typical):.0f} points."
     )
     return (
         f"The {MANY} weakest of {many:,} classes in the worst case. {text}" if many > MANY else text

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from amata.quantity import to_text
+from amata.quantity import NORMS, to_text
 from amata.report.comparison import WINDOW, smoothed
 from amata.report.escape import for_html
-from amata.report.lead import NORMS
 
 
 def setting(result: dict[str, Any]) -> str:

@@ -89,7 +89,7 @@ def gallery(
             for image, title, text, mark in cells
         )
         cards.append(
-            f'<figure class="{kind}"><figcaption>True class {for_html(true)} <small>image '
+            f'<figure class="{kind}"><figcaption>True class: {for_html(true)} <small>image '
             f"{example['index']}, {for_html(verdict)}</small></figcaption>"
             f'<div class="images">{images}</div></figure>'
         )
@@ -123,7 +123,8 @@ def image_rows(
         right = sum(name == true for true, (name, _) in zip(labels, said, strict=True))
         lines.append((title, f"{right} of {len(labels)} correct", cells))
     body = "".join(
-        f'<tr role="row"><th role="rowheader" scope="row" class="text">{for_html(title)}<small>{about}</small></th>'
+        f'<tr role="row"><th role="rowheader" scope="row" class="text">{for_html(title)}'
+        f"<small>{about}</small></th>"
         + "".join(
             f'<td role="cell">{image}<b{mark}>{for_html(text)}</b></td>'
             for image, text, mark in cells
@@ -133,7 +134,7 @@ def image_rows(
     )
     return (
         '<div class="wide gallery-rows" tabindex="0" role="region" aria-label="Images per recipe">'
-        f'<table role="table">{body}</table></div><p class="soft">The same test images in every row, attacked '
-        f"by {for_html(attack)} against the first run of each recipe. Percentages are the model's "
-        "own probabilities.</p>"
+        f'<table role="table">{body}</table></div><p class="soft">The same test images in every '
+        f"row, attacked by {for_html(attack)} against the first run of each recipe. "
+        "Percentages are the model's own probabilities.</p>"
     )

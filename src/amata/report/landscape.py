@@ -39,7 +39,7 @@ def epoch_figures(result: dict[str, Any], images: Sequence[Any]) -> list[PageFig
     drawn = []
     for index, picture in enumerate(result["landscapes"]):
         name = f"landscape-{index}"
-        with drawing(name, 3, 1, (4.2, 7.2), png=False, gridspec_kw=ROWS) as (axes, files):
+        with drawing(name, 3, 1, (3.5, 6.9), png=False, gridspec_kw=ROWS) as (axes, files):
             _paint(axes, result, images, [index])
             axes[0, 0].set_title("")  # the page has it
         ends = "; ".join(f"{c['name']} {c['loss'][-1]:.3g}" for c in picture["courses"])
@@ -97,14 +97,14 @@ def _paint(axes: Any, result: dict[str, Any], images: Sequence[Any], shown: Sequ
     bar.set_ticks(ticks, labels=[f"{tick:.3g}" for tick in ticks])
     bar.ax.minorticks_off()
     handles, names = axes[0, 0].get_legend_handles_labels()
-    columns = 3 if len(shown) == 1 else len(names)
+    columns = 2 if len(shown) == 1 else len(names)
     fig.legend(
         handles,
         names,
         loc="outside lower center",
         ncols=columns,
         frameon=False,
-        fontsize=7.5,
+        fontsize=9,
         columnspacing=1.2,
     )
 
@@ -189,7 +189,8 @@ def _losses(ax: Any, picture: Picture) -> None:
         ax.plot(xs[-1], course["loss"][-1], marker, color=colour, ms=6, mec="white", mew=0.8)
         ends.append((course["loss"][-1], colour))
     ax.plot(0, picture["clean_loss"], "o", color=INK, ms=5, mec="white", mew=0.8)
-    ax.set_ylim(0, 1.1 * ax.get_ylim()[1])
+    ax.margins(y=0.12)
+    ax.set_ylim(*ax.get_ylim())
     ax.set_xlabel("principal direction (× eps)")
     to_axes = ax.transData + ax.transAxes.inverted()
     heights = [float(to_axes.transform((0, loss))[1]) for loss, _ in ends]
@@ -199,7 +200,7 @@ def _losses(ax: Any, picture: Picture) -> None:
             (1.02, place),
             xycoords="axes fraction",
             color=colour,
-            fontsize=8,
+            fontsize=9,
             va="center",
             annotation_clip=False,
         )
@@ -230,14 +231,14 @@ def _images(ax: Any, picture: Picture, image: Any) -> None:
         part.imshow(pixels, interpolation="nearest", **options)
         part.set(xticks=[], yticks=[])
         part.grid(visible=False)
-        part.set_title(name, fontsize=8, pad=3)
-        part.set_xlabel(below, fontsize=7.5, labelpad=2)
+        part.set_title(name, fontsize=9, pad=3)
+        part.set_xlabel(below, fontsize=9, labelpad=2)
 
 
 def _prediction(predicted: dict[str, Any]) -> str:
     name = for_figure(predicted["name"])
-    name = name if len(name) <= 14 else f"{name[:13]}…"
-    return f"→ {name} ({predicted['probability']:.0%})"
+    name = name if len(name) <= 9 else f"{name[:8]}…"
+    return f"{name}\n{predicted['probability']:.0%}"
 
 
 def surface_figure(result: dict[str, Any], path: Path) -> None:

@@ -2,15 +2,16 @@
 
 from typing import Any
 
+from amata.quantity import NORMS, short_number
 from amata.report.escape import for_html
 from amata.report.tables import Cell, between, in_points
 
 Row = dict[str, Any]
 
-NORMS = {"linf": "L∞", "l2": "L2"}
 PARAMS = (("eps", "eps"), ("alpha", "step_size"), ("version", "version"))
 """The parameters of an attack that the lead states: their word, and their key."""
 
+HELD_OUT = "held-out "
 LONGEST = 8
 """Recipes in the table of the lead; the results have all of them."""
 
@@ -84,27 +85,12 @@ def about_lead(result: dict[str, Any]) -> str:
 
 
 def describe_attack(name: str, params: dict[str, Any]) -> str:
-    """An attack as papers write it: PGD-40 (L∞, eps 0.3, alpha 0.01, 1 restart)."""
+    """An attack with its parameters: pgd-40 (L∞, eps 0.3, alpha 0.01, 1 restart)."""
     parts = [NORMS.get(str(params.get("norm")), str(params.get("norm", "")))]
-    parts += [f"{word} {_number(params[key])}" for word, key in PARAMS if key in params]
+    parts += [f"{word} {short_number(params[key])}" for word, key in PARAMS if key in params]
     if restarts := params.get("restarts"):
         parts.append(f"{restarts} restart{'s' if restarts != 1 else ''}")
-    return f"{attack_title(name)} ({', '.join(filter(None, parts))})"
-
-
-def attack_title(name: str) -> str:
-    """The usual name: PGD-40, AutoAttack."""
-    name = name.removeprefix("held-out ")
-    return {"autoattack": "AutoAttack"}.get(name, name.upper())
-
-
-def _number(value: Any) -> str:
-    """A parameter without float noise, multiples of 1/255 as fractions."""
-    if not isinstance(value, float):
-        return str(value)
-    top = round(255 * value, 2)
-    nice = abs(255 * value - top) < 1e-6 and len(f"{value:.10g}") > 6
-    return f"{top:g}/255" if nice else f"{value:.4g}"
+    return f"{name.removeprefix(HELD_OUT)} ({', '.join(filter(None, parts))})"
 
 
 def lead_table(result: dict[str, Any]) -> list[list[Cell]]:
@@ -114,7 +100,7 @@ def lead_table(result: dict[str, Any]) -> list[list[Cell]]:
     if len(rows) < 3 or shared is None:
         return []
     attack, timed = shared["attack"], result["times_comparable"]
-    title = attack_title(attack)
+    title = attack.removeprefix(HELD_OUT)
     baseline, *others = rows
     if len(rows) > LONGEST:
         others.sort(key=lambda row: -row["accuracies"][attack]["accuracy"])

@@ -107,8 +107,11 @@ def soft(text: str) -> str:
     return f'<p class="soft">{for_html(text)}</p>' if text else ""
 
 
-def html_table(table: list[list[Cell]], caption: str, *, prose: bool = False) -> str:
-    """A table whose first column names its rows; the other columns hold numbers, or prose.
+def html_table(
+    table: list[list[Cell]], caption: str, *, prose: bool = False, cards: bool = True
+) -> str:
+    """A table whose first column names its rows; the other columns hold numbers, or prose. Without
+    `cards` it stays a table on phones: better for many short rows.
 
     The explicit ARIA roles are for phones: browsers drop table semantics when CSS lays out rows as
     cards.
@@ -145,7 +148,9 @@ def html_table(table: list[list[Cell]], caption: str, *, prose: bool = False) ->
     body = "".join(
         f'<tr role="row">{name}{rest}</tr>' for name, rest in zip(names, values, strict=True)
     )
-    kind = "wide cards" if not prose else "wide prose many" if len(table[0]) > 4 else "wide prose"
+    kind = "wide cards" if cards else "wide compact"
+    if prose:
+        kind = "wide prose many" if len(table[0]) > 4 else "wide prose"
     return (
         f'<div class="{kind}" tabindex="0" role="region" aria-label="{for_html(caption)}"><table '
         'role="table">'

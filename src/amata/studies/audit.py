@@ -14,8 +14,8 @@ from torch import nn
 from amata.attacks import parse_attack
 from amata.data import ImageSet
 from amata.errors import InputError, missing, printable
-from amata.evaluation import Progress, Result, class_counts, evaluate, wilson
-from amata.quantity import to_fractions, whole
+from amata.evaluation import Progress, Result, class_counts, evaluate, grouped_warnings, wilson
+from amata.quantity import NORMS, to_fractions, whole
 from amata.runs.environment import environment
 from amata.runs.records import Environment
 from amata.studies.examples import Collector, Example
@@ -59,7 +59,7 @@ class Audit:
             (
                 printable(name),
                 f"{r.accuracy:.1%}",
-                f"{100 * r.low:.1f} .. {100 * r.high:.1f}%",
+                f"{100 * r.low:.1f} to {100 * r.high:.1f}%",
                 f"{r.n:,}",
                 f"{r.grad_evals:,}",
                 f"{r.seconds:,.1f}",
@@ -96,7 +96,7 @@ class Audit:
     @property
     def threat(self) -> str:
         """The ball in words."""
-        norm = {"linf": "L∞", "l2": "L2"}.get(self.ball.norm, self.ball.norm)
+        norm = NORMS.get(self.ball.norm, self.ball.norm)
         eps = to_fractions(self.ball.eps)
         return f"{norm} {eps if isinstance(eps, str) else f'{eps:g}'}"
 
@@ -182,7 +182,7 @@ def audit(
     names = _names(classes, data, model, len(next(iter(results.values())).per_class))
     inside = [results[attack.name] for attack in parsed if attack.in_ball]
     worst = _worst(inside, collector.all_labels(), len(names))
-    warnings += [f"{a}: {text}" for a, result in results.items() for text in result.warnings]
+    warnings += grouped_warnings({name: r.warnings for name, r in results.items()})
     if collector.probabilities:
         warnings.append(
             "the model's outputs are probabilities: a softmax weakens attacks, so these accuracies "

@@ -7,6 +7,7 @@ from typing import Any
 
 from amata.attacks import Attack, parse_attack
 from amata.errors import quoted
+from amata.evaluation import grouped_warnings
 from amata.metrics import EpochRow
 from amata.recipes import Recipe
 from amata.runs import RunFolder
@@ -63,7 +64,8 @@ def compare_runs(
     same_images = same_test_images(opened)
     shared, not_compared = compare_under_one_attack(rows, same_images=same_images)
     for row in rows:
-        warnings += _attack_warnings(row)
+        found = {attack: a["warnings"] for attack, a in row["accuracies"].items()}
+        warnings += [f"{row['recipe']}, {text}" for text in grouped_warnings(found)]
     accuracies = {name: a for row in rows for name, a in row["accuracies"].items()}
     environments = [env for run in runs for env in run.environments()]
     first = opened[0][1]
@@ -119,15 +121,6 @@ def _read_criterion(file: Path | None) -> list[dict[str, Any]]:
         {"run": m["strategy"], "c": m["c"], "c_stderr": m["c_stderr"], "epochs": m["epochs"]}
         for m in read_record(file, MEASURED, hint=hint)["strategies"]
     ]
-
-
-def _attack_warnings(row: dict[str, Any]) -> list[str]:
-    """The warnings of a row's evaluations, each once with the attacks it concerns."""
-    attacks: dict[str, list[str]] = {}
-    for attack, accuracy in row["accuracies"].items():
-        for warning in accuracy["warnings"]:
-            attacks.setdefault(warning, []).append(attack)
-    return [f"{row['recipe']}, {', '.join(names)}: {warning}" for warning, names in attacks.items()]
 
 
 def _curve(run: RunFolder, recipe: Recipe, title: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from amata.attacks.checks import forward
 from amata.data.corruptions import Corruptions, find_corruptions, open_corruptions
 from amata.distributed import current, init_distributed, is_main, launched
 from amata.errors import InputError, Interrupted, quoted, shorten
-from amata.evaluation import Result, evaluate, parse_attack
+from amata.evaluation import Result, evaluate, grouped_warnings, parse_attack
 from amata.evaluation.corruptions import evaluate_corruptions, is_attack
 from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
@@ -235,9 +235,8 @@ def _train_and_evaluate(
         raise Interrupted(f"interrupted in the final evaluation; {again}", signal.SIGINT) from None
     except InputError as error:  # such as a test image that cannot be read
         raise InputError(f"{error}; {again}") from None
-    for name, result in results.items():
-        for warning in result.warnings:
-            reporter.note(f"{name}: {warning}")
+    for text in grouped_warnings({name: r.warnings for name, r in results.items()}):
+        reporter.note(text)
     if current().is_main:
         summary = fitted.summary(recipe, records_of(results))
         run.write_summary(summary)
