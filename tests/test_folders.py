@@ -180,6 +180,14 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         with_others,
         r"different classes; 'dog' is only in train/, 'cow' is only in val/",
     ),
+    "a class that links to all": (
+        lambda r: (write_parts(r, ""), (r / "x").symlink_to(".")),
+        r"no image in root/x; add images, or remove the class",
+    ),
+    "a class that links to another": (
+        lambda r: (write_parts(r, "train"), (r / "train" / "x").symlink_to("cat")),
+        r"no image in train/x; add images, or remove the class",
+    ),
     "nothing": (lambda r: None, r"no image below"),
     "parquet": (
         lambda r: (r / "train.parquet").write_bytes(b""),

@@ -119,8 +119,13 @@ def _classes(
     items: list[Item] = []
     bad: list[Bad] = []
     empty: list[str] = []
+    own = {folder.resolve() for folder in folders if not folder.is_symlink()}
     for folder in folders:
         images, odd = _below(folder)
+        target, above = folder.resolve(), folder.parent.resolve()
+        if folder.is_symlink() and (target in own or above.is_relative_to(target)):
+            # Its images would be in two classes.
+            images, odd = [], [Bad(folder, "is a link to another class, or to a folder above")]
         bad += odd
         if not images:
             empty.append(f"{folder.parent.name}/{folder.name}")
