@@ -630,3 +630,19 @@ def test_a_folder_that_is_not_utf8_is_one_line(
     assert called.code == 2
     assert "is not UTF-8; rename" in called.err
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_check_of_a_folder_fits(
+    width: int, tmp_path: Path, amata: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amata.cli.check.out._width", width)
+    monkeypatch.setattr("amata.cli.check.out.windowed", True)
+    write_parts(tmp_path, ".", classes=("cat", "a class with a long name, " * 3, "dog"))
+    (tmp_path / "cat" / "broken.png").write_bytes(b"no image")
+    lines = amata("data", "check", tmp_path).out.splitlines()
+    shown = [line for line in lines if not line.startswith("folder ")]
+    assert max(map(len, shown)) <= width
+    assert "sizes   all 30 x 20" in shown
+    head = next(line for line in shown if line.startswith("class"))
+    assert head.split() == ["class", "train", "test"]
