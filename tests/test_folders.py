@@ -147,6 +147,16 @@ def nested(root: Path) -> None:
     write_parts(root, "photos")
 
 
+def linked(part: str, target: str) -> Callable[[Path], None]:
+    """A class x that is a link."""
+
+    def make(root: Path) -> None:
+        write_parts(root, part)
+        (root / part / "x").symlink_to(target)
+
+    return make
+
+
 def odd_csv(*rows: str, header: str = "file,label") -> Callable[[Path], None]:
     return lambda root: write_csv(root, "\n".join([header, *ROWS, *rows]))
 
@@ -181,11 +191,11 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         r"different classes; 'dog' is only in train/, 'cow' is only in val/",
     ),
     "a class that links to all": (
-        lambda r: (write_parts(r, ""), (r / "x").symlink_to(".")),
+        linked("", "."),
         r"no image in root/x; add images, or remove the class",
     ),
     "a class that links to another": (
-        lambda r: (write_parts(r, "train"), (r / "train" / "x").symlink_to("cat")),
+        linked("train", "cat"),
         r"no image in train/x; add images, or remove the class",
     ),
     "nothing": (lambda r: None, r"no image below"),
