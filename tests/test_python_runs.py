@@ -254,7 +254,7 @@ def test_an_interrupted_run_is_resumed_to_the_same_bytes(tmp_path: Path) -> None
         ),
         ({"resume": Path(__file__)}, "test_python_runs.py is not a run folder"),
         ({"resume": Path(__file__).parent}, "tests is not a run folder"),
-        ({"resume": "nowhere"}, "nowhere is not a run folder"),
+        ({"resume": "nowhere"}, "no run folder nowhere; pass"),
     ],
 )
 def test_a_resume_with_something_else_is_refused(

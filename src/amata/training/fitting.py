@@ -218,10 +218,6 @@ def _check_types(
     function = "or a function (epoch, epochs) -> (steps, step_size)"
     is_schedule = callable(schedule) or closed_loop(schedule) is not None
     check_module(model)
-    if not any(p.requires_grad for p in model.parameters()):
-        raise InputError(
-            "the model has no parameters with requires_grad: there is nothing to train"
-        )
     needs = {
         "method": (method, isinstance(method, Method), "a method such as amata.PGD(ball=ball)"),
         "schedule": (schedule, is_schedule, f"a schedule such as amata.Linear(...), {function}"),
