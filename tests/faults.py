@@ -614,7 +614,7 @@ def mount(t: Trial, *arguments: str | Path) -> None:
 # ---- the checks
 
 Check = Callable[[Trial, Outcome], None]
-PROGRESS = re.compile(r"(epoch |note: |warning: )")
+PROGRESS = re.compile(r"(epoch |note: |warning: |run \d+ of )")
 
 
 def one_line(ended: Outcome) -> None:

@@ -221,7 +221,7 @@ def test_fractions_are_exact_quotients(top: int, bottom: int) -> None:
         ("method.name=pdg", "method.name: unknown method 'pdg'; did you mean 'pgd'?"),
         ("schedule.name=lin", "schedule.name: unknown schedule 'lin'; did you mean 'linear'?"),
         ("schedule.name=constant", "schedule.steps and schedule.step_size: these are needed"),
-        ("lr=1", "must read table.key=value"),
+        ("lr=1", "must be table.key; did you mean optim.lr"),
         ("method.name=[1]", "method.name: unknown method '[1]'"),
         ("optim.lr.x.y=1", "optim.lr.x.y is inside a value, not a table"),
         (
@@ -433,7 +433,7 @@ def test_a_dict_may_rename_a_method_and_stays_unchanged() -> None:
             "train.epochz: unknown key; did you mean 'epochs'",
         ),
         (lambda: load("mnist5k-amata", {"train.epochs": "x"}), "train.epochs: input should be"),
-        (lambda: load("mnist5k-amata", {"train": 5}), "override 'train' must name a key"),
+        (lambda: load("mnist5k-amata", {"train": 5}), "override 'train' must be table.key"),
         (
             lambda: load("mnist5k-amata", trian={"epochs": 5}),
             "unknown table 'trian'; did you mean 'train'?",
