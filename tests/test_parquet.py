@@ -177,6 +177,31 @@ def test_images_of_several_sizes_are_cropped(tmp_path: Path, odd: str) -> None:
         load("parquet", root=tmp_path, framing=Framing(16, 12, random_scale=True))
 
 
+def test_images_of_several_sizes_need_a_size(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "train-0.parquet", [*CONTENTS[1:], encode(pictures(1, 30, 20)[0])], Y)
+    with pytest.raises(InputError, match=r"several sizes; set data\.resize and data\.crop"):
+        load("parquet", root=tmp_path)
+
+
+@pytest.mark.parametrize("sides", [(), ("--set=data.resize=16", "--set=data.crop=12")])
+def test_a_run_on_parquet_predicts_as_it_was_trained(
+    sides: tuple[str, ...], tmp_path: Path, amata: Callable[..., Any]
+) -> None:
+    """As the images are, or resized and cropped although they have one size."""
+    write(tmp_path, "train-0.parquet", "test-0.parquet")
+    (tmp_path / "one.png").write_bytes(CONTENTS[0])
+    sets = (f"data.root={tmp_path}", "data.name=parquet", "model.name=wrn-34-10", "data.valid=0")
+    small = ("train.device=cpu", "model.args={depth=10,widen=1}", "schedule.k_max=1")
+    words = [f"--set={each}" for each in (*sets, *small, "schedule.k_min=1")]
+    run = tmp_path / "run"
+    called = amata("train", "mnist5k-amata", "--epochs=1", *words, *sides, "--out", run)
+    assert called.code == 0, called.err
+    found = amata("predict", run, tmp_path / "one.png", "--json")
+    assert found.code == 0, found.err
+    split = json.loads((run / "split.json").read_text())
+    assert split["shape"] == ([3, 12, 12] if sides else [3, 8, 10])
+
+
 def test_photos_of_a_turned_camera_have_another_size(tmp_path: Path) -> None:
     turned, file = Image.Exif(), io.BytesIO()
     turned[0x0112] = 6

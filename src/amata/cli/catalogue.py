@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -211,8 +211,10 @@ def _check_set(name: str, root: Path | None, columns: "Columns", json_: bool) ->
     """Count the images of a data set by class."""
     import torch
 
-    from amata.data import Arrays, data_root, find_dataset, load
+    from amata.console import err
+    from amata.data import Arrays, Framing, data_root, find_dataset, load
     from amata.data.corruptions import SEVERITIES, find_corruptions, open_corruptions
+    from amata.data.stack import OtherSize
 
     entry = find_dataset(name)
     if original := entry.corrupts:
@@ -228,7 +230,14 @@ def _check_set(name: str, root: Path | None, columns: "Columns", json_: bool) ->
                 f"{SEVERITIES} severities"
             )
         return
-    splits, found = load(name, root=root, columns=columns), {}
+    found: dict[str, Any] = {}
+    try:
+        splits = load(name, root=root, columns=columns)
+    except OtherSize as error:
+        if not entry.framed:
+            raise
+        err.say(f"note: {error}; here all are read as 224 x 224 pixels")
+        splits = load(name, root=root, columns=columns, framing=Framing())
     for part, images in (("train", splits.train), ("test", splits.test)):
         assert isinstance(images, Arrays)
         counts = torch.bincount(images.y, minlength=images.classes)

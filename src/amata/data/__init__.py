@@ -99,7 +99,7 @@ def load(
         if name == "folder":
             loaded = load_folder(base, framing or Framing(), workers, test_share, skip_bad=skip_bad)
             return _folder_splits(loaded, in_memory, valid, seed, limit)
-        train, test, hashes = _read(name, entry, base, framing or Framing(), test_share, columns)
+        train, test, hashes = _read(name, entry, base, framing, test_share, columns)
     except OSError as error:
         raise InputError(
             f"data {name}: {error.filename or base} cannot be read ({error.strerror or error}); "
@@ -131,7 +131,12 @@ def _folder_splits(
 
 
 def _read(
-    name: str, entry: DataSet, base: Path, framing: Framing, test_share: float, columns: Columns
+    name: str,
+    entry: DataSet,
+    base: Path,
+    framing: Framing | None,
+    test_share: float,
+    columns: Columns,
 ) -> tuple[Arrays, Arrays, dict[str, str]]:
     """The training images, the test images, and their hashes."""
     if entry.loader is not None:

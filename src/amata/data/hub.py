@@ -31,7 +31,7 @@ def parse_hub(name: str) -> tuple[str, str | None]:
 
 
 def load_hub(
-    name: str, columns: Columns, framing: Framing, test_share: float
+    name: str, columns: Columns, framing: Framing | None, test_share: float
 ) -> tuple[Arrays, Arrays]:
     """The training and the test images of a data set with a column of images and one of labels."""
     path, config = parse_hub(name)

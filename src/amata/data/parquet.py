@@ -214,10 +214,10 @@ def _part(folder: Path, name: str) -> list[Path]:
 
 
 def load_parquet(
-    root: Path, columns: Columns, framing: Framing, test_share: float
+    root: Path, columns: Columns, framing: Framing | None, test_share: float
 ) -> tuple[Arrays, Arrays]:
-    """Any parquet file, or folder of them. Images of one size are kept as they are, those of
-    several sizes are cropped."""
+    """Any parquet file, or folder of them. Without `framing` images are used as they are, and must
+    have one size."""
     paths = [part for part in find_parts(root) if part]
     if not paths:
         raise InputError(
@@ -233,16 +233,19 @@ def load_parquet(
 
 
 def join_parts(
-    read: Callable[[Frame], list[Arrays]], framing: Framing, test_share: float, where: str
+    read: Callable[[Frame], list[Arrays]], framing: Framing | None, test_share: float, where: str
 ) -> tuple[Arrays, Arrays]:
     """The training and the test images of what `read` gives: both parts, or one of which a share is
-    held out. Their images are cropped if they have several sizes."""
+    held out."""
     try:
-        parts = read(None)
+        parts = read(framing)
         if len({part.shape for part in parts}) > 1:
             raise OtherSize
     except OtherSize:
-        parts = read(framing)
+        raise OtherSize(
+            f"{where}: its images have several sizes; set data.resize and data.crop to one size, "
+            "as in --set data.resize=64 --set data.crop=64"
+        ) from None
     if len(parts) == 1:
         return hold_out(parts[0], test_share, where)
     train, test = parts

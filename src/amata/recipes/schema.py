@@ -90,10 +90,11 @@ class Data(Table):
     """Drop the last batch of an epoch if it is smaller than the others."""
     workers: Int = Field(default=4, ge=0, le=1000)
     """Image folders: worker processes that decode images."""
-    resize: Pixels = 256
-    """Image folders, and other images of several sizes: the shorter side is scaled to this."""
-    crop: Pixels = 224
-    """The same: side of the square crop."""
+    resize: Pixels | None = None
+    """Length to which the shorter side of an image is scaled; 256 by default for image folders.
+    parquet and hf: by default images are used as they are, and must have one size."""
+    crop: Pixels | None = None
+    """Side of the square crop; 224 by default for image folders."""
     random_scale: bool = False
     """Image folders: random-resized crops in training, as usual on ImageNet."""
     in_memory: bool = False

@@ -55,11 +55,21 @@ def load_data(recipe: Recipe) -> data.Splits:
     )
 
 
+def _framed(recipe: Recipe) -> bool:
+    return data.find_dataset(recipe.data.name).framed
+
+
 def framing_of(recipe: Recipe) -> data.Framing | None:
-    """How images are resized and cropped; None for data sets with images of one size."""
+    """How images are resized and cropped; None for images that are used as they are."""
     c = recipe.data
-    framed = not isinstance(c, PythonData) and data.find_dataset(c.name).framed
-    return data.Framing(c.resize, c.crop, c.random_scale) if framed else None
+    if isinstance(c, PythonData) or not _framed(recipe):
+        return None
+    if c.name == "folder":
+        return data.Framing(c.resize or 256, c.crop or 224, c.random_scale)
+    side = c.crop or c.resize
+    if side is None and not c.random_scale:
+        return None
+    return data.Framing(c.resize or side or 256, side or 224, c.random_scale)
 
 
 def build_network(
@@ -360,7 +370,7 @@ def load_trained(
     try:
         splits = load_data(recipe)
     except InputError as error:
-        if stored.run is not None or recipe.data.root is not None or framing_of(recipe) is None:
+        if stored.run is not None or recipe.data.root is not None or not _framed(recipe):
             raise
         raise InputError(f"{error} ({path} does not record it: --set data.root=FOLDER)") from None
     if (
