@@ -13,8 +13,8 @@ import torch
 
 from amata import recipes
 from amata.engine import fast
-from amata.training.experiment import build_model, load_data
 from amata.training.loop import train_model
+from amata.training.setup import build_model, load_data
 
 EPOCHS, IMAGES = 8, 12_800
 

@@ -24,8 +24,8 @@ from amata.models.small import SmallCNN
 from amata.quantity import positive, whole
 from amata.schedules import Control
 from amata.seeds import generator
-from amata.training.experiment import build_model, load_data
 from amata.training.optim import make_optimizer
+from amata.training.setup import build_model, load_data
 
 RESULTS = Path(__file__).parents[1] / "evidence" / "results" / "yopo-layer-one"
 BATCH, WARM, STEPS, EVERY = 64, 100, 500, 25

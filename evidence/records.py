@@ -148,7 +148,9 @@ long trials at 53 s, which makes 60 s."""
 def explore(seconds: float) -> None:
     from amata import recipes
     from amata.console import ConsoleReporter
-    from amata.training.experiment import evaluate_recipe, load_trained, train
+    from amata.training.evaluations import evaluate_recipe
+    from amata.training.experiment import train
+    from amata.training.loaded import load_trained
 
     started = time.monotonic()
     for name, sets in TRIALS.items():

@@ -50,9 +50,10 @@ def measure(overrides: list[str]) -> dict[str, Any]:
     from amata.reporter import BatchInfo, Reporter
     from amata.runs.environment import environment
     from amata.training.device import resolve_device
-    from amata.training.experiment import build_model, evaluate_recipe, load_data
+    from amata.training.evaluations import evaluate_recipe
     from amata.training.loop import train_model
     from amata.training.optim import make_optimizer
+    from amata.training.setup import build_model, load_data
 
     class FirstLosses(Reporter):
         def __init__(self) -> None:

@@ -51,7 +51,7 @@ from amata.studies.plan import check_same_runs, find_runs, plan, run_name, run_p
 from amata.studies.runs import check_runs
 from amata.studies.shared_attack import compare_under_one_attack, difference
 from amata.training import fit
-from amata.training.experiment import load_data
+from amata.training.setup import load_data
 from tests.conftest import ENV, ROOT, Called, images, labels, small_net
 
 QUICK = [

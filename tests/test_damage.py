@@ -21,7 +21,9 @@ from amata.studies.compare import compare_runs
 from amata.studies.plan import find_runs
 from amata.tensors import read_tensors
 from amata.training import Interrupted
-from amata.training.experiment import evaluate_recipe, load_trained, resume, train
+from amata.training.evaluations import evaluate_recipe
+from amata.training.experiment import resume, train
+from amata.training.loaded import load_trained
 from tests.test_data import write_mnist
 from tests.toy import QUICK, StopAt
 

@@ -24,7 +24,7 @@ from amata.data.mnist import FILES
 from amata.errors import InputError
 from amata.recipes import load as load_recipe
 from amata.seeds import generator
-from amata.training.experiment import load_data
+from amata.training.setup import load_data
 from tests.conftest import images, labels
 from tests.published import write_cifar100, write_svhn, write_tinyimagenet
 

@@ -16,7 +16,8 @@ from amata import PGD, Constant, Linf, fit, recipes
 from amata.export import Trained, export
 from amata.export.hub import card
 from amata.export.robustbench import claim, write_robustbench
-from amata.training.experiment import load_trained, train
+from amata.training.experiment import train
+from amata.training.loaded import load_trained
 from tests.test_logits import Classifier
 from tests.toy import toy_data
 

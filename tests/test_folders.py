@@ -7,6 +7,7 @@ import re
 import shutil
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -572,6 +573,8 @@ def test_an_estimate_counts_every_gradient(tmp_path: Path, monkeypatch: pytest.M
     steps = [u.steps for u in planned_controls(recipe.schedule, 4) or []]
     training = 8 * sum(k + 1 for k in steps)
     assert estimate(recipe) == training + 4 * 8 * 11 + 8 * (1 + 21)
+    restarts = replace(recipe, eval=recipe.eval.model_copy(update={"attacks": ["pgd-5-3"]}))
+    assert estimate(restarts) == training + 4 * 8 * 11 + 8 * 16
 
 
 def test_a_walk_with_odd_files(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import amata
-from amata.data import Arrays, Loader, MapStyle, as_images
+from amata.data import Arrays, Loader, MapStyle, as_images, read_image
 from amata.data.convert import to_batch
 from amata.errors import InputError
 from amata.runs import RunFolder
@@ -193,6 +193,32 @@ def test_colours_that_are_mixed_become_three_channels() -> None:
     x, _ = next(images.read([torch.arange(6)], CPU, None))
     assert torch.allclose(x[0], x[3])
     assert torch.equal(x[1, 0], x[1, 2])
+
+
+def test_a_pil_image_is_read_as_its_file_is(tmp_path: Path) -> None:
+    """Transparent pixels on white, and turned as the camera says."""
+    clear = Image.new("RGBA", (7, 5), (10, 200, 30, 0))
+    turned = Image.new("RGB", (5, 7), (10, 200, 30))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    clear.save(tmp_path / "clear.png")
+    turned.save(tmp_path / "turned.png", exif=exif)
+    for name in ("clear", "turned"):
+        path = tmp_path / f"{name}.png"
+        with Image.open(path) as image:
+            x, _ = next(as_images([(image, 0)]).read([torch.arange(1)], CPU, None))
+        assert torch.equal(x[0], read_image(path, (3, 5, 7)).x), name
+
+
+def test_the_classes_of_a_dataset_are_not_counted_by_reading_it(tmp_path: Path) -> None:
+    read: list[int] = []
+
+    def item(i: int) -> tuple[Tensor, int]:
+        read.append(i)
+        return FLOATS[i], int(Y[i])
+
+    amata.fit(small_net(), Items(item), run=tmp_path / "run", **{**SETTINGS, "epochs": 1})
+    assert len(read) < 2 * N, "one epoch, and a few images to look at"
 
 
 def noisy(i: int) -> tuple[Tensor, int]:

@@ -20,7 +20,8 @@ from amata.studies.landscape import Pictured, landscape, pgd_path, steepest_imag
 from amata.studies.plane import Plane, principal_direction, rademacher_direction
 from amata.tensors import read_tensors
 from amata.threat import L2, Ball, Linf
-from amata.training.experiment import load_trained, train
+from amata.training.experiment import train
+from amata.training.loaded import load_trained
 from tests.conftest import images, labels, small_net
 from tests.test_compare import QUICK
 

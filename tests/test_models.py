@@ -308,7 +308,8 @@ def test_folder_finetune_starts_from_the_weights_of_a_run(tmp_path: Path) -> Non
 
     from amata import recipes
     from amata.reporter import Reporter
-    from amata.training.experiment import load_trained, train
+    from amata.training.experiment import train
+    from amata.training.loaded import load_trained
 
     for number in range(24):
         split, name = ("train", "val")[number // 12], ("dark", "light")[number % 2]

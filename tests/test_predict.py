@@ -123,13 +123,13 @@ def test_the_header_names_attack_and_eps(home: Path, amata: Amata) -> None:
     called = amata(*arguments)
     assert called.code == 0, called.err
     eps = "8/255"  # of the recipe
-    assert called.out.splitlines()[0].endswith(f"under pgd-50, linf {eps}")
+    assert called.out.splitlines()[0].endswith(f"under pgd-50, L∞ {eps}")
     assert len(called.out.splitlines()) == 1 + 4 * 2
     assert all(len(line) <= 80 for line in called.out.splitlines())
     found = json.loads(amata(*arguments, "--json").out)
-    assert found["attack"] == f"pgd-50, linf {eps}"
+    assert found["attack"] == f"pgd-50, L∞ {eps}"
     smaller = json.loads(amata(*arguments, "--eps", "1/255", "--json").out)
-    assert smaller["attack"] == "pgd-50, linf 1/255"
+    assert smaller["attack"] == "pgd-50, L∞ 1/255"
     for image in found["images"]:
         assert image["robust"] == (image["attacked"] == image["class"])
         assert image["top"][0]["class"] == image["class"]

@@ -85,6 +85,7 @@ ARROWS: dict[str, set[str]] = {
     "studies": {
         "attacks",
         "batch",
+        "console",
         "control",
         "data",
         "distributed",

@@ -18,7 +18,8 @@ from amata.runs.environment import differences
 from amata.runs.records import Environment
 from amata.tensors import read_tensors
 from amata.training import Interrupted
-from amata.training.experiment import load_trained, resume, train
+from amata.training.experiment import resume, train
+from amata.training.loaded import load_trained
 from tests.conftest import ROOT, small_net
 from tests.toy import QUICK, StopAt, fit, toy_data, toy_recipe
 

@@ -132,6 +132,18 @@ def test_reports_show_what_was_evaluated_later(amata: Callable[..., Called], run
     assert accuracies["pgd-5@20"]["n"] == 20
 
 
+def test_later_evaluations_of_a_fine_tuned_run_are_its_own(
+    amata: Callable[..., Called], run: Path, tmp_path: Path
+) -> None:
+    """Where the training started is no part of what is evaluated."""
+    start = (f"model.weights={run}", "model.new_head=true", "train.epochs=1")
+    train(recipes.load("mnist5k-amata", [*QUICK, *start]), tmp_path / "tuned")
+    called = amata("eval", tmp_path / "tuned", "--attacks", "clean,pgd-3")
+    assert "clean: evaluated on" in called.err
+    tuned = RunFolder(tmp_path / "tuned")
+    assert "pgd-3" in compare_runs([tuned])["rows"][0]["accuracies"]
+
+
 def test_a_weights_file_keeps_nothing(amata: Callable[..., Called], run: Path) -> None:
     shutil.rmtree(run / "evaluations", ignore_errors=True)
     weights = run / "model.safetensors"

@@ -30,7 +30,7 @@ from amata.studies.plan import plan, run_plan
 from amata.studies.search import Search, SearchSettings
 from amata.studies.space import Space, schedule_key
 from amata.studies.trial import TrialResult
-from amata.training.experiment import load_data
+from amata.training.setup import load_data
 from tests.conftest import ENV, Called
 from tests.toy import QUICK
 

@@ -31,7 +31,8 @@ from amata.studies.plan import find_runs
 from amata.studies.runs import train_or_resume
 from amata.tensors import read_tensors
 from amata.training import load, trust
-from amata.training.experiment import load_trained, resume
+from amata.training.experiment import resume
+from amata.training.loaded import load_trained
 from tests.conftest import Called
 
 Amata = Callable[..., Called]

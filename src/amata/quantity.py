@@ -213,6 +213,15 @@ def short_number(value: Any) -> str:
     return f"{top}/255" if nice else f"{value:.4g}"
 
 
+def describe_ball(norm: str, eps: float) -> str:
+    """A ball as texts write it.
+
+    >>> describe_ball("linf", 8 / 255)
+    'L∞ 8/255'
+    """
+    return f"{NORMS.get(norm, norm)} {short_number(eps)}"
+
+
 def to_text(value: Any) -> str:
     """A recipe's value for a table or a title, without float noise.
 

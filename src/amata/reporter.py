@@ -3,6 +3,7 @@ them."""
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple, Self
 
 from torch import Tensor
@@ -99,15 +100,17 @@ class Reporters(Reporter):
 
     def __init__(self, *reporters: Reporter) -> None:
         self.reporters = reporters
+        self.entered = ExitStack()
 
     def __enter__(self) -> Self:
-        for reporter in self.reporters:
-            reporter.__enter__()
+        with ExitStack() as entered:  # if one cannot be entered, those before it are left
+            for reporter in self.reporters:
+                entered.enter_context(reporter)
+            self.entered = entered.pop_all()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        for reporter in reversed(self.reporters):
-            reporter.__exit__(*error)
+    def __exit__(self, *error: Any) -> None:
+        self.entered.__exit__(*error)
 
     def run(self, info: RunInfo) -> None:
         for reporter in self.reporters:

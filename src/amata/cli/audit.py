@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from amata.cli.root import Eps, Json, Set, Trust, app, check_attacks, make_folder
+from amata.cli.root import Eps, Json, Set, Trust, app, check_attacks, make_folder, short_forms
 from amata.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,16 +55,14 @@ def audit(
 
     names = [name.strip() for name in attacks.split(",")] if attacks else None
     check_attacks(names or [])
-    overrides = list(set_)
-    overrides += [f"threat.eps={eps}"] if eps is not None else []
-    overrides += [f"threat.norm={norm}"] if norm is not None else []
+    overrides = [*set_, *short_forms(threat_eps=eps, threat_norm=norm)]
     if out is not None:
         make_folder(out, "audit.html", "audit.json")
     with ConsoleReporter() as reporter:
         if ":" in model and not Path(model).exists():
             net, loaded, images = _foreign(model, data, overrides + _folder(data))
         else:
-            from amata.training.experiment import load_trained
+            from amata.training.loaded import load_trained
 
             if data is not None:
                 overrides += [f"data.name={data}", *_folder(data)]
@@ -117,7 +115,7 @@ def _foreign(
     """A network that the user names, on the test images of a data set that they name."""
     from amata import recipes
     from amata.training.device import resolve_device
-    from amata.training.experiment import build_model, load_data
+    from amata.training.setup import build_model, load_data
 
     if data is None:
         raise InputError(f"{name} has no recipe: add --data NAME; `amata data` lists the data sets")

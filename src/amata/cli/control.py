@@ -171,7 +171,7 @@ def search(
     from amata.report.figures import search_figure
     from amata.studies.cost import MethodCost, reference_cost
     from amata.studies.search import WRITTEN, Search, SearchSettings
-    from amata.training.experiment import load_data
+    from amata.training.setup import load_data
 
     check_installed("matplotlib", "drawing pareto.svg", "plots")
     make_folder(out, *([] if (out / "study.db").is_file() else WRITTEN))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from amata.cli.root import Eps, Json, Trust, app
+from amata.cli.root import Eps, Json, Trust, app, short_forms
 from amata.errors import AmataError, InputError
 
 if TYPE_CHECKING:
@@ -53,14 +53,14 @@ def predict(
     from amata.evaluation.prediction import ATTACK, describe_attack
     from amata.evaluation.prediction import predict as predict_batch
     from amata.training import resolve_device
-    from amata.training.experiment import framing_of
     from amata.training.loaded import load_network
+    from amata.training.setup import framing_of
 
     if model.suffix.lower() in SUFFIXES:
         raise InputError(f"{model} is an image; the run comes first: amata predict RUN IMAGE")
     if eps is not None and not robust:
         raise InputError("--eps is the radius of the attack: add --robust")
-    overrides = () if eps is None else (f"threat.eps={eps}",)
+    overrides = tuple(short_forms(threat_eps=eps))
     files = _files(images)
     device = resolve_device("auto")
     rows: list[tuple[Path, Prediction]] = []
@@ -104,6 +104,7 @@ def predict(
 
 def _files(paths: list[Path]) -> list[Path]:
     """The image files among the paths and below the folders among them."""
+    from amata.data.layout import images_below
     from amata.data.listing import SUFFIXES
 
     files: list[Path] = []
@@ -112,8 +113,7 @@ def _files(paths: list[Path]) -> list[Path]:
             raise InputError(f"no image or folder at {path}")
         found = [path]
         if path.is_dir():
-            below = (file for file in sorted(path.rglob("[!.]*")) if file.is_file())
-            found = [file for file in below if file.suffix.lower() in SUFFIXES]
+            found, _ = images_below(path)
             if not found:
                 raise InputError(f"no image in {path} (suffixes: {' '.join(sorted(SUFFIXES))})")
         files += found

@@ -159,8 +159,8 @@ def evaluate(
     from amata.console import out as console
     from amata.evaluation import grouped_warnings
     from amata.training.device import resolve_device
-    from amata.training.evaluations import stored_evaluation
-    from amata.training.experiment import evaluate_recipe, load_trained
+    from amata.training.evaluations import evaluate_recipe, stored_evaluation
+    from amata.training.loaded import load_trained
 
     names = [name.strip() for name in attacks.split(",")] if attacks else None
     check_attacks(names or [])

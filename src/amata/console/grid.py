@@ -38,9 +38,11 @@ class Grid:
         self.rows.append(cells)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        return self.lines(options.max_width)
+
+    def lines(self, width: int) -> Iterator[Text]:
         """The first layout that fits: long numbers, short numbers, then fewer and fewer columns
         beside the row."""
-        width = options.max_width
         numbers = range(1, len(self.columns))
         order = sorted(numbers, key=lambda i: (-self.columns[i].rank, -i))
         for moved in (None, *range(len(self.columns))):

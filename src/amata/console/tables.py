@@ -5,57 +5,50 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from amata.console.grid import Column, Grid, flow
+from amata.console.grid import Cell, Column, Grid, flow
 from amata.console.numbers import short_count
 from amata.console.streams import out
 from amata.errors import printable
-from amata.quantity import NORMS, short_number
+from amata.quantity import describe_ball, short_number
+
+TESTED = (
+    Column("attack"),
+    Column("accuracy"),
+    Column("95% interval"),
+    Column("images", 1),
+    Column("gradients", 2),
+)
 
 
 def results_table(results: dict[str, dict[str, Any]]) -> Grid:
     """Accuracy with n, interval, cost and parameters, one row per attack."""
-    table = Grid(
-        Column("attack"),
-        Column("accuracy"),
-        Column("95% interval"),
-        Column("images", 1),
-        Column("gradients", 2),
-        Column("parameters", 3, text=True),
-    )
+    table = Grid(*TESTED, Column("parameters", 3, text=True))
     for name, r in results.items():
-        interval = f"{100 * r['low']:.1f} to {100 * r['high']:.1f}%"
-        bad = r.get("non_finite")  # results of older runs have no such count
-        count = f"{r['n']:,}" + (f" ({bad:,} not finite)" if bad else "")
-        gradients = f"{r['grad_evals']:,}", short_count(r["grad_evals"])
-        table.add_row(
-            name, f"{r['accuracy']:.1%}", interval, count, gradients, _describe(r["params"])
-        )
+        table.add_row(*_tested(name, r), _describe(r["params"]))
     return table
 
 
 def audit_table(results: dict[str, dict[str, Any]]) -> Grid:
-    """Accuracy with interval, n, cost and time, one row per attack and one for the worst case."""
-    table = Grid(
-        Column("attack"),
-        Column("accuracy"),
-        Column("95% interval"),
-        Column("images", 1),
-        Column("gradients", 2),
-        Column("seconds", 3),
-    )
+    """Accuracy with n, interval, cost and time, one row per attack and one for the worst case."""
+    table = Grid(*TESTED, Column("seconds", 3))
     for name, r in results.items():
-        interval = f"{100 * r['low']:.1f} .. {100 * r['high']:.1f}%"
-        gradients = f"{r['grad_evals']:,}", short_count(r["grad_evals"])
-        table.add_row(
-            name, f"{r['accuracy']:.1%}", interval, f"{r['n']:,}", gradients, f"{r['seconds']:,.1f}"
-        )
+        table.add_row(*_tested(name, r), f"{r['seconds']:,.1f}")
     return table
+
+
+def _tested(name: str, r: dict[str, Any]) -> tuple[Cell, ...]:
+    """The cells of TESTED."""
+    interval = f"{100 * r['low']:.1f} to {100 * r['high']:.1f}%"
+    bad = r.get("non_finite")  # results of older runs have no such count
+    count = f"{r['n']:,}" + (f" ({bad:,} not finite)" if bad else "")
+    gradients = f"{r['grad_evals']:,}", short_count(r["grad_evals"])
+    return name, f"{r['accuracy']:.1%}", interval, count, gradients
 
 
 def _describe(params: dict[str, Any]) -> str:
     """An attack's main parameters; the JSON has all of them."""
     steps, norm = params.get("steps", "?"), str(params.get("norm", "?"))  # a file may lack them
-    parts = [f"{NORMS.get(norm, norm)} {short_number(params['eps'])}"] if "eps" in params else []
+    parts = [describe_ball(norm, params["eps"])] if "eps" in params else []
     if "step_size" in params:
         parts.append(f"{steps} x {short_number(params['step_size'])}")
     if params.get("restarts", 1) > 1:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from amata.data.decode import to_rgb
 from amata.errors import InputError, shorten
 
 IMAGE_KEYS = ("image", "images", "pixel_values", "img", "x")
@@ -116,15 +117,22 @@ def is_image(value: Any) -> bool:
 def to_image(value: Any, where: str) -> Tensor:
     """One image, CHW: as uint8, or as floats."""
     if _is_pil(value):
-        # Palettes, transparency and other colour spaces become RGB.
-        grey = value.mode == "L" or value.mode.startswith("I;16")
-        value = np.array(value if grey else value.convert("L" if value.mode == "1" else "RGB"))
+        value = np.array(value if value.mode.startswith("I;16") else _eight_bits(value, where))
     if not is_image(value):
         raise InputError(f"{where}: an image must be a tensor, an array or PIL, not {_kind(value)}")
     t = value if isinstance(value, Tensor) else _from_array(value, where)
     if t.dim() == 2:
         return t[None]
     return channels_first(t[None], where)[0]
+
+
+def _eight_bits(image: Any, where: str) -> Any:
+    """A PIL image as one in a file is read, but grey ones stay grey."""
+    try:
+        rgb = to_rgb(image)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{where}: a PIL image cannot be read ({shorten(error)})") from None
+    return rgb.convert("L") if image.mode in ("1", "L") else rgb
 
 
 def stacked(images: Sequence[Tensor], where: str) -> Tensor:

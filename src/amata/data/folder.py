@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from amata.data.decode import decode, opened
 from amata.data.framing import Framing
 from amata.data.hold_out import held_out
-from amata.data.images import Arrays, Draw
+from amata.data.images import Arrays, Draw, ImageSet
 from amata.data.layout import find_layout
 from amata.data.limits import limit
 from amata.data.listing import Bad, Layout, bad_files
@@ -30,7 +30,7 @@ found when it is read."""
 
 
 @dataclass(frozen=True)
-class Folder:
+class Folder(ImageSet):
     """Labelled image files, read lazily."""
 
     files: tuple[Path, ...]

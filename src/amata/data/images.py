@@ -1,9 +1,10 @@
 """Sets of labelled images, and the loader of their batches."""
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,35 +24,37 @@ class Draw(NamedTuple):
     epoch: int
 
 
-@runtime_checkable
-class ImageSet(Protocol):
+class ImageSet(ABC):
     """Labelled images, readable in any order. A subset keeps the `ids` of the whole set."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the classes."""
-        ...
+    # For type checkers alone: subclasses have them as attributes or compute them when asked.
+    if TYPE_CHECKING:
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image."""
-        ...
+        @property
+        def names(self) -> tuple[str, ...]:
+            """Of the classes."""
 
-    @property
-    def classes(self) -> int: ...
+        @property
+        def shape(self) -> tuple[int, int, int]:
+            """Channels, height and width of an image."""
 
-    @property
-    def ids(self) -> Tensor: ...
+        @property
+        def classes(self) -> int: ...
 
+        @property
+        def ids(self) -> Tensor: ...
+
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def subset(self, positions: Tensor) -> "ImageSet": ...
 
+    @abstractmethod
     def read(
         self, batches: Sequence[Tensor], device: torch.device, draw: Draw | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """For each tensor of positions: the images in [0, 1] and their labels, on the device."""
-        ...
 
 
 def check_labels(y: Tensor, classes: int, where: str) -> None:
@@ -62,9 +65,13 @@ def check_labels(y: Tensor, classes: int, where: str) -> None:
         )
 
 
-class Arrays:
+class Arrays(ImageSet):
     """Images in memory: uint8 in 0..255 or floats in [0, 1], NCHW or NHWC, moved to the training
     device once."""
+
+    names: tuple[str, ...]
+    classes: int
+    ids: Tensor
 
     def __init__(
         self,

@@ -121,7 +121,7 @@ def _classes(
     empty: list[str] = []
     own = {folder.resolve() for folder in folders if not folder.is_symlink()}
     for folder in folders:
-        images, odd = _below(folder)
+        images, odd = images_below(folder)
         target, above = folder.resolve(), folder.parent.resolve()
         if folder.is_symlink() and (target in own or above.is_relative_to(target)):
             # Its images would be in two classes.
@@ -133,7 +133,7 @@ def _classes(
     return tuple(items), bad, empty
 
 
-def _below(folder: Path) -> tuple[list[Path], list[Bad]]:
+def images_below(folder: Path) -> tuple[list[Path], list[Bad]]:
     """The images in a folder and its folders, and what is something else."""
     images: list[Path] = []
     bad: list[Bad] = []

@@ -13,13 +13,13 @@ from torch.utils.data import Dataset
 
 from amata.data.class_names import numbered
 from amata.data.convert import check_range, scaled, stacked, to_image, to_label, to_pair
-from amata.data.images import Draw
+from amata.data.images import Draw, ImageSet
 from amata.data.workers import in_workers
 from amata.errors import InputError
 from amata.seeds import derive
 
 
-class MapStyle:
+class MapStyle(ImageSet):
     """A dataset of items (image, label), read by worker processes.
 
     Random transforms of training images are seeded by (seed, epoch, image): they do not depend on
@@ -29,6 +29,8 @@ class MapStyle:
     random_crops: ClassVar[bool] = True
     """Transforms may change the pixels in every epoch, so methods cannot store anything per pixel.
     """
+
+    ids: Tensor
 
     def __init__(
         self, dataset: Any, workers: int = 0, where: str = "data", ids: Tensor | None = None

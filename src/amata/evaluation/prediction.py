@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from amata.attacks import parse_attack
 from amata.attacks.checks import forward
 from amata.errors import InputError
-from amata.quantity import to_fractions
+from amata.quantity import describe_ball
 from amata.threat import Ball
 
 ATTACK = "pgd-50"
@@ -53,6 +53,5 @@ def predict(
 
 
 def describe_attack(ball: Ball) -> str:
-    """The attack and the ball, such as "pgd-50, linf 8/255"."""
-    eps = to_fractions(ball.eps)
-    return f"{ATTACK}, {ball.norm} {eps if isinstance(eps, str) else f'{eps:g}'}"
+    """The attack and the ball, such as "pgd-50, L∞ 8/255"."""
+    return f"{ATTACK}, {describe_ball(ball.norm, ball.eps)}"

@@ -15,7 +15,7 @@ from amata.attacks import parse_attack
 from amata.data import ImageSet
 from amata.errors import InputError, missing, printable
 from amata.evaluation import Progress, Result, class_counts, evaluate, grouped_warnings, wilson
-from amata.quantity import NORMS, to_fractions, whole
+from amata.quantity import describe_ball, whole
 from amata.runs.environment import environment
 from amata.runs.records import Environment
 from amata.studies.examples import Collector, Example
@@ -54,26 +54,10 @@ class Audit:
 
     def table(self) -> str:
         """The results for a terminal of 80 columns."""
-        head = ("attack", "accuracy", "95% interval", "images", "gradients", "seconds")
-        rows = [
-            (
-                printable(name),
-                f"{r.accuracy:.1%}",
-                f"{100 * r.low:.1f} to {100 * r.high:.1f}%",
-                f"{r.n:,}",
-                f"{r.grad_evals:,}",
-                f"{r.seconds:,.1f}",
-            )
-            for name, r in self.rows.items()
-        ]
-        widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(width) if i == 0 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in (head, *rows)
-        )
+        from amata.console import audit_table  # imports rich, which `import amata` does not need
+
+        rows = {name: result.to_dict() for name, result in self.rows.items()}
+        return "\n".join(line.plain for line in audit_table(rows).lines(80))
 
     def __str__(self) -> str:
         return "\n".join([self.title, self.table(), *self.remarks])
@@ -96,9 +80,7 @@ class Audit:
     @property
     def threat(self) -> str:
         """The ball in words."""
-        norm = NORMS.get(self.ball.norm, self.ball.norm)
-        eps = to_fractions(self.ball.eps)
-        return f"{norm} {eps if isinstance(eps, str) else f'{eps:g}'}"
+        return describe_ball(self.ball.norm, self.ball.eps)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the images."""

@@ -12,7 +12,7 @@ from amata.attacks.preserve import untouched
 from amata.errors import InputError
 from amata.runs import RunFolder
 from amata.seeds import derive
-from amata.training.experiment import load_trained
+from amata.training.loaded import load_trained
 
 IMAGES = 8
 

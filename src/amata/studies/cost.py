@@ -11,7 +11,7 @@ from amata.errors import InputError
 from amata.recipes import Recipe
 from amata.schedules import AnySchedule, Control, planned_controls
 from amata.seeds import generator
-from amata.training.experiment import build_model
+from amata.training.setup import build_model
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from amata.tensors import read_tensors
 from amata.training.batches import training_batches
 from amata.training.class_weights import class_weights
 from amata.training.device import resolve_device
-from amata.training.experiment import build_model, load_data
+from amata.training.setup import build_model, load_data
 from amata.training.trust import review
 
 MAX_STEPS = 10_000

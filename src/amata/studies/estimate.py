@@ -1,17 +1,17 @@
 """How long a recipe will train on this device, from a few batches of it."""
 
 import math
-import re
 import time
 from dataclasses import replace
 
 import torch
 
+from amata.attacks import parse_attack
 from amata.recipes import Recipe
 from amata.schedules import Control, planned_controls
 from amata.training.batches import training_batches
 from amata.training.device import resolve_device
-from amata.training.experiment import build_model, load_data
+from amata.training.setup import build_model, load_data
 from amata.training.trainer import Trainer
 
 SECONDS = 4.0
@@ -75,10 +75,10 @@ def _time_batches(trainer: Trainer) -> tuple[float, float]:
     return max(seconds - reading, 0.0) / grads, reading / images
 
 
-def _steps(attack: str) -> int:
-    """K of an attack such as pgd-20; 0 for clean."""
-    found = re.search(r"-(\d+)", attack)
-    return int(found[1]) if found else 0
+def _steps(name: str) -> int:
+    """Gradients per image of an attack such as pgd-20 or pgd-50-10; 0 for clean."""
+    attack = parse_attack(name)
+    return getattr(attack, "steps", 0) * getattr(attack, "restarts", 1)
 
 
 def in_words(seconds: float) -> str:

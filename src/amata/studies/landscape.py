@@ -28,7 +28,7 @@ from amata.studies.plane import Plane, principal_direction, rademacher_direction
 from amata.studies.runs import run_controls
 from amata.tensors import read_tensors
 from amata.threat import Ball
-from amata.training.experiment import load_trained
+from amata.training.loaded import load_trained
 
 CHUNK = 1000
 """Grid points per forward pass."""

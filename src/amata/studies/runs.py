@@ -17,7 +17,9 @@ from amata.schedules import Control, planned_controls
 from amata.studies.differences import which_images
 from amata.training import Interrupted
 from amata.training.device import resolve_device
-from amata.training.experiment import build_model, check_attacks, load_data, resume, train
+from amata.training.evaluations import check_attacks
+from amata.training.experiment import resume, train
+from amata.training.setup import build_model, load_data
 from amata.training.trust import remember
 
 MAX_STEPS = 1_000

@@ -36,7 +36,7 @@ from amata.studies.pareto import to_row, winner, with_front
 from amata.studies.space import SHAPES, Space, describe, schedule_key
 from amata.studies.trial import TrialResult, train_trial
 from amata.training import Interrupted
-from amata.training.experiment import load_data
+from amata.training.setup import load_data
 
 try:
     import optuna

@@ -17,7 +17,7 @@ from amata.runs.files import read_record, write_record
 from amata.studies.criterion import CriterionSettings, measure_strategies
 from amata.studies.pruning import PruningReporter
 from amata.training import train_model
-from amata.training.experiment import build_model
+from amata.training.setup import build_model
 from amata.training.trust import remember
 
 try:

@@ -1,4 +1,5 @@
-"""The evaluations of a run: kept in its folder, continued after an interruption, recognised."""
+"""The evaluation of a recipe on its test images. That of a run is kept in its folder, recognised,
+and continued after an interruption."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -6,22 +7,108 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from amata import data
 from amata.checksums import CHECKSUM, of_text
-from amata.data import Splits
+from amata.data.corruptions import Corruptions, find_corruptions, open_corruptions
+from amata.distributed import current
+from amata.evaluation import Result, evaluate, parse_attack
+from amata.evaluation.corruptions import evaluate_corruptions, is_attack
 from amata.recipes import Recipe
+from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.runs.evaluations import StoredEvaluation, read_evaluations
 from amata.tensors import read_metadata
+from amata.training.loop import part_of
 
-UNRELATED = {"model": {"weights"}, "data": {"root", "workers", "in_memory"}}
+UNRELATED = {"model": {"weights", "new_head"}, "data": {"root", "workers", "in_memory"}}
 """Keys that change neither the network nor the test images."""
+
+
+def check_attacks(recipe: Recipe) -> None:
+    """Refuse unknown attacks before the recipe trains."""
+    for name in [recipe.train.valid_attack, *filter(is_attack, recipe.eval.attacks)]:
+        parse_attack(name)
+
+
+def corruptions_of(recipe: Recipe, images: data.ImageSet) -> Corruptions:
+    """The corruption set of the recipe's data, for images like these."""
+    own = [Path(recipe.data.root).expanduser()] if recipe.data.root else []
+    roots = [*own, data.data_root()]
+    folder = find_corruptions(recipe.data.name, roots, recipe.eval.corruptions)
+    return open_corruptions(folder, images.shape, images.classes)
+
+
+def evaluate_recipe(
+    model: nn.Module,
+    recipe: Recipe,
+    images: data.ImageSet,
+    reporter: Reporter,
+    attacks: list[str] | None = None,
+    limit: int | None = None,
+    store: StoredEvaluation | None = None,
+) -> dict[str, Result]:
+    """The recipe's evaluation on these images, on the device the model is on. What is in the
+    `store` is not computed again."""
+    c = recipe.eval
+    limit = limit or c.limit
+    names = attacks or c.attacks
+    corrupted = [name for name in names if not is_attack(name)]
+    corruptions = corruptions_of(recipe, images) if corrupted else None
+    n = min(len(images), limit or len(images))
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    loader, ranks = data.Loader(images.subset(torch.arange(n)), c.batch_size, device), current()
+    if store is not None:
+        store.announce(list(names))
+    results: dict[str, Result] = {}
+    if named := [name for name in names if is_attack(name)]:
+        results = evaluate(
+            model,
+            loader.epoch(0, ranks.rank, ranks.size),
+            ball=recipe.ball,
+            attacks=named,
+            step_size=c.step_size,
+            cw_c=c.cw_c,
+            seed=recipe.train.seed,
+            limit=n,
+            progress=reporter.evaluating,
+            part=part_of(ranks),
+            batch_size=c.batch_size,
+            engine="plain" if recipe.train.engine == "plain" else "auto",
+            precision=c.precision,
+            store=store,
+        )
+    for name in corrupted:
+        assert corruptions is not None
+        results[name.strip()] = evaluate_corruptions(
+            model,
+            corruptions,
+            name=name.strip(),
+            batch_size=c.batch_size,
+            limit=limit,
+            progress=reporter.evaluating,
+            part=part_of(ranks),
+            precision=c.precision,
+        )
+    if store is not None:
+        store.finish(records_of(results))
+    return results
+
+
+def records_of(results: dict[str, Result]) -> dict[str, dict[str, Any]]:
+    """Results as a run folder keeps them: outcomes and labels tell the accuracy per class."""
+    plain = {name: result.to_dict() for name, result in results.items()}
+    return {
+        name: {k: v for k, v in record.items() if k != "per_class"}
+        for name, record in plain.items()
+    }
 
 
 def stored_evaluation(
     path: Path,
     recipe: Recipe,
-    splits: Splits,
+    splits: data.Splits,
     limit: int | None,
     device: torch.device,
     note: Callable[[str], None],

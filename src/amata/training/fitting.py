@@ -8,25 +8,23 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
 from amata.attacks.checks import check_module
-from amata.data import Arrays, ImageSet, MapStyle, as_images, split_validation
-from amata.data.map_style import known_names
+from amata.data import ImageSet, as_images, split_validation
 from amata.distributed import current, report_lost_process
 from amata.errors import InputError, quoted
 from amata.evaluation import parse_attack
 from amata.methods import ERM, Method
 from amata.models import load_weights
 from amata.recipes import Recipe, load
-from amata.recipes.problems import first_problem
-from amata.recipes.schema import Data, Eval, Optim, PythonData, PythonModel, Train
+from amata.recipes.schema import Eval, Optim, PythonData, Train
 from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.schedules import AnySchedule, Constant, closed_loop
 from amata.threat import BALLS, check_ball
 from amata.training.checks import check_equal_ranks
+from amata.training.described import check_same, describe_data, describe_model, sizes_of, updated
 from amata.training.device import resolve_device
 from amata.training.loop import Fitted, train_model
 
@@ -110,7 +108,7 @@ def fit(
         )
     if isinstance(images, ImageSet) and batches_per_epoch is not None:
         raise InputError("batches_per_epoch= is for iterables of batches; drop it")
-    data = _updated(
+    data = updated(
         chosen.data, {"batch_size": batch_size, "augment": augment, "limit": limit, "valid": 0}
     )
     options = {
@@ -122,17 +120,17 @@ def fit(
         "valid_attack": valid_attack,
         "guard": guard,
     }
-    settings = _updated(chosen.train, options)
+    settings = updated(chosen.train, options)
     if isinstance(images, ImageSet):
         share = _count_or_share(valid)
         images, part, _ = split_validation(images, share, settings.seed, data.limit)
         held_out = part if share else held_out
     chosen = dataclasses.replace(
         chosen,
-        optim=_updated(optim or chosen.optim, {"class_weights": class_weights}),
+        optim=updated(optim or chosen.optim, {"class_weights": class_weights}),
         train=settings,
-        data=_described_data(images, held_out, data, batches_per_epoch),
-        model=_described_model(model, chosen.model.first_layer),
+        data=describe_data(images, held_out, data, batches_per_epoch),
+        model=describe_model(model, chosen.model.first_layer),
     )
     _ = chosen.tables  # validates the fields of method and schedule
     with report_lost_process():
@@ -141,7 +139,7 @@ def fit(
         own = {"count": None} if not isinstance(images, ImageSet) else {}
         check_equal_ranks(chosen, {**own, "has a validation set": valid is not None}, ranks)
     if folder is not None and base is not None:
-        _check_same(chosen, base, folder)
+        check_same(chosen, base, folder)
         if folder.finished:
             return _finished(folder, model)
     elif run is not None:
@@ -152,13 +150,14 @@ def fit(
         with reporter:
             fitted = train_model(model, images, held_out, chosen, run=folder, reporter=reporter)
             if ranks.is_main:
-                reporter.finish(fitted.summary(chosen, {}))
+                summary = fitted.summary(chosen, {})
+                if folder is not None:
+                    folder.write_summary(summary)
+                reporter.finish(summary)
     except InputError:
         if run is not None and folder is not None:
             folder.remove_if_untrained()
         raise
-    if folder is not None and ranks.is_main:
-        folder.write_summary(fitted.summary(chosen, {}))
     return fitted
 
 
@@ -181,7 +180,7 @@ def _count_or_share(valid: Any) -> float:
     """The number or the share of images to hold out; 0 if `valid` are the images themselves."""
     if valid is None or not isinstance(valid, int | float):
         return 0
-    share: float = _updated(PythonData(), {"valid": valid}).valid
+    share: float = updated(PythonData(), {"valid": valid}).valid
     return share
 
 
@@ -194,21 +193,10 @@ def _new_folder(path: Path, recipe: Recipe, images: Any) -> RunFolder | None:
         raise InputError(f"run= cannot record the ball {recipe.ball!r}; use amata.Linf or amata.L2")
     if not current().is_main:
         return None
-    folder, record = RunFolder.create(path, recipe), _sizes(images)
+    folder, record = RunFolder.create(path, recipe), sizes_of(images)
     if record:
         folder.record_split(recipe.train.seed, record)
     return folder
-
-
-def _sizes(images: Any) -> dict[str, Any]:
-    """Class names and shape of an image set; names alone of a DataLoader whose data set has them,
-    as torchvision's do."""
-    if isinstance(images, ImageSet):
-        return {"classes": list(images.names), "shape": list(images.shape)}
-    names = getattr(getattr(images, "dataset", None), "classes", None)
-    if isinstance(names, list | tuple) and names and all(isinstance(n, str) for n in names):
-        return {"classes": list(names)}
-    return {}
 
 
 def _check_types(
@@ -258,80 +246,12 @@ def _recipe(
             schedule = Constant(steps=0, step_size=0.0)  # clean training has no attack to schedule
         if method is None or schedule is None:
             raise InputError(f"fit() needs method= and schedule=, or recipe=, as in {SHORTEST}")
-        name, network = type(method).__name__.lower(), _described_model(model, None)
+        name, network = type(method).__name__.lower(), describe_model(model, None)
         settings = Optim(), Train(), Eval()
         return Recipe(name, PythonData(), network, method, schedule, *settings)
     return dataclasses.replace(
         base, method=method or base.method, schedule=schedule or base.schedule
     )
-
-
-def _updated(table: Any, given: dict[str, Any]) -> Any:
-    """The table with the arguments that were given, validated."""
-    changed = {k: v for k, v in given.items() if v is not None}
-    try:
-        return type(table).model_validate({**table.model_dump(), **changed})
-    except ValidationError as error:
-        raise InputError(f"fit(): {first_problem(error, type(table))}") from None
-
-
-def _described_data(images: Any, valid: Any, table: Data, batches: int | None) -> PythonData:
-    """What the run records of its data."""
-    keys = ("batch_size", "augment", "pad", "drop_last", "limit")
-    kept: dict[str, Any] = {key: getattr(table, key) for key in keys}
-    own = _updated(PythonData(), {"batches_per_epoch": batches}).batches_per_epoch
-    kept["batches_per_epoch"] = own or getattr(table, "batches_per_epoch", None)
-    if not isinstance(images, ImageSet):
-        found = _stream_facts(images)
-    else:
-        unnamed = isinstance(images, MapStyle) and known_names(images.dataset) is None
-        found = {
-            "count": len(images),
-            "shape": list(images.shape),
-            "classes": None if unnamed else images.classes,  # else all images would be read for it
-            "sha256": images.sha256() if isinstance(images, Arrays) else None,
-        }
-    if isinstance(valid, ImageSet):
-        found["valid"] = len(valid)
-    elif valid is not None:
-        found["valid"] = _stream_facts(valid).get("count", 0)
-    if isinstance(valid, Arrays):
-        found["valid_sha256"] = valid.sha256()
-    return PythonData(**{**kept, **found})
-
-
-def _stream_facts(batches: Any) -> dict[str, Any]:
-    """What is known of an iterable of batches without reading it."""
-    facts: dict[str, Any] = {"augment": "none", "limit": None}
-    if isinstance(size := getattr(batches, "batch_size", None), int):
-        facts["batch_size"] = size
-    if hasattr(dataset := getattr(batches, "dataset", None), "__len__"):
-        facts["count"] = len(dataset)  # type: ignore[arg-type]
-    return facts
-
-
-def _described_model(model: nn.Module, first_layer: str | None) -> PythonModel:
-    cls = type(model)
-    return PythonModel(
-        class_name=f"{cls.__module__}.{cls.__qualname__}",
-        parameters=sum(p.numel() for p in model.parameters()),
-        first_layer=first_layer,
-    )
-
-
-def _check_same(now: Recipe, recorded: Recipe, folder: RunFolder) -> None:
-    """Refuse to resume with other data, another model or other settings than were recorded."""
-    for section, table in now.deciding().items():
-        known = recorded.deciding().get(section, {})
-        # Names first: "another method" says more than a key that the two methods do not share.
-        keys = sorted(table.keys() | known.keys(), key=lambda k: (k not in ("name", "class"), k))
-        for key in keys:
-            needed = not key.startswith("valid") or not folder.finished  # nothing to validate
-            if needed and table.get(key) != known.get(key):
-                raise InputError(
-                    f"{folder.path} was trained with {section}.{key} = {known.get(key)!r}, not "
-                    f"{table.get(key)!r}; resume with the same, or start a new run"
-                )
 
 
 def _finished(folder: RunFolder, model: nn.Module) -> Fitted:

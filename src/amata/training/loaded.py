@@ -1,4 +1,4 @@
-"""amata.load: a trained network, ready for images."""
+"""Trained networks: amata.load, ready for images; with the data of the run, to be tested."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from amata import models
-from amata.errors import InputError
+from amata import data, models
+from amata.errors import InputError, shorten
 from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
 from amata.training.device import resolve_device
-from amata.training.experiment import build_network, load_data
+from amata.training.setup import build_model, build_network, is_framed, load_data
 from amata.training.stored import Note, Shape, Stored
 
 
@@ -99,3 +99,57 @@ def load(
         if not hasattr(net, name):
             setattr(net, name, value)
     return net
+
+
+def _check_names(stored: Stored, names: tuple[str, ...]) -> None:
+    """Refuse data with other classes than the network's, or in another order: its accuracy on them
+    would mean nothing. Classes without names are numbered, and may be any."""
+    known, numbers = stored.names, tuple(map(str, range(len(names))))
+    if known is None or names == known or len(names) != len(known) or numbers in (names, known):
+        return
+    label = next(label for label, name in enumerate(names) if name != known[label])
+    here, there = shorten(names[label], 60), shorten(known[label], 60)
+    raise InputError(
+        f"class {label} of the data is {here!r}, and {there!r} for the network of {stored.path}; "
+        "rename the classes of the data, in the same order"
+    )
+
+
+def load_trained(
+    path: Path,
+    overrides: tuple[str, ...] = (),
+    recipe_name: str | None = None,
+    *,
+    to_test: bool = False,
+    trust: bool = False,
+    note: Note = lambda text: None,
+) -> tuple[nn.Module, Recipe, data.Splits]:
+    """The model of a run folder (its best weights), a weights file or an exported folder, with its
+    recipe and data.
+
+    With `to_test`, the test images must be those that the run set aside, unless other data are
+    named. `trust` runs the code that the recipe in the folder or file names. `note` receives the
+    folder that it reads data from.
+    """
+    stored = Stored.find(path, overrides, recipe_name)
+    call = f"amata.load({str(path)!r}, model=model)"
+    stored.refuse_python(f"{call} is its network, for amata.evaluate and others")
+    stored.check_weights()
+    stored.review(note, trust=trust, reads_data=True)
+    recipe = stored.recipe
+    try:
+        splits = load_data(recipe)
+    except InputError as error:
+        if stored.run is not None or recipe.data.root is not None or not is_framed(recipe):
+            raise
+        raise InputError(f"{error} ({path} does not record it: --set data.root=FOLDER)") from None
+    if (
+        to_test
+        and stored.run is not None
+        and not any(o.startswith(("data.root=", "data.name=")) for o in overrides)
+    ):
+        stored.run.check_test(splits)
+    _check_names(stored, splits.test.names)
+    model = build_model(recipe, splits.train, trust=True, weights=stored.weights)
+    models.load_weights(model, stored.weights)
+    return model.to(resolve_device(recipe.train.device)).eval(), recipe, splits
