@@ -4,27 +4,90 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-ITERATIONS = 5
+from amata.engine.cudnn import tf32
+
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """Coefficients of p(s) = a s + b s^3 + c s^5, which is steep at 0: five applications map singular
 values above 0.01 into 0.7 to 1.2."""
 
+ROUNDS = (3, 2)
+"""Applications of the quintic between two Gram matrices. One Gram matrix for all five would lose
+small singular values: they are squared in it."""
 
-def orthogonal(matrices: Tensor) -> Tensor:
-    """U V^T of each matrix U S V^T of a stack, with singular values of 0.7 to 1.2 instead of 1
-    (Newton-Schulz: matrix products only)."""
+SMALLEST_ON_GPU = 256
+"""A GPU multiplies smaller matrices no faster, so they are padded to this side and join one
+batch."""
+
+
+def orthogonal(*stacks: Tensor) -> list[Tensor]:
+    """U V^T of each matrix U S V^T of each stack, with singular values of 0.7 to 1.2 instead of 1
+    (Newton-Schulz: matrix products only).
+
+    A polynomial of a matrix X is Q X with a polynomial Q of the Gram matrix X X^T. So the quintic
+    is applied to Gram matrices, as wide as the smaller side of X; all of one width are one batch,
+    whatever the other side is. A GPU rounds products to TF32; bf16 would be too coarse for Gram
+    matrices.
+    """
+    xs = [s if s.dtype == torch.float64 else s.float() for s in stacks]
+    widths: dict[int, list[int]] = {}
+    for index, x in enumerate(xs):
+        width = max(min(x.shape[-2:]), SMALLEST_ON_GPU if x.is_cuda else 0)
+        widths.setdefault(width, []).append(index)
+    with tf32(True):
+        for width, indices in widths.items():
+            batch = [xs[index] for index in indices]
+            for number, count in enumerate(ROUNDS):
+                gram = torch.cat([_gram(x, width) for x in batch])
+                scale = None
+                if number == 0:  # X divided by its norm; the trace is the square of that
+                    norms = gram.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt() + 1e-7
+                    scale = norms.reciprocal()[:, None, None]
+                    gram *= scale * scale
+                factors = _factors(gram, count)
+                if scale is not None:
+                    factors *= scale
+                parts = factors.split([len(x) for x in batch])
+                batch = [_times(x, q) for x, q in zip(batch, parts, strict=True)]
+            for index, x in zip(indices, batch, strict=True):
+                xs[index] = x
+    return [x.to(s.dtype) for x, s in zip(xs, stacks, strict=True)]
+
+
+def _is_tall(x: Tensor) -> bool:
+    return x.shape[-2] > x.shape[-1]
+
+
+def _gram(x: Tensor, width: int) -> Tensor:
+    """X X^T, or X^T X if that is smaller, padded with zeros."""
+    gram = x.mT @ x if _is_tall(x) else x @ x.mT
+    missing = width - gram.shape[-1]
+    return nn.functional.pad(gram, (0, missing, 0, missing)) if missing else gram
+
+
+def _factors(gram: Tensor, count: int) -> Tensor:
+    """Q of each Gram matrix G: Q X is the quintic, applied `count` times to X."""
     a, b, c = QUINTIC
-    tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if tall else matrices
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    if x.is_cuda:
-        x = x.bfloat16()  # the result is approximate anyway
-    for _ in range(ITERATIONS):
-        square = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
-    return (x.mT if tall else x).to(matrices.dtype)
+    total = gram
+    for index in range(count):
+        # With S = b G + c G^2 the quintic is (a + S) X, and its Gram matrix (a + S) G (a + S).
+        s = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        if index == 0:
+            total = s.clone()
+            total.diagonal(dim1=-2, dim2=-1).add_(a)
+        else:
+            total = torch.baddbmm(total, s, total, beta=a)
+        if index < count - 1:
+            half = torch.baddbmm(gram, s, gram, beta=a)
+            gram = torch.baddbmm(half, half, s, beta=a)
+    return total
+
+
+def _times(x: Tensor, q: Tensor) -> Tensor:
+    side = min(x.shape[-2:])
+    q = q[:, :side, :side]
+    return x @ q if _is_tall(x) else q @ x
 
 
 class Muon(torch.optim.Optimizer):
@@ -98,17 +161,37 @@ class Muon(torch.optim.Optimizer):
 
 
 def _made_orthogonal(updates: list[Tensor]) -> list[Tensor]:
-    """Each update orthogonalised, one stack per shape. A matrix with more rows than columns is
-    scaled by the root of their ratio, so that a layer's output changes as much as with a square
-    one."""
+    """Each update orthogonalised. A matrix with more rows than columns is scaled by the root of
+    their ratio, so that a layer's output changes as much as with a square one."""
     made: list[Tensor] = list(updates)
+    matrices = [_matrix(update) for update in updates]
     shapes: dict[torch.Size, list[int]] = {}
-    for index, update in enumerate(updates):
-        shapes.setdefault(update.shape, []).append(index)
-    for shape, indices in shapes.items():
-        stack = orthogonal(torch.stack([updates[index].flatten(1) for index in indices]))
-        stack *= max(1.0, stack.shape[1] / stack.shape[2]) ** 0.5
-        for index, matrix in zip(indices, stack, strict=True):
-            # in the memory layout of the weight
-            made[index] = torch.empty_like(updates[index]).copy_(matrix.view(shape))
+    for index, matrix in enumerate(matrices):
+        shapes.setdefault(matrix.shape, []).append(index)
+    stacks = orthogonal(
+        *(torch.stack([matrices[index] for index in same]) for same in shapes.values())
+    )
+    for ((rows, columns), same), stack in zip(shapes.items(), stacks, strict=True):
+        if rows > columns:
+            stack *= (rows / columns) ** 0.5
+        for index, matrix in zip(same, stack, strict=True):
+            made[index] = _like(updates[index], matrix)
     return made
+
+
+def _columns(update: Tensor) -> list[int]:
+    """All dimensions but the first, in the order in which they are in memory. The order of columns
+    does not matter: (U S V^T P) becomes U V^T P."""
+    return sorted(range(1, update.dim()), key=update.stride, reverse=True)
+
+
+def _matrix(update: Tensor) -> Tensor:
+    return update.permute(0, *_columns(update)).flatten(1)
+
+
+def _like(update: Tensor, matrix: Tensor) -> Tensor:
+    """The inverse of `_matrix`, in the memory layout of the update."""
+    columns = _columns(update)
+    made = matrix.view(update.shape[0], *(update.shape[d] for d in columns))
+    made = made.permute(0, *(1 + columns.index(d) for d in range(1, update.dim())))
+    return made if made.stride() == update.stride() else torch.empty_like(update).copy_(made)
