@@ -1,6 +1,7 @@
 """The script of each of the two processes in tests/test_ranks.py:
 python -m torch.distributed.run --nproc-per-node 2 tests/processes.py FOLDER."""
 
+import copy
 import json
 import os
 import signal
@@ -8,9 +9,10 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from amata.distributed import current, init_distributed
+from amata.distributed import convert_sync_batchnorm, current, init_distributed
 from amata.metrics import EpochRow
 from amata.runs.files import save_tensors
 from tests.conftest import small_net
@@ -48,6 +50,58 @@ CASES: dict[str, tuple[list[str], int]] = {
     ),
     "BatchNorm of one's own": ([], 96),
 }
+
+
+NORMED: dict[str, tuple[nn.Module, tuple[int, ...], torch.dtype, float, tuple[int, int]]] = {
+    "float64": (nn.BatchNorm2d(3), (8, 3, 5, 5), torch.float64, 1e-9, (4, 4)),
+    "float32": (nn.BatchNorm2d(3), (8, 3, 5, 5), torch.float32, 1e-3, (4, 4)),
+    "uneven": (nn.BatchNorm2d(3), (8, 3, 5, 5), torch.float64, 1e-9, (7, 1)),
+    "one value each": (nn.BatchNorm1d(3), (2, 3), torch.float64, 1e-9, (1, 1)),
+    "no weights": (nn.BatchNorm1d(3, affine=False), (8, 3, 5), torch.float64, 1e-9, (3, 5)),
+    "cumulative": (nn.BatchNorm2d(3, momentum=None), (8, 3, 2, 2), torch.float64, 1e-9, (4, 4)),
+    "not tracked": (
+        nn.BatchNorm3d(3, track_running_stats=False),
+        (4, 3, 2, 2, 2),
+        torch.float64,
+        1e-9,
+        (2, 2),
+    ),
+}
+"""BatchNorms, the shape of a whole batch, its dtype, the relative tolerance, and the images of each
+process."""
+
+
+def normed(name: str, sizes: tuple[int, ...] | None = None) -> list[dict[str, Tensor]]:
+    """Two steps of a BatchNorm on values with mean / std = 1000: outputs, gradients and running
+    statistics. With `sizes`, of this process's part; gradients of weights are then summed."""
+    norm, shape, dtype, _, _ = NORMED[name]
+    norm = copy.deepcopy(norm).to(dtype)
+    rng = torch.Generator().manual_seed(0)
+    for p in norm.parameters():
+        p.data = torch.randn(3, generator=rng, dtype=dtype)
+    if sizes:
+        norm = convert_sync_batchnorm(norm)
+    found = []
+    for _ in range(2):
+        x, weights = (torch.randn(shape, generator=rng, dtype=torch.float64) for _ in range(2))
+        # Other means on every image, so that processes differ in theirs.
+        x = (x + 1000 + torch.arange(len(x)).view(-1, *[1] * (x.dim() - 1))).to(dtype)
+        if sizes:
+            x, weights = (t.split(sizes)[current().rank] for t in (x, weights))
+        x = x.clone().requires_grad_()
+        y = norm(x)
+        norm.zero_grad()
+        (y.double() * weights + y.double() ** 3).sum().backward()
+        assert x.grad is not None
+        step = {"y": y.detach(), "x.grad": x.grad}
+        for key, p in norm.named_parameters():
+            assert p.grad is not None
+            if sizes:
+                dist.all_reduce(p.grad)
+            step[f"{key}.grad"] = p.grad.clone()
+        step |= {key: b.clone() for key, b in norm.named_buffers()}
+        found.append(step)
+    return found
 
 
 class Exact(nn.Module):
@@ -102,6 +156,8 @@ def mortal() -> nn.Module:
 
 def main(folder: Path) -> None:
     with init_distributed(torch.device("cpu")):
+        found = {name: normed(name, case[-1]) for name, case in NORMED.items()}
+        torch.save(found, folder / f"normed-{current().rank}.pt")
         for index, name in enumerate(CASES):
             weights, rows = trained(name, folder)
             save_tensors(folder / f"{index}-{current().rank}.safetensors", weights)

@@ -31,7 +31,7 @@ from amata.evaluation import unpack
 from amata.tensors import read_tensors
 from amata.training.experiment import resume, train
 from tests.conftest import ENV, ROOT, dropout_net, images, labels, small_net
-from tests.processes import CASES, trained
+from tests.processes import CASES, NORMED, normed, trained
 from tests.toy import QUICK
 from tests.unequal import CASES as UNEQUAL
 
@@ -104,6 +104,22 @@ def test_two_processes_train_what_one_does(name: str, by_two: Path, tmp_path: Pa
         ):
             assert probed == pytest.approx(expected_probe, rel=1e-6)
         assert theirs["loss"] == pytest.approx(mine["loss"], rel=0.05 if "sizes" in name else 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NORMED)
+def test_sync_batchnorm_equals_batchnorm_of_the_whole_batch(name: str, by_two: Path) -> None:
+    parts = [torch.load(by_two / f"normed-{rank}.pt")[name] for rank in (0, 1)]
+    tolerance = NORMED[name][3]
+    for step, whole in enumerate(normed(name)):
+        for key, expected in whole.items():
+            here, there = (part[step][key] for part in parts)
+            if key in ("y", "x.grad"):
+                here = torch.cat([here, there])
+            else:
+                assert torch.equal(here, there), key
+            error = (here - expected).abs().max() / expected.abs().max()
+            assert error < tolerance, f"{key} in step {step}: {error:.1e}"
 
 
 def _differing(rows: list[dict[str, Any]], folder: Path, index: int) -> set[str]:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from amata.distributed.process_group import Ranks
-from amata.distributed.sync_batchnorm import SyncBatchNorm
 from amata.engine.ema import EMA
 from amata.engine.split import FirstLayer
 from amata.errors import InputError
@@ -50,7 +49,7 @@ class PlainNet:
         self.model = model
         self.ranks = ranks or Ranks()
         self.syncs_in_forward = self.ranks.size > 1 and any(
-            isinstance(m, SyncBatchNorm) for m in model.modules()
+            isinstance(m, nn.SyncBatchNorm) for m in model.modules()
         )
         """Whether processes communicate within a forward pass."""
         self.precision = precision
