@@ -1,18 +1,25 @@
 """The script of each of the two processes in tests/test_ranks.py:
 python -m torch.distributed.run --nproc-per-node 2 tests/processes.py FOLDER."""
 
+import contextlib
 import copy
 import json
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from amata.distributed import convert_sync_batchnorm, current, init_distributed
+from amata.distributed import (
+    GradientBuckets,
+    convert_sync_batchnorm,
+    current,
+    init_distributed,
+)
 from amata.metrics import EpochRow
 from amata.runs.files import save_tensors
 from tests.conftest import small_net
@@ -85,7 +92,7 @@ def normed(name: str, sizes: tuple[int, ...] | None = None) -> list[dict[str, Te
     for _ in range(2):
         x, weights = (torch.randn(shape, generator=rng, dtype=torch.float64) for _ in range(2))
         # Other means on every image, so that processes differ in theirs.
-        x = (x + 1000 + torch.arange(len(x)).view(-1, *[1] * (x.dim() - 1))).to(dtype)
+        x = (x + 1000 + 0.1 * torch.arange(len(x)).view(-1, *[1] * (x.dim() - 1))).to(dtype)
         if sizes:
             x, weights = (t.split(sizes)[current().rank] for t in (x, weights))
         x = x.clone().requires_grad_()
@@ -101,6 +108,38 @@ def normed(name: str, sizes: tuple[int, ...] | None = None) -> list[dict[str, Te
             step[f"{key}.grad"] = p.grad.clone()
         step |= {key: b.clone() for key, b in norm.named_buffers()}
         found.append(step)
+    return found
+
+
+AVERAGED = ("after", "during", "in two passes", "into fixed tensors")
+
+
+def averaged(how: str) -> list[Tensor | None]:
+    """Gradients of a network, averaged in buckets of two layers and weighted 1 : 3. Rank 1 alone
+    uses its third layer, nobody the fourth."""
+    torch.manual_seed(current().rank)
+    layers = nn.ModuleList(nn.Linear(4, 4, dtype=torch.float64) for _ in range(5))
+    used = [layers[i] for i in (0, 1, 4, *([2] if current().rank else []))]
+    weight = 1.0 + 2 * current().rank
+    buckets = GradientBuckets(layers.parameters(), bucket_bytes=8 * 40)
+    assert len(buckets.buckets) == 3
+    if how == "into fixed tensors":
+        buckets.use_as_gradients()
+
+    def loss(of: Iterable[nn.Module]) -> Tensor:
+        return sum((m(torch.ones(4, dtype=torch.float64)) ** 2).sum() for m in of)  # type: ignore[return-value]
+
+    expected = torch.autograd.grad(loss(used), [*used[0].parameters(), *used[2].parameters()])
+    for part in [used[:2], used[2:]] if how == "in two passes" else [used]:
+        during = how in ("during", "in two passes")
+        with buckets.overlap(weight) if during else contextlib.nullcontext():
+            loss(part).backward()
+    buckets.average(weight)
+    mean = torch.cat([g.reshape(-1) for g in expected]) * weight
+    dist.all_reduce(mean)
+    found = [p.grad for p in layers.parameters()]
+    mine = torch.cat([found[i].reshape(-1) for i in (0, 1, 8, 9)])  # type: ignore[union-attr]
+    torch.testing.assert_close(mine, mean / 4)
     return found
 
 
@@ -158,6 +197,8 @@ def main(folder: Path) -> None:
     with init_distributed(torch.device("cpu")):
         found = {name: normed(name, case[-1]) for name, case in NORMED.items()}
         torch.save(found, folder / f"normed-{current().rank}.pt")
+        gradients = {how: averaged(how) for how in AVERAGED}
+        torch.save(gradients, folder / f"averaged-{current().rank}.pt")
         for index, name in enumerate(CASES):
             weights, rows = trained(name, folder)
             save_tensors(folder / f"{index}-{current().rank}.safetensors", weights)
