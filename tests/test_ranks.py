@@ -282,14 +282,6 @@ def test_what_cannot_be_divided_is_refused(more: list[str], message: str, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
-def test_torchrun_needs_a_folder_and_atta_one_process(tmp_path: Path) -> None:
-    done = torchrun("-m", "amata", "train", "mnist5k-atta", "--out", tmp_path / "run")
-    assert done.returncode != 0
-    assert "error: ATTA stores a perturbation per image" in done.stderr
-    assert not (tmp_path / "run").exists()
-
-
 def test_sync_batchnorm_replaces_modules_and_shares_their_tensors() -> None:
     norm = nn.BatchNorm2d(4, momentum=0.3).eval()
     called: list[nn.Module] = []
