@@ -1,16 +1,25 @@
 """The script of each of the two processes in tests/test_ranks.py:
 python -m torch.distributed.run --nproc-per-node 2 tests/processes.py FOLDER."""
 
+import contextlib
+import copy
 import json
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from amata.distributed import current, init_distributed
+from amata.distributed import (
+    GradientBuckets,
+    convert_sync_batchnorm,
+    current,
+    init_distributed,
+)
 from amata.metrics import EpochRow
 from amata.runs.files import save_tensors
 from tests.conftest import small_net
@@ -28,6 +37,8 @@ CASES: dict[str, tuple[list[str], int]] = {
     "trades": (["method.name=trades"], 96),
     "fat": (["method.name=fat", "method.omega=0.0"], 96),
     "dat": (["method.name=dat"], 96),
+    "atta": (["method.name=atta", "method.reset=2", "data.augment=crop-flip", "data.pad=1"], 96),
+    "atta, parts of different sizes": (["method.name=atta", "method.store=cpu"], 91),
     "yopo": (["method.name=yopo", "method.inner=2", "model.first_layer=net.0"], 96),
     "adaptive": (
         ["schedule.name=adaptive", "schedule.tau=0.1", "schedule.k_max=4", "schedule.gamma=0.01"],
@@ -48,6 +59,90 @@ CASES: dict[str, tuple[list[str], int]] = {
     ),
     "BatchNorm of one's own": ([], 96),
 }
+
+
+NORMED: dict[str, tuple[nn.Module, tuple[int, ...], torch.dtype, float, tuple[int, int]]] = {
+    "float64": (nn.BatchNorm2d(3), (8, 3, 5, 5), torch.float64, 1e-9, (4, 4)),
+    "float32": (nn.BatchNorm2d(3), (8, 3, 5, 5), torch.float32, 1e-3, (4, 4)),
+    "uneven": (nn.BatchNorm2d(3), (8, 3, 5, 5), torch.float64, 1e-9, (7, 1)),
+    "one value each": (nn.BatchNorm1d(3), (2, 3), torch.float64, 1e-9, (1, 1)),
+    "no weights": (nn.BatchNorm1d(3, affine=False), (8, 3, 5), torch.float64, 1e-9, (3, 5)),
+    "cumulative": (nn.BatchNorm2d(3, momentum=None), (8, 3, 2, 2), torch.float64, 1e-9, (4, 4)),
+    "not tracked": (
+        nn.BatchNorm3d(3, track_running_stats=False),
+        (4, 3, 2, 2, 2),
+        torch.float64,
+        1e-9,
+        (2, 2),
+    ),
+}
+"""BatchNorms, the shape of a whole batch, its dtype, the relative tolerance, and the images of each
+process."""
+
+
+def normed(name: str, sizes: tuple[int, ...] | None = None) -> list[dict[str, Tensor]]:
+    """Two steps of a BatchNorm on values with mean / std = 1000: outputs, gradients and running
+    statistics. With `sizes`, of this process's part; gradients of weights are then summed."""
+    norm, shape, dtype, _, _ = NORMED[name]
+    norm = copy.deepcopy(norm).to(dtype)
+    rng = torch.Generator().manual_seed(0)
+    for p in norm.parameters():
+        p.data = torch.randn(3, generator=rng, dtype=dtype)
+    if sizes:
+        norm = convert_sync_batchnorm(norm)
+    found = []
+    for _ in range(2):
+        x, weights = (torch.randn(shape, generator=rng, dtype=torch.float64) for _ in range(2))
+        # Other means on every image, so that processes differ in theirs.
+        x = (x + 1000 + 0.1 * torch.arange(len(x)).view(-1, *[1] * (x.dim() - 1))).to(dtype)
+        if sizes:
+            x, weights = (t.split(sizes)[current().rank] for t in (x, weights))
+        x = x.clone().requires_grad_()
+        y = norm(x)
+        norm.zero_grad()
+        (y.double() * weights + y.double() ** 3).sum().backward()
+        assert x.grad is not None
+        step = {"y": y.detach(), "x.grad": x.grad}
+        for key, p in norm.named_parameters():
+            assert p.grad is not None
+            if sizes:
+                dist.all_reduce(p.grad)
+            step[f"{key}.grad"] = p.grad.clone()
+        step |= {key: b.clone() for key, b in norm.named_buffers()}
+        found.append(step)
+    return found
+
+
+AVERAGED = ("after", "during", "in two passes", "into fixed tensors")
+
+
+def averaged(how: str) -> list[Tensor | None]:
+    """Gradients of a network, averaged in buckets of two layers and weighted 1 : 3. Rank 1 alone
+    uses its third layer, nobody the fourth."""
+    torch.manual_seed(current().rank)
+    layers = nn.ModuleList(nn.Linear(4, 4, dtype=torch.float64) for _ in range(5))
+    used = [layers[i] for i in (0, 1, 4, *([2] if current().rank else []))]
+    weight = 1.0 + 2 * current().rank
+    buckets = GradientBuckets(layers.parameters(), bucket_bytes=8 * 40)
+    assert len(buckets.buckets) == 3
+    if how == "into fixed tensors":
+        buckets.use_as_gradients()
+
+    def loss(of: Iterable[nn.Module]) -> Tensor:
+        return sum((m(torch.ones(4, dtype=torch.float64)) ** 2).sum() for m in of)  # type: ignore[return-value]
+
+    expected = torch.autograd.grad(loss(used), [*used[0].parameters(), *used[2].parameters()])
+    for part in [used[:2], used[2:]] if how == "in two passes" else [used]:
+        during = how in ("during", "in two passes")
+        with buckets.overlap(weight) if during else contextlib.nullcontext():
+            loss(part).backward()
+    buckets.average(weight)
+    mean = torch.cat([g.reshape(-1) for g in expected]) * weight
+    dist.all_reduce(mean)
+    found = [p.grad for p in layers.parameters()]
+    mine = torch.cat([found[i].reshape(-1) for i in (0, 1, 8, 9)])  # type: ignore[union-attr]
+    torch.testing.assert_close(mine, mean / 4)
+    return found
 
 
 class Exact(nn.Module):
@@ -102,6 +197,10 @@ def mortal() -> nn.Module:
 
 def main(folder: Path) -> None:
     with init_distributed(torch.device("cpu")):
+        found = {name: normed(name, case[-1]) for name, case in NORMED.items()}
+        torch.save(found, folder / f"normed-{current().rank}.pt")
+        gradients = {how: averaged(how) for how in AVERAGED}
+        torch.save(gradients, folder / f"averaged-{current().rank}.pt")
         for index, name in enumerate(CASES):
             weights, rows = trained(name, folder)
             save_tensors(folder / f"{index}-{current().rank}.safetensors", weights)

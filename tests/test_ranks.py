@@ -31,7 +31,7 @@ from amata.evaluation import unpack
 from amata.tensors import read_tensors
 from amata.training.experiment import resume, train
 from tests.conftest import ENV, ROOT, dropout_net, images, labels, small_net
-from tests.processes import CASES, trained
+from tests.processes import AVERAGED, CASES, NORMED, normed, trained
 from tests.toy import QUICK
 from tests.unequal import CASES as UNEQUAL
 
@@ -104,6 +104,35 @@ def test_two_processes_train_what_one_does(name: str, by_two: Path, tmp_path: Pa
         ):
             assert probed == pytest.approx(expected_probe, rel=1e-6)
         assert theirs["loss"] == pytest.approx(mine["loss"], rel=0.05 if "sizes" in name else 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NORMED)
+def test_sync_batchnorm_equals_batchnorm_of_the_whole_batch(name: str, by_two: Path) -> None:
+    parts = [torch.load(by_two / f"normed-{rank}.pt")[name] for rank in (0, 1)]
+    tolerance = NORMED[name][3]
+    for step, whole in enumerate(normed(name)):
+        for key, expected in whole.items():
+            here, there = (part[step][key] for part in parts)
+            if key in ("y", "x.grad"):
+                here = torch.cat([here, there])
+            else:
+                assert torch.equal(here, there), key
+            error = (here - expected).abs().max() / expected.abs().max()
+            assert error < tolerance, f"{key} in step {step}: {error:.1e}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", AVERAGED)
+def test_gradients_are_averaged_in_buckets(how: str, by_two: Path) -> None:
+    # each process compared them with the mean; here, that both have the same
+    here, there = (torch.load(by_two / f"averaged-{rank}.pt")[how] for rank in (0, 1))
+    for index, (a, b) in enumerate(zip(here, there, strict=True)):
+        if index in (6, 7) and how != "into fixed tensors":
+            assert a is b is None, "nobody used this layer"
+        else:
+            assert torch.equal(a, b), index
+    assert here[4].abs().max() > 0, "rank 0 did not use this layer, rank 1 did"
 
 
 def _differing(rows: list[dict[str, Any]], folder: Path, index: int) -> set[str]:
@@ -253,14 +282,6 @@ def test_what_cannot_be_divided_is_refused(more: list[str], message: str, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
-def test_torchrun_needs_a_folder_and_atta_one_process(tmp_path: Path) -> None:
-    done = torchrun("-m", "amata", "train", "mnist5k-atta", "--out", tmp_path / "run")
-    assert done.returncode != 0
-    assert "error: ATTA stores a perturbation per image" in done.stderr
-    assert not (tmp_path / "run").exists()
-
-
 def test_sync_batchnorm_replaces_modules_and_shares_their_tensors() -> None:
     norm = nn.BatchNorm2d(4, momentum=0.3).eval()
     called: list[nn.Module] = []
@@ -304,7 +325,7 @@ def test_with_sync_batchnorm_a_loss_counts_by_its_share_of_all_images() -> None:
     for ranks in (Ranks(), Two(0, 2)):
         model = convert_sync_batchnorm(small_net())
         net = PlainNet(model, torch.optim.SGD(model.parameters(), 0.1), ranks=ranks)
-        net.part_weight = 0.5
+        net.part_weight, net.accumulating = 0.5, True  # nothing is sent before the last part
         torch.manual_seed(0)
         net.backward(images(2), labels(2))
         g = next(model.parameters()).grad

@@ -1,5 +1,6 @@
-"""Data-parallel training: the process group, and BatchNorm synchronised over it."""
+"""Data-parallel training: the process group, gradients averaged and BatchNorm synchronised over it."""
 
+from amata.distributed.buckets import GradientBuckets
 from amata.distributed.process_group import (
     Ranks,
     current,
@@ -16,6 +17,7 @@ from amata.distributed.sync_batchnorm import (
 )
 
 __all__ = [
+    "GradientBuckets",
     "Ranks",
     "SyncBatchNorm",
     "convert_sync_batchnorm",

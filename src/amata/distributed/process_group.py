@@ -80,6 +80,15 @@ class Ranks:
         dist.all_gather_object(found, value, group=self.gloo_group)
         return found
 
+    def gather_rows(self, t: Tensor) -> Tensor:
+        """The rows of all processes, concatenated by rank, on the device of `t`. All have the same
+        number of rows."""
+        on_cpu = t.device.type == "cpu"
+        sent = t.to(torch.uint8) if t.dtype == torch.bool else t
+        found = [torch.empty_like(sent) for _ in range(self.size)]
+        dist.all_gather(found, sent, group=self.gloo_group if on_cpu else None)
+        return torch.cat(found).to(t.dtype)
+
     def join_rows(self, t: Tensor) -> Tensor:
         """The rows of all processes, concatenated by rank, on the CPU."""
         return torch.cat(self.gather(t.cpu()))

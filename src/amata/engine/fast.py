@@ -98,6 +98,8 @@ class FastNet(PlainNet):
                 self.ema.model.to(memory_format=self.layout)  # type: ignore[call-overload]
             for p in model.parameters():
                 p.grad = torch.zeros_like(p)  # never reallocated: graphs add to it
+            if self.ranks.size > 1:
+                self.buckets.use_as_gradients()
         self.graphs: dict[Hashable, Graph] = {}
         self.functions: dict[Hashable, Callable[..., Tensor]] = {}
         self.ascent_graphs: dict[Hashable, AscentGraph] = {}
@@ -129,6 +131,10 @@ class FastNet(PlainNet):
             else []
         )
         return ", ".join(parts)
+
+    @property
+    def _overlaps(self) -> bool:
+        return not self.graphed or self.syncs_in_forward
 
     def _step(self) -> None:
         if self.graphed and isinstance(self.optimizer, GraphableOptimizer):

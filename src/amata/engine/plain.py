@@ -5,13 +5,15 @@ faster engine overrides only those.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from amata.distributed.buckets import GradientBuckets
 from amata.distributed.process_group import Ranks
-from amata.distributed.sync_batchnorm import SyncBatchNorm
 from amata.engine.ema import EMA
 from amata.engine.split import FirstLayer
 from amata.errors import InputError
@@ -50,7 +52,7 @@ class PlainNet:
         self.model = model
         self.ranks = ranks or Ranks()
         self.syncs_in_forward = self.ranks.size > 1 and any(
-            isinstance(m, SyncBatchNorm) for m in model.modules()
+            isinstance(m, nn.SyncBatchNorm) for m in model.modules()
         )
         """Whether processes communicate within a forward pass."""
         self.precision = precision
@@ -131,9 +133,11 @@ class PlainNet:
         self._samples += len(y)
         # Copied: the next replay of a graph overwrites it.
         earlier = None if self.last_loss is None or not self._in_update else self.last_loss.clone()
-        self.last_loss, g = self._backward(
-            inputs, y, loss or self.loss, scale * self._loss_weight(y), wrt_input
-        )
+        weight = self._loss_weight(y)
+        with self._averaging():
+            self.last_loss, g = self._backward(
+                inputs, y, loss or self.loss, scale * weight, wrt_input
+            )
         if earlier is not None:
             self.last_loss = self.last_loss + earlier
         self._in_update = True
@@ -154,9 +158,30 @@ class PlainNet:
     def _all_reduce(self) -> None:
         """Average weight gradients and BatchNorm's running statistics over the images of all
         processes."""
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        statistics = [b for b in self.model.buffers() if b.is_floating_point()]
-        self.ranks.average([*gradients, *statistics], 1 if self.syncs_in_forward else self._samples)
+        self.buckets.average(self._share)
+        if statistics := [b for b in self.model.buffers() if b.is_floating_point()]:
+            self.ranks.average(statistics, self._share)
+
+    @cached_property
+    def buckets(self) -> GradientBuckets:
+        """What averages gradients over processes."""
+        return GradientBuckets(self.model.parameters())
+
+    @property
+    def _share(self) -> float:
+        """The weight of this process's gradients in their mean over all processes."""
+        return 1 if self.syncs_in_forward else self._samples
+
+    @property
+    def _overlaps(self) -> bool:
+        """Whether gradients can be sent while a backward pass is computing others."""
+        return True
+
+    def _averaging(self) -> AbstractContextManager[None]:
+        """Send gradients during the update's last backward pass."""
+        if self.ranks.size == 1 or self.accumulating or not self._overlaps:
+            return nullcontext()
+        return self.buckets.overlap(self._share)
 
     def _loss_weight(self, y: Tensor) -> float:
         """The factor of the loss in the update: this part's fraction of its batch.

@@ -25,7 +25,7 @@ from amata.seeds import draw
 
 @dataclass(frozen=True, kw_only=True)
 class ATTA(Method):
-    one_process: ClassVar[bool] = True  # the store covers all samples, in any order
+    memory_images: ClassVar[tuple[str, ...]] = ("store", "fresh")
     reset: Count = 10
     """Epochs between two resets of the stored perturbations."""
     early_reset: Whole = 0

@@ -119,10 +119,11 @@ class Method(ABC):
     its attack after every epoch with K = 1."""
     chosen_by: ClassVar[Literal["robust", "clean"]] = "robust"
     """Which held-out accuracy selects the best checkpoint."""
-    one_process: ClassVar[bool] = False
-    """Whether its memory cannot be divided among processes."""
     memory_rows: ClassVar[tuple[str, ...]] = ()
     """Names in `memory` that hold one row per image of a batch: each process keeps its own rows."""
+    memory_images: ClassVar[tuple[str, ...]] = ()
+    """Names in `memory` that hold one row per image of the data set, at its id: after a batch every
+    process gets the rows of all its images."""
     min_steps: ClassVar[int] = 0
     """The fewest steps K with which it updates the weights."""
     own_loss: ClassVar[bool] = False

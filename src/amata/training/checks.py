@@ -116,11 +116,6 @@ def check_divisible(recipe: Recipe, ranks: Ranks) -> None:
             "train.sync_bn uses the statistics of the whole batch, train.accumulate those of a "
             "part; choose one of the two"
         )
-    if ranks.size > 1 and method.one_process:
-        raise InputError(
-            f"{name} stores a perturbation per image, which {ranks.size} processes do not share; "
-            "start one process"
-        )
     if recipe.train.accumulate > 1 and method.whole_batch:
         raise InputError(
             f"{name} carries state from pass to pass of a whole batch, which cannot come in parts; "

@@ -193,6 +193,7 @@ class Trainer:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self._train_batch(batch, method, u)
+            self._exchange_rows(batch)
             self.state.batch += 1
             if self.device.type == "cpu" or self.state.batch % CHECK_EVERY == 0:
                 self.check_finite()
@@ -243,6 +244,19 @@ class Trainer:
                 "net.backward()"
             )
         self._images += len(batch.x)
+
+    def _exchange_rows(self, batch: Batch) -> None:
+        """Give every process the memory of the whole batch's images: the next epoch may give an
+        image to another process."""
+        if self.ranks.size == 1 or batch.rows is None:
+            return
+        for key in self.recipe.method.memory_images:
+            kept = self.memory[key]
+            ids = batch.ids.to(kept.device)
+            # Rows of different numbers cannot be gathered: the first ones fill up.
+            most = -(-batch.rows.total // self.ranks.size)
+            own = torch.cat([ids, ids[:1].expand(most - len(ids))])
+            kept[self.ranks.gather_rows(own)] = self.ranks.gather_rows(kept[own])
 
     def _update_account(self) -> None:
         """Add to the account what all processes have done since the last call."""
