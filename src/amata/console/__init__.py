@@ -12,6 +12,7 @@ from amata.console.tables import (
     listing,
     results_table,
     search_table,
+    wall_table,
 )
 
 __all__ = [
@@ -32,5 +33,6 @@ __all__ = [
     "search_table",
     "short_count",
     "wall_line",
+    "wall_table",
     "watching",
 ]
