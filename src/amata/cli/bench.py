@@ -15,6 +15,7 @@ from amata.cli.root import (
     make_folder,
     whole_numbers,
 )
+from amata.errors import InputError
 
 
 @app.command(
@@ -49,12 +50,30 @@ def bench(
     seconds: Annotated[
         float, typer.Option(min=0.01, help="Measuring time per variant and K.")
     ] = 2.0,
+    wall: Annotated[
+        bool,
+        typer.Option(
+            "--wall",
+            help="Time whole trainings instead, with empty and with filled caches: where the "
+            "seconds of `amata train` go.",
+        ),
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="A folder for bench.json and bench.svg.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for bench.json and bench.svg, or wall.json.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Time training steps on random images: the usual implementation, the plain engine and the fast
     engine."""
+    if wall:
+        if batch or steps or variants or device != "auto":
+            raise InputError(
+                "--wall times whole trainings as their recipes say: drop --batch, --steps, "
+                "--variants and --device, or use --set"
+            )
+        _bench_wall(recipes, set_, out, json_)
+        return
     from amata import recipes as recipe_files
     from amata.console import bench_table, err
     from amata.console import out as console
@@ -88,3 +107,22 @@ def bench(
         print(json.dumps(result, indent=2))
     else:
         console.print(bench_table(result))
+
+
+def _bench_wall(names: list[str], set_: list[str], out: Path | None, json_: bool) -> None:
+    from amata import recipes as recipe_files
+    from amata.console import err, wall_table
+    from amata.console import out as console
+    from amata.runs.files import write_json
+    from amata.studies.bench_wall import bench_wall
+
+    loaded = [recipe_files.load(name, set_) for name in names]
+    if out is not None:
+        make_folder(out, "wall.json")
+    result = bench_wall(names, loaded, set_, lambda text: err.say(f"note: {text}"))
+    if out is not None:
+        write_json(out / "wall.json", result)
+    if json_:
+        print(json.dumps(result, indent=2))
+    else:
+        console.print(wall_table(result))

@@ -79,24 +79,27 @@ def train(
     ]
     from amata import recipes as recipe_files
     from amata.console import out as console
-    from amata.console import results_table
+    from amata.console import results_table, wall_line
     from amata.distributed import is_main, launched
     from amata.reporter import Reporter
     from amata.training.experiment import resume as resume_run
     from amata.training.experiment import train as train_recipe
+    from amata.training.wall import WallClock, process_age
 
+    wall = WallClock(process_age())
     if launched() and out is None and resume is None:
         raise InputError(
             "torchrun needs --out, so all processes and restarts use the same run folder"
         )
     with reporters(log) if is_main() else Reporter() as reporter:
         if resume is not None:
-            run = resume_run(resume, tuple(set_), reporter, trust=trust)
+            run = resume_run(resume, tuple(set_), reporter, trust=trust, wall=wall)
         else:
             assert recipe is not None
             loaded = recipe_files.load(recipe, set_)
             check_attacks([loaded.train.valid_attack, *loaded.eval.attacks])
-            run = train_recipe(loaded, out or _free_folder(Path("runs") / loaded.name), reporter)
+            folder = out or _free_folder(Path("runs") / loaded.name)
+            run = train_recipe(loaded, folder, reporter, wall=wall)
     if not is_main():
         return
     summary = run.summary()
@@ -114,6 +117,8 @@ def train(
         f"({summary['grad_evals_per_image']:.2f} per image and epoch), {best}"
     )
     console.print(f"run folder {run.path}", soft_wrap=True)
+    if "wall_seconds" in summary:  # a finished run of an earlier version has none
+        console.say(wall_line(summary["wall_seconds"]))
 
 
 def _free_folder(base: Path) -> Path:

@@ -1,6 +1,6 @@
 """What a person sees: progress on stderr, results on stdout, in any width."""
 
-from amata.console.numbers import duration, short_count
+from amata.console.numbers import WALL_PARTS, duration, short_count, wall_line
 from amata.console.progress import ConsoleReporter, reporting, watching
 from amata.console.streams import PlainConsole, err, out
 from amata.console.tables import (
@@ -12,9 +12,11 @@ from amata.console.tables import (
     listing,
     results_table,
     search_table,
+    wall_table,
 )
 
 __all__ = [
+    "WALL_PARTS",
     "ConsoleReporter",
     "PlainConsole",
     "audit_table",
@@ -30,5 +32,7 @@ __all__ = [
     "results_table",
     "search_table",
     "short_count",
+    "wall_line",
+    "wall_table",
     "watching",
 ]

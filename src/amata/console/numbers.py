@@ -1,6 +1,6 @@
 """Numbers as a person reads them, and lines that fit a width."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.cells import cell_len
 
@@ -9,6 +9,31 @@ def duration(seconds: float) -> str:
     minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)
     return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
+
+
+WALL_PARTS = {
+    "start": "start",
+    "data": "data",
+    "compile": "compile",
+    "train": "training",
+    "valid": "validation",
+    "evaluate": "evaluation",
+    "save": "saving",
+}
+"""The keys of `wall_seconds` in summary.json, in words."""
+
+
+def wall_line(seconds: Mapping[str, float]) -> str:
+    """What the time of a run was spent on.
+
+    >>> wall_line({"start": 3.7, "data": 0.4, "train": 26.2, "total": 30.3})
+    '30 s: start 4, data 0, training 26'
+    >>> wall_line({"start": 1.26, "train": 2.01, "total": 3.27})
+    '3.3 s: start 1.3, training 2.0'
+    """
+    digits = 0 if seconds["total"] >= 20 else 1
+    parts = [f"{word} {seconds[k]:.{digits}f}" for k, word in WALL_PARTS.items() if k in seconds]
+    return f"{seconds['total']:.{digits}f} s: {', '.join(parts)}"
 
 
 def short_count(n: float) -> str:

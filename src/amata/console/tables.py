@@ -6,7 +6,7 @@ from typing import Any
 from rich.cells import cell_len
 
 from amata.console.grid import Cell, Column, Grid, flow
-from amata.console.numbers import short_count
+from amata.console.numbers import WALL_PARTS, short_count
 from amata.console.streams import out
 from amata.errors import printable
 from amata.quantity import describe_ball, short_number
@@ -140,6 +140,19 @@ def bench_table(result: dict[str, Any]) -> Grid:
             f"{r['compile_seconds']:.1f}",
             memory,
         )
+    return table
+
+
+def wall_table(result: dict[str, Any]) -> Grid:
+    """One row per part of a run, one column per run."""
+    rows = result["rows"]
+    several = len({r["recipe"] for r in rows}) > 1
+    titles = [f"{r['recipe']} {r['caches']}" if several else r["caches"] for r in rows]
+    table = Grid(Column("seconds"), *(Column(title) for title in titles))
+    for part, word in WALL_PARTS.items():
+        table.add_row(word, *(f"{r['wall_seconds'][part]:.1f}" for r in rows))
+    table.add_row("exit", *(f"{r['exit_seconds']:.1f}" for r in rows))
+    table.add_row("whole command", *(f"{r['command_seconds']:.1f}" for r in rows))
     return table
 
 

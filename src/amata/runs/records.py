@@ -43,6 +43,8 @@ class Summary(TypedDict):
     recipe: str
     epochs: Count
     train_seconds: Amount
+    wall_seconds: NotRequired[dict[str, Annotated[float, Field(allow_inf_nan=False)]]]
+    """What the wall clock's seconds were spent on, in the process that finished the run."""
     grad_evals: Count
     grad_evals_per_image: Annotated[Amount, Field(gt=0)]
     best_epoch: Index | None

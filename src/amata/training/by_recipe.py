@@ -10,6 +10,7 @@ from amata.recipes import Recipe
 from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.training import experiment
+from amata.training.wall import WallClock
 
 
 def train(
@@ -29,6 +30,7 @@ def train(
     resumes an interrupted run; with `trust` it runs code that the folder's recipe names. The
     returned run has `path`, `epochs()` and `summary()`.
     """
+    wall = WallClock()
     from amata.console import reporting  # imports rich, which `import amata` does not need
 
     if (recipe is None) == (resume is None):
@@ -42,7 +44,9 @@ def train(
                 "train(): resume= takes settings and folder from the run; drop the others"
             )
         with reporting(progress, "train()") as reporter:
-            return experiment.resume(Path(resume).expanduser(), (), reporter, trust=trust)
+            return experiment.resume(
+                Path(resume).expanduser(), (), reporter, trust=trust, wall=wall
+            )
     if out is None:
         raise InputError("train(): out= is needed: a new folder for the run")
     if isinstance(recipe, Recipe):
@@ -51,4 +55,4 @@ def train(
         assert recipe is not None
         chosen = recipes.load(recipe, **tables)
     with reporting(progress, "train()") as reporter:
-        return experiment.train(chosen, Path(out).expanduser(), reporter)
+        return experiment.train(chosen, Path(out).expanduser(), reporter, wall=wall)

@@ -3,10 +3,12 @@
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from amata import data
@@ -28,26 +30,32 @@ from amata.training.evaluations import (
     records_of,
     stored_evaluation,
 )
-from amata.training.loop import train_model
-from amata.training.setup import build_model, load_data
+from amata.training.loading import Loading
+from amata.training.loop import prepare, train_model
+from amata.training.setup import build_model, build_model_for
+from amata.training.trainer import Trainer
 from amata.training.trust import remember, review
+from amata.training.wall import WallClock
 
 
-def train(recipe: Recipe, out: Path, reporter: Reporter | None = None) -> RunFolder:
+def train(
+    recipe: Recipe, out: Path, reporter: Reporter | None = None, *, wall: WallClock | None = None
+) -> RunFolder:
     """Run a recipe into a new folder. Input errors are found before the folder is created. The
-    recipe is the caller's own: the code that it names is run, and trusted from now on.
+    recipe is the caller's own: the code that it names is run, and trusted from now on. `wall` is
+    the clock of a run that began before this call.
 
     Under torchrun every process calls this, and rank 0 writes. After a failure torchrun restarts
     them with the same command; they then resume an unfinished run of the same recipe.
     """
-    recipe = _with_absolute_root(recipe)
+    recipe, wall = _with_absolute_root(recipe), wall or WallClock()
     if launched() and (out / "recipe.toml").is_file():
         run, begun = RunFolder.open(out)
         if not run.finished and begun.fingerprint() == recipe.fingerprint():
-            return _run(recipe, lambda: run, reporter or Reporter())
+            return _run(recipe, lambda: run, reporter or Reporter(), wall)
     if is_main():
         RunFolder.check_free(out)
-    return _run(recipe, lambda: RunFolder.create(out, recipe), reporter or Reporter())
+    return _run(recipe, lambda: RunFolder.create(out, recipe), reporter or Reporter(), wall)
 
 
 def _with_absolute_root(recipe: Recipe) -> Recipe:
@@ -64,10 +72,12 @@ def resume(
     reporter: Reporter | None = None,
     *,
     trust: bool = False,
+    wall: WallClock | None = None,
 ) -> RunFolder:
     """Resume an interrupted run from its newest whole checkpoint; a finished run is left alone.
 
-    `trust` runs the code that the folder's recipe names, and remembers it.
+    `trust` runs the code that the folder's recipe names, and remembers it. The `wall_seconds` of a
+    resumed run are those of its last process.
     """
     run, recipe = RunFolder.open(path, overrides)
     if isinstance(recipe.data, PythonData):
@@ -78,28 +88,65 @@ def resume(
         reporter.note(f"{path} is finished already")
         return run
     review(recipe, path / "recipe.toml", reporter.note, given=overrides, trust=trust)
-    return _run(recipe, lambda: run, reporter)
+    return _run(recipe, lambda: run, reporter, wall or WallClock())
 
 
-def _run(recipe: Recipe, folder: Callable[[], RunFolder], reporter: Reporter) -> RunFolder:
+def _run(
+    recipe: Recipe, folder: Callable[[], RunFolder], reporter: Reporter, wall: WallClock
+) -> RunFolder:
     device = resolve_device(recipe.train.device)
     check_attacks(recipe)
     check_consistent(recipe, planned_controls(recipe.schedule, recipe.train.epochs))
-    splits = load_data(recipe)
+    loading = Loading(recipe)
+    trainer = None
+    with suppress(InputError):  # raised again below, after an error of the data
+        trainer = _prepared_trainer(recipe, device, reporter, wall)
+    with wall.counting("data"):
+        splits = loading.result()
     if splits.skipped:
         files = "1 file" if splits.skipped == 1 else f"{splits.skipped:,} files"
         reporter.note(f"data.skip_bad: leaving out {files} that cannot be used")
     if not all(map(is_attack, recipe.eval.attacks)):
         corruptions_of(recipe, splits.test)
-    model = build_model(recipe, splits.train, trust=True, note=reporter.note)
+    if trainer is not None and not _fits(trainer, splits.train):
+        trainer = None
+    if trainer is None:
+        model = build_model(recipe, splits.train, trust=True, note=reporter.note)
+    else:
+        model = trainer.model
     remember(recipe, reporter.note)
     with init_distributed(device, timedelta(minutes=recipe.train.timeout)) as ranks:
         check_equal_ranks(recipe, splits.hashes, ranks)
         check_divisible(recipe, ranks)
         run = ranks.broadcast(_prepared(folder, recipe, splits) if ranks.is_main else None)
         assert run is not None
-        _train_and_evaluate(run, recipe, model, splits, reporter if ranks.is_main else Reporter())
+        reporter = reporter if ranks.is_main else Reporter()
+        _train_and_evaluate(run, recipe, model, trainer, splits, reporter, wall)
     return run
+
+
+def _prepared_trainer(
+    recipe: Recipe, device: torch.device, reporter: Reporter, wall: WallClock
+) -> Trainer | None:
+    """The trainer of a data set whose shape and classes are known before it is loaded."""
+    if launched() or isinstance(recipe.data, PythonData):
+        return None
+    known = data.find_dataset(recipe.data.name)
+    if known.loader is None:
+        return None
+    model = build_model_for(recipe, known.shape, known.classes, reporter.note)
+    trainer = prepare(model, recipe, device, known.shape)
+    wall.move(trainer.state.spent.compile_seconds, "compile")
+    return trainer
+
+
+def _fits(trainer: Trainer, images: data.ImageSet) -> bool:
+    """Whether the data are as they were known before: a copy may be a part of the whole set."""
+    recipe = trainer.recipe
+    known = data.find_dataset(recipe.data.name)
+    return (images.shape, images.classes) == (known.shape, known.classes) and len(
+        images
+    ) >= recipe.data.batch_size
 
 
 def _prepared(folder: Callable[[], RunFolder], recipe: Recipe, splits: data.Splits) -> RunFolder:
@@ -109,11 +156,26 @@ def _prepared(folder: Callable[[], RunFolder], recipe: Recipe, splits: data.Spli
 
 
 def _train_and_evaluate(
-    run: RunFolder, recipe: Recipe, model: nn.Module, splits: data.Splits, reporter: Reporter
+    run: RunFolder,
+    recipe: Recipe,
+    model: nn.Module,
+    trainer: Trainer | None,
+    splits: data.Splits,
+    reporter: Reporter,
+    wall: WallClock,
 ) -> None:
     call = f"`amata train --resume {quoted(run.path)}`"
     try:
-        fitted = train_model(model, splits.train, splits.valid, recipe, run=run, reporter=reporter)
+        fitted = train_model(
+            model,
+            splits.train,
+            splits.valid,
+            recipe,
+            run=run,
+            reporter=reporter,
+            wall=wall,
+            trainer=trainer,
+        )
     except Interrupted:
         raise
     except KeyboardInterrupt:  # before the first batch, or twice
@@ -124,7 +186,8 @@ def _train_and_evaluate(
     if current().size == 1:  # several processes have no common state to continue from
         store = stored_evaluation(run.path, recipe, splits, None, device, reporter.note)
     try:
-        results = evaluate_recipe(fitted.model, recipe, splits.test, reporter, store=store)
+        with wall.counting("evaluate"):
+            results = evaluate_recipe(fitted.model, recipe, splits.test, reporter, store=store)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted in the final evaluation; {again}", signal.SIGINT) from None
     except InputError as error:  # such as a test image that cannot be read
@@ -132,6 +195,6 @@ def _train_and_evaluate(
     for text in grouped_warnings({name: r.warnings for name, r in results.items()}):
         reporter.note(text)
     if current().is_main:
-        summary = fitted.summary(recipe, records_of(results))
+        summary = fitted.summary(recipe, records_of(results), wall)
         run.write_summary(summary)
         reporter.finish(summary)

@@ -27,6 +27,7 @@ from amata.training.checks import check_equal_ranks
 from amata.training.described import check_same, describe_data, describe_model, sizes_of, updated
 from amata.training.device import resolve_device
 from amata.training.loop import Fitted, train_model
+from amata.training.wall import WallClock
 
 SHORTEST = (
     'amata.fit(model, (x, y), method=amata.PGD(ball=amata.Linf("8/255")), '
@@ -85,6 +86,7 @@ def fit(
     `progress` draws a bar with the time left, or writes lines to a log; False is silent. A
     `Reporter` receives callbacks instead, and a list such as [True, amata.WandB()] does both.
     """
+    wall = WallClock()
     from amata.console import reporting  # imports rich, which `import amata` does not need
 
     if resume is not None and (run is not None or recipe is not None):
@@ -148,9 +150,11 @@ def fit(
         folder = _new_folder(path, chosen, images)
     try:
         with reporter:
-            fitted = train_model(model, images, held_out, chosen, run=folder, reporter=reporter)
+            fitted = train_model(
+                model, images, held_out, chosen, run=folder, reporter=reporter, wall=wall
+            )
             if ranks.is_main:
-                summary = fitted.summary(chosen, {})
+                summary = fitted.summary(chosen, {}, wall)
                 if folder is not None:
                     folder.write_summary(summary)
                 reporter.finish(summary)

@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from amata.training.interrupt import Interrupt
 from amata.training.saver import Saver
 from amata.training.tensorboard import TensorBoard
 from amata.training.trainer import Snapshot, Trainer
+from amata.training.wall import WallClock
 
 
 @dataclass
@@ -47,12 +48,15 @@ class Fitted:
     images: int = 0
     """Images trained on: epochs times training images."""
 
-    def summary(self, recipe: Recipe, evaluation: dict[str, Any]) -> dict[str, Any]:
-        """The content of summary.json."""
+    def summary(
+        self, recipe: Recipe, evaluation: dict[str, Any], wall: WallClock | None = None
+    ) -> dict[str, Any]:
+        """The content of summary.json; with `wall`, what the time was spent on."""
         return {
             "recipe": recipe.name,
             "epochs": recipe.train.epochs,
             "train_seconds": round(self.train_seconds, 3),
+            **({"wall_seconds": wall.table()} if wall is not None else {}),
             "grad_evals": self.grad_evals,
             "grad_evals_per_image": self.grad_evals / self.images,
             "best_epoch": self.best_epoch,
@@ -68,12 +72,15 @@ def train_model(
     *,
     run: RunFolder | None = None,
     reporter: Reporter | None = None,
+    wall: WallClock | None = None,
+    trainer: Trainer | None = None,
 ) -> Fitted:
     """Train `model` as the recipe's [method], [schedule], [optim] and [train] say.
 
     The public `amata.fit` calls this with a recipe made of its arguments. A `run` that has
-    checkpoints is resumed.
+    checkpoints is resumed. `trainer` is the model's from `prepare`.
     """
+    wall = wall or WallClock()
     device = resolve_device(recipe.train.device)
     if not current().is_main:
         run, reporter = None, None  # rank 0 writes and reports
@@ -84,6 +91,32 @@ def train_model(
             "the training data are smaller than one batch; lower data.batch_size or set "
             "data.drop_last = false"
         )
+    with lock, _settings(recipe, device):
+        if trainer is None:
+            trainer = Trainer(model, batches, recipe, device)
+        else:
+            trainer.use(batches)
+        with Interrupt() as interrupt, Saver(trainer, run) as saver:
+            held_out = held_out_batches(valid, recipe, device)
+            guarded = held_out_batches(valid, recipe, device, IMAGES)
+            reporter = reporter or Reporter()
+            loop = _Loop(trainer, held_out, guarded, saver, reporter, interrupt, wall)
+            return loop.run_all()
+
+
+def prepare(
+    model: nn.Module, recipe: Recipe, device: torch.device, shape: tuple[int, int, int]
+) -> Trainer:
+    """The trainer of a model, its step compiled for images of this shape, while the data load."""
+    with _settings(recipe, device):
+        trainer = Trainer(model, None, recipe, device, shape)
+        trainer.warm_up(shape)
+    return trainer
+
+
+@contextlib.contextmanager
+def _settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
+    """A random state of its own, the recipe's backend settings, and one line for lost processes."""
     on_gpu, fixed = device.type == "cuda", recipe.train.deterministic
     backends = (
         backend_settings(benchmark=not fixed, deterministic=fixed)
@@ -91,13 +124,8 @@ def train_model(
         else contextlib.nullcontext()
     )
     own_rng = torch.random.fork_rng(devices=[device] if on_gpu else [])
-    with lock, own_rng, backends, report_lost_process():
-        trainer = Trainer(model, batches, recipe, device)
-        with Interrupt() as interrupt, Saver(trainer, run) as saver:
-            held_out = held_out_batches(valid, recipe, device)
-            guarded = held_out_batches(valid, recipe, device, IMAGES)
-            loop = _Loop(trainer, held_out, guarded, saver, reporter or Reporter(), interrupt)
-            return loop.run_all()
+    with own_rng, backends, report_lost_process():
+        yield
 
 
 def part_of(ranks: Ranks) -> Shard:
@@ -116,10 +144,11 @@ class _Loop:
         saver: Saver,
         reporter: Reporter,
         interrupt: Interrupt,
+        wall: WallClock,
     ) -> None:
         """`valid` is the validation set, `guarded` the part of it that the guard uses."""
         self.trainer, self.valid, self.saver = trainer, valid, saver
-        self.reporter, self.interrupt = reporter, interrupt
+        self.reporter, self.interrupt, self.wall = reporter, interrupt, wall
         self.recipe, self.ranks, self.run = trainer.recipe, trainer.ranks, saver.run
         self.epochs: list[EpochRow] = []
         self.events: list[Event] = []
@@ -148,13 +177,15 @@ class _Loop:
         with TensorBoard(folder, trainer.state.epoch, self.reporter.note) as board:
             while trainer.state.epoch < self.recipe.train.epochs:
                 self._keep_epoch()
-                if trainer.train_epoch(self._after_batch):
+                if self._train_epoch():
                     self._stop()
-                if (row := self._finish_epoch()) is not None:
-                    board.add(row)
+                with self.wall.counting("save"):
+                    if (row := self._finish_epoch()) is not None:
+                        board.add(row)
         self._keep_epoch()
-        if (best := self.saver.finish()) is not None:
-            trainer.result.load_state_dict(best)
+        with self.wall.counting("save"):
+            if (best := self.saver.finish()) is not None:
+                trainer.result.load_state_dict(best)
         if self.ranks.sum([self.interrupt.number is not None])[0]:
             self._stop()
         state, spent = trainer.state, trainer.state.spent
@@ -167,6 +198,21 @@ class _Loop:
             spent.grad_evals,
             spent.images,
         )
+
+    def _train_epoch(self) -> bool:
+        """Train the rest of the epoch. True if it was interrupted."""
+        spent, wall = self.trainer.state.spent, self.wall
+        before = spent.train_seconds, spent.compile_seconds, spent.data_seconds
+        with wall.counting("train"):
+            started = wall.spent()
+            stopped = self.trainer.train_epoch(self._after_batch)
+            elapsed = wall.spent() - started
+            now = spent.train_seconds, spent.compile_seconds, spent.data_seconds
+            trained, compiled, waited = (b - a for a, b in zip(before, now, strict=True))
+            wall.move(compiled, "compile")
+            wall.move(waited, "data")
+            wall.move(elapsed - trained - compiled, "start")  # the checks of the first batch
+        return stopped
 
     def _resume(self) -> None:
         loaded = self.ranks.broadcast(self._checkpoint_at(None, self.reporter.note))
@@ -223,7 +269,8 @@ class _Loop:
             return True
         if save and state.batch < len(self.trainer.batches):
             self.trainer.stop_clock()
-            self.saver.checkpoint(start=self._epoch_start())
+            with self.wall.counting("save"):
+                self.saver.checkpoint(start=self._epoch_start())
             self.trainer.start_clock()
         return False
 
@@ -242,14 +289,18 @@ class _Loop:
         """Check, validate and record the epoch. None if the guard rejected it."""
         trainer, state = self.trainer, self.trainer.state
         row = self._epoch_row()
-        if self.guard is not None and (failure := self.guard.check()) is not None:
-            self._recover(self.guard, failure)
-            return None
+        if self.guard is not None:
+            with self.wall.counting("valid"):
+                failure = self.guard.check()
+            if failure is not None:
+                self._recover(self.guard, failure)
+                return None
         last = state.epoch == self.recipe.train.epochs - 1
         if self.valid is not None and (
             last or (state.epoch + 1) % self.recipe.train.valid_every == 0
         ):
-            results = self._validate(self.valid, ("clean", self.valid_attack))
+            with self.wall.counting("valid"):
+                results = self._validate(self.valid, ("clean", self.valid_attack))
             row["valid"] = {name: result.accuracy for name, result in results.items()}
             row["valid_n"] = results["clean"].n
             if bad := max(result.non_finite for result in results.values()):
@@ -361,9 +412,10 @@ class _Loop:
         if not self.saver.recorded or not self.recipe.train.keep_epochs or state.batch != 0:
             return
         parts = ("model/", "ema/", "memory/")
-        tensors = {k: v for k, v in self.trainer.snapshot()[0].items() if k.startswith(parts)}
-        if self.run and not self.run.epoch_file(state.epoch).is_file():
-            save_tensors(self.run.epoch_file(state.epoch), tensors, {"epoch": state.epoch})
+        with self.wall.counting("save"):
+            tensors = {k: v for k, v in self.trainer.snapshot()[0].items() if k.startswith(parts)}
+            if self.run and not self.run.epoch_file(state.epoch).is_file():
+                save_tensors(self.run.epoch_file(state.epoch), tensors, {"epoch": state.epoch})
 
     def _epoch_start(self) -> Snapshot | None:
         """Where the guard would go back to."""

@@ -106,8 +106,30 @@ def build_model(
 ) -> nn.Module:
     """The recipe's network for these images, as `build_network` makes it, checked with a forward
     pass on two of them."""
-    c, channels = recipe.model, images.shape[0]
-    model = build_network(recipe, channels, images.classes, trust=trust, weights=weights)
+    model = _with_weights(recipe, images.shape[0], images.classes, trust, weights, note)
+    x, _ = next(iter(images.read([torch.arange(min(2, len(images)))], torch.device("cpu"), None)))
+    return _checked(model, x, images.classes, recipe.model.name)
+
+
+def build_model_for(
+    recipe: Recipe, shape: tuple[int, int, int], classes: int, note: Callable[[str], None]
+) -> nn.Module:
+    """The same as `build_model` for a caller's own recipe, before its images are there."""
+    model = _with_weights(recipe, shape[0], classes, True, None, note)
+    return _checked(model, torch.zeros(2, *shape), classes, recipe.model.name)
+
+
+def _with_weights(
+    recipe: Recipe,
+    channels: int,
+    classes: int,
+    trust: bool,
+    weights: Path | None,
+    note: Callable[[str], None],
+) -> nn.Module:
+    """The network, with the weights of `model.weights`."""
+    c = recipe.model
+    model = build_network(recipe, channels, classes, trust=trust, weights=weights)
     if c.weights:
         try:
             replaced = models.load_weights(model, c.weights, c.new_head)
@@ -115,18 +137,22 @@ def build_model(
             raise InputError(f"{error}{_other_network(recipe)}") from None
         if replaced:
             note(f"new head: {', '.join(replaced)}")
-    x, _ = next(iter(images.read([torch.arange(min(2, len(images)))], torch.device("cpu"), None)))
+    return model
+
+
+def _checked(model: nn.Module, x: torch.Tensor, classes: int, name: str) -> nn.Module:
+    """The model in train mode, if it gives logits of these images."""
     with torch.no_grad():
         out = forward(model.eval(), x)
     if not isinstance(out, torch.Tensor) or out.dim() != 2 or len(out) != len(x):
         kind = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
         raise InputError(
-            f"model {c.name} must give logits of shape (N, classes); for {len(x)} images it "
+            f"model {name} must give logits of shape (N, classes); for {len(x)} images it "
             f"gave {kind}"
         )
-    if out.shape[1] != images.classes:
+    if out.shape[1] != classes:
         raise InputError(
-            f"model {c.name} has {out.shape[1]} outputs and the data {images.classes} classes; "
+            f"model {name} has {out.shape[1]} outputs and the data {classes} classes; "
             "set model.args to match"
         )
     return model.train()

@@ -43,15 +43,22 @@ class Trainer:
     take and restore snapshots."""
 
     def __init__(
-        self, model: nn.Module, batches: Batches, recipe: Recipe, device: torch.device
+        self,
+        model: nn.Module,
+        batches: Batches | None,
+        recipe: Recipe,
+        device: torch.device,
+        shape: tuple[int, int, int] | None = None,
     ) -> None:
-        self.recipe, self.batches, self.device = recipe, batches, device
+        """`shape` is that of an image if the batches come later, by `use`."""
+        self.recipe, self.device = recipe, device
         self.ranks = current()
         self.plan = planned_controls(recipe.schedule, recipe.train.epochs)
         self.closed_loop = closed_loop(recipe.schedule)
         check_consistent(recipe, self.plan)
         check_divisible(recipe, self.ranks)
-        check_equal_batches(len(batches), self.ranks)
+        if batches is not None:
+            self.use(batches)
         self.model = model.to(device)
         if self.ranks.size > 1:
             self.ranks.average(
@@ -61,7 +68,7 @@ class Trainer:
             if recipe.train.sync_bn:
                 self.model = convert_sync_batchnorm(self.model)
         self.ema = EMA(self.model, recipe.optim.ema) if recipe.optim.ema else None
-        shape = batches.images.shape if isinstance(batches, Loader) else None
+        shape = batches.images.shape if isinstance(batches, Loader) else shape
         self.optimizer = make_optimizer(self.model, recipe.optim, shape)
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # CUDA graphs are recorded on the current device
@@ -85,6 +92,24 @@ class Trainer:
         """The engine's counters when they were last added to the account."""
         self._images = 0
         """Images trained on since then, by this process."""
+
+    def use(self, batches: Batches) -> None:
+        """Train on these batches."""
+        check_equal_batches(len(batches), self.ranks)
+        self.batches = batches
+
+    def warm_up(self, shape: tuple[int, int, int]) -> None:
+        """Compile and record a step for images of this shape. Nothing else changes: neither the
+        weights nor the random state."""
+        if not hasattr(self.net, "warm_up"):
+            return
+        n, device = self.recipe.data.batch_size, self.device
+        x, y = torch.rand(n, *shape, device=device), torch.zeros(n, dtype=torch.long, device=device)
+        batch = Batch(x, y, torch.arange(n, device=device)).parts(self.recipe.train.accumulate)[0]
+        self.start_clock()
+        self.net.warm_up(self.method(), batch, self.control())
+        _, compiling = self.clock.stop(self.net.compile_seconds)
+        self.state.spent.compile_seconds += compiling
 
     @property
     def result(self) -> nn.Module:
