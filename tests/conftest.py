@@ -4,7 +4,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -91,16 +91,8 @@ def labels(n: int = 6, classes: int = 4, seed: int = 0) -> Tensor:
 @pytest.fixture
 def short_autoattack(monkeypatch: pytest.MonkeyPatch) -> None:
     """AutoAttack with its four parts, but few iterations: the real numbers take half a minute."""
-    from pyautoattack import AutoAttack
-
-    standard = AutoAttack._set_version
-
-    def shorten(attack: Any, version: str) -> None:
-        standard(attack, version)
-        attack.apgd.n_iter = attack.apgd_targeted.n_iter = attack.fab.n_iter = 4
-        attack.square.n_queries = 20
-
-    monkeypatch.setattr(AutoAttack, "_set_version", shorten)
+    monkeypatch.setattr("amata.attacks.auto_attack.ITERATIONS", 4)
+    monkeypatch.setattr("amata.attacks.auto_attack.QUERIES", 20)
 
 
 class Called(NamedTuple):

@@ -60,6 +60,7 @@ NAMED = [
         )
         for ball in (Linf(0.3), L2(2))  # wide: AutoAttack is quick when its first attack succeeds
     ),
+    Named("apgd-ce", Linf(0.3), {"norm": "linf", "eps": 0.3, "iterations": 100}),
 ]
 
 
@@ -134,7 +135,7 @@ def test_numbers_and_options_reach_the_parameters(text: str, key: str, value: fl
         ("pgd-3@0", "unknown attack 'pgd-3@0'"),
         ("pgd-3@8@8", "unknown attack"),
         ("auto-attack", "did you mean 'autoattack'"),
-        ("", "unknown attack ''; choose from autoattack, clean, cw-l2, "),
+        ("", "unknown attack ''; choose from apgd-ce, apgd-t, autoattack, clean, cw-l2, "),
         ("pgd-0", "'pgd-0': the number of steps and of restarts must be at least 1, as in pgd-20"),
         ("cw-pgd-5-0", "'cw-pgd-5-0': the number of steps and of restarts must be at least 1"),
         ("cw-l2-0", "'cw-l2-0': the number of steps must be at least 1, as in cw-l2 or cw-l2-100"),
@@ -587,14 +588,17 @@ def test_autoattack_runs_what_the_number_of_classes_allows(
 ) -> None:
     seen = []
 
-    def run(self: Any, x: Tensor, y: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-        seen.append((self.attacks_to_run, self.apgd_targeted.n_target_classes))
-        assert self.fab.n_target_classes == self.apgd_targeted.n_target_classes
-        return x, y
+    def attack(model: nn.Module, name: str, plan: Any, x: Tensor, y: Tensor, t: Tensor, *_: Any):  # type: ignore[no-untyped-def]
+        seen.append((name, len(t)))
+        assert all(
+            len({int(c) for c in (*column, label)}) == 1 + len(t)
+            for column, label in zip(t.T, y, strict=True)
+        )
 
-    monkeypatch.setattr("pyautoattack.AutoAttack.run_standard_evaluation", run)
-    autoattack(Linear(classes), images(), labels(classes=classes), ball=LINF, version=version)
-    assert seen == [(runs, targets)]
+    monkeypatch.setattr("amata.attacks.auto_attack._attack", attack)
+    model, x = Linear(classes), images()
+    autoattack(model, x, model(x).argmax(1), ball=LINF, version=version)
+    assert seen == [(name, targets) for name in runs]
     caveats = parse_attack("autoattack").caveats(classes)
     assert [text.split(":")[0] for text in caveats] == (
         [f"with {classes} classes AutoAttack ran apgd-ce, fab-t and square only"]

@@ -1,7 +1,6 @@
 """The command line: output, exit status, and one-line errors."""
 
 import gzip
-import importlib.util
 import json
 import os
 import pty
@@ -724,25 +723,6 @@ def test_a_missing_package_is_noticed_first(
     assert (called.code, called.err.count("\n")) == (2, 1), called.err
     assert f"needs the package {package}, which is not installed" in called.err
     assert not (tmp_path / "new").exists()
-
-
-def test_autoattacks_package_is_needed_before_the_training(
-    amata: Amata, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        "amata.cli.root.find_spec", lambda name: None if "auto" in name else find_spec(name)
-    )
-    wanted = ["--set=eval.attacks=['clean', 'autoattack@5']", "--out", str(tmp_path / "new")]
-    for words in (
-        ["eval", str(run), "--attacks", "clean,autoattack"],
-        ["train", "mnist5k-amata", *wanted],
-        ["compare", "mnist5k-amata", *wanted],
-        ["criterion", "mnist5k-amata", *wanted],
-    ):
-        called = amata(*words)
-        assert called.err.startswith("error: AutoAttack needs the package pyautoattack"), words
-        assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,34 +1,57 @@
-"""AutoAttack (Croce & Hein 2020, arXiv 2003.01690), run by pyautoattack, a package of the authors'
-code.
+"""AutoAttack (Croce & Hein 2020, arXiv 2003.01690): four attacks in a row, each on the images that
+the previous ones did not break.
 
 The `standard` version runs APGD-CE, targeted APGD-DLR and targeted FAB (100 iterations each), then
-Square (5,000 queries). Each attacks only the images that the previous ones did not break.
+Square (5,000 queries). `plus` adds APGD-DLR, untargeted FAB and restarts. `rand` is for models with
+random outputs: APGD-CE and APGD-DLR on the mean of 20 gradients.
 
 The DLR loss compares three logits, its targeted form four. Models with fewer classes are attacked
 by the others alone. Targeted attacks have nine target classes, or all but one of fewer.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
+from amata import seeds
+from amata.attacks.apgd import apgd, dlr, targeted_dlr, untargeted_ce
 from amata.attacks.base import Attack
 from amata.attacks.checks import check_images, check_model, check_module
+from amata.attacks.fab import fab
 from amata.attacks.preserve import untouched
 from amata.attacks.randomness import draw_seed
-from amata.errors import InputError, missing
+from amata.attacks.square import square
+from amata.attacks.survivors import Found
+from amata.errors import InputError
+from amata.losses import correct
 from amata.quantity import choice, whole
 from amata.threat import Ball, check_ball
 
-_NORMS = {"linf": "Linf", "l2": "L2"}
 _MIN_CLASSES = {"apgd-t": 4, "apgd-dlr": 3}
 PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 """Of the standard version."""
+ITERATIONS = 100
+QUERIES = 5000
+MAX_TARGETS = 9
 Version = Literal["standard", "plus", "rand"]
+
+
+class _Plan(NamedTuple):
+    parts: tuple[str, ...]
+    restarts: int = 1
+    """Of the untargeted attacks with gradients."""
+    repeats: int = 1
+    """Gradients that are averaged."""
+
+
+_PLANS = {
+    "standard": _Plan(PARTS),
+    "plus": _Plan(("apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t"), restarts=5),
+    "rand": _Plan(("apgd-ce", "apgd-dlr"), repeats=20),
+}
 
 
 def autoattack(
@@ -47,7 +70,7 @@ def autoattack(
     """
     choice(version, "version", get_args(Version))
     batch_size = whole(batch_size, "batch_size", 1)
-    return _run(model, x, y, ball, version, batch_size, draw_seed(generator))
+    return _run(model, x, y, ball, _PLANS[version], batch_size, draw_seed(generator))
 
 
 def _run(
@@ -55,80 +78,95 @@ def _run(
     x: Tensor,
     y: Tensor,
     ball: Ball,
-    version: Version,
+    plan: _Plan,
     batch_size: int,
     seed: int,
-    part: Callable[[str], None] | None = None,
+    report: Callable[[str], None] = lambda part: None,
 ) -> Tensor:
-    try:
-        import pyautoattack
-    except ImportError:
-        raise missing("pyautoattack", "AutoAttack", "autoattack") from None
+    """Every attack of the plan on all images that are left, in batches."""
     check_module(model)
     check_ball(ball)
     check_images(x, y)
+    x = x.detach().clone()
     with untouched(model):
         classes = check_model(model, x, y)
         if classes < 2:
             raise InputError("AutoAttack needs at least 2 classes, and the model has 1")
-        with _fork_rng(x.device):
-            attack: Any = pyautoattack.AutoAttack(
-                _FiniteGradients(model),
-                eps=ball.eps,
-                norm=_NORMS[ball.norm],
-                device=x.device,
-                seed=seed % 2**32,
-                version=version,
+        with torch.no_grad():
+            z = torch.cat([model(part) for part in x.split(batch_size)])
+        x_adv, robust = x.clone(), correct(z, y)
+        ranked = z.argsort(1, descending=True)[:, 1 : 1 + min(MAX_TARGETS, classes - 1)]
+        for name in plan.parts:
+            if classes < _MIN_CLASSES.get(name, 2):
+                continue  # its loss compares more logits
+            left = robust.nonzero().squeeze(1)
+            if len(left) == 0:
+                break
+            report(name)
+            rng = seeds.generator(seed, name, device=x.device)
+            for rows in left.split(batch_size):
+                found = Found(x[rows], min(batch_size, len(x)))
+                _attack(model, name, plan, x[rows], y[rows], ranked[rows].T, ball, rng, found)
+                x_adv[rows], robust[rows] = found.x_adv, ~found.broken
+    return x_adv
+
+
+def _attack(
+    model: nn.Module,
+    name: str,
+    plan: _Plan,
+    x: Tensor,
+    y: Tensor,
+    targets: Tensor,
+    ball: Ball,
+    rng: torch.Generator,
+    found: Found,
+) -> None:
+    """One of the attacks on one batch."""
+    if name == "square":
+        square(model, x, y, ball=ball, rng=rng, found=found, queries=QUERIES)
+    elif name == "apgd-t":
+        for target in targets:
+            apgd(
+                model,
+                x,
+                y,
+                ball=ball,
+                objective=targeted_dlr,
+                targets=target,
+                rng=rng,
+                found=found,
+                steps=ITERATIONS,
             )
-            attack.attacks_to_run = [
-                name for name in attack.attacks_to_run if classes >= _MIN_CLASSES.get(name, 2)
-            ]
-            attack.apgd_targeted.n_target_classes = min(9, classes - 1)
-            attack.fab.n_target_classes = min(9, classes - 1)
-            if part is not None:
-                _announce(attack, part)
-            x_adv, _ = attack.run_standard_evaluation(x, y, batch_size=batch_size)
-    return x_adv.detach()
-
-
-def _announce(attack: Any, part: Callable[[str], None]) -> None:
-    """Call `part` with the name of each of the four attacks of the standard version as it
-    starts."""
-    parts = (attack.apgd, attack.apgd_targeted, attack.fab, attack.square)
-    for name, one in zip(PARTS, parts, strict=True):
-        one.perturb = _announced(one.perturb, name, part)
-
-
-def _announced(
-    perturb: Callable[..., Tensor], name: str, part: Callable[[str], None]
-) -> Callable[..., Tensor]:
-    def announced(*arguments: Any) -> Tensor:
-        part(name)
-        return perturb(*arguments)
-
-    return announced
-
-
-def _fork_rng(device: torch.device) -> AbstractContextManager[None]:
-    """Restore torch's global generators afterwards: AutoAttack seeds them."""
-    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-
-
-class _FiniteGradients(nn.Module):
-    """The model with input gradients of zero where they are not finite. In L2 the library would
-    return images of NaN for such gradients and count them as broken."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.training = model.training
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.requires_grad and torch.is_grad_enabled():
-            x = x.view_as(x)
-            x.register_hook(lambda g: torch.nan_to_num(g, 0.0, 0.0, 0.0))
-        z: Tensor = self.model(x)
-        return z
+    elif name == "fab-t":
+        for target in targets:
+            fab(model, x, y, ball=ball, targets=target, rng=rng, found=found, steps=ITERATIONS)
+    elif name == "fab":
+        for restart in range(plan.restarts):
+            fab(
+                model,
+                x,
+                y,
+                ball=ball,
+                rng=rng,
+                found=found,
+                steps=ITERATIONS,
+                random_start=restart > 0,
+            )
+    else:
+        loss = untargeted_ce if name == "apgd-ce" else dlr
+        for _ in range(plan.restarts):
+            apgd(
+                model,
+                x,
+                y,
+                ball=ball,
+                objective=loss,
+                rng=rng,
+                found=found,
+                steps=ITERATIONS,
+                repeats=plan.repeats,
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +174,7 @@ class AutoAttack(Attack):
     pattern: ClassVar[str] = "autoattack"
     examples: ClassVar[tuple[str, ...]] = ("autoattack",)
 
-    part: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
+    part: Callable[[str], None] = field(default=lambda part: None, compare=False, repr=False)
     """Called with the name of each of PARTS as it starts."""
 
     def params(self, ball: Ball) -> dict[str, Any]:
@@ -144,12 +182,12 @@ class AutoAttack(Attack):
             "norm": ball.norm,
             "eps": ball.eps,
             "version": "standard",
-            "iterations": 100,
-            "queries": 5000,
+            "iterations": ITERATIONS,
+            "queries": QUERIES,
         }
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ball: Ball, seed: int) -> Tensor:
-        return _run(model, x, y, ball, "standard", len(x), seed, self.part)
+        return _run(model, x, y, ball, _PLANS["standard"], len(x), seed, self.part)
 
     def reporting(self, part: Callable[[str], None]) -> Attack:
         return replace(self, part=part)
@@ -164,3 +202,27 @@ class AutoAttack(Attack):
 
     def searches_harder(self, other: Attack, ball: Ball) -> bool:
         return other.in_ball and not isinstance(other, AutoAttack)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoAttackPart(Attack):
+    """One of the four attacks alone."""
+
+    pattern: ClassVar[str] = "|".join(PARTS)
+    examples: ClassVar[tuple[str, ...]] = PARTS
+
+    @property
+    def part(self) -> str:
+        return self.name.partition("@")[0]
+
+    def params(self, ball: Ball) -> dict[str, Any]:
+        count = {"queries": QUERIES} if self.part == "square" else {"iterations": ITERATIONS}
+        return {"norm": ball.norm, "eps": ball.eps, **count}
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ball: Ball, seed: int) -> Tensor:
+        return _run(model, x, y, ball, _Plan((self.part,)), len(x), seed)
+
+    def caveats(self, classes: int) -> list[str]:
+        if classes >= _MIN_CLASSES.get(self.part, 2):
+            return []
+        return [f"{self.part} did not run: its loss compares four logits, the model has {classes}"]

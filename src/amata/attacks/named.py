@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from amata.attacks.auto_attack import AutoAttack
+from amata.attacks.auto_attack import AutoAttack, AutoAttackPart
 from amata.attacks.base import Attack
 from amata.attacks.carlini_wagner_l2 import CarliniWagnerL2
 from amata.attacks.clean import Clean
@@ -12,7 +12,15 @@ from amata.attacks.margin_pgd import MarginPGD
 from amata.attacks.projected_gradient_descent import PGD
 from amata.errors import InputError, unknown
 
-ATTACKS: tuple[type[Attack], ...] = (Clean, FGSM, PGD, MarginPGD, CarliniWagnerL2, AutoAttack)
+ATTACKS: tuple[type[Attack], ...] = (
+    Clean,
+    FGSM,
+    PGD,
+    MarginPGD,
+    CarliniWagnerL2,
+    AutoAttack,
+    AutoAttackPart,
+)
 
 
 def parse_attack(text: str, *, step_size: float | None = None, c: float = 1.0) -> Attack:

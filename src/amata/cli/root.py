@@ -158,13 +158,12 @@ def check_installed(package: str, purpose: str, extra: str) -> None:
 
 
 def check_attacks(names: Iterable[str]) -> None:
-    """Refuse unknown attacks, and AutoAttack without its package."""
+    """Refuse unknown attacks."""
     from amata.evaluation import parse_attack
     from amata.evaluation.corruptions import is_attack
 
     for name in filter(is_attack, names):
-        if parse_attack(name).name.startswith("autoattack"):
-            check_installed("pyautoattack", "AutoAttack", "autoattack")
+        parse_attack(name)
 
 
 CREATED: list[Path] = []

@@ -12,7 +12,7 @@ import torch
 
 from amata.runs.records import Environment
 
-PACKAGES = ("amata", "torch", "numpy", "safetensors", "pydantic", "pyautoattack")
+PACKAGES = ("amata", "torch", "numpy", "safetensors", "pydantic")
 
 
 def environment(device: torch.device) -> Environment:

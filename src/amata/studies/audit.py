@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import nn
 
 from amata.attacks import parse_attack
 from amata.data import ImageSet
-from amata.errors import InputError, missing, printable
+from amata.errors import InputError, printable
 from amata.evaluation import Progress, Result, class_counts, evaluate, grouped_warnings, wilson
 from amata.quantity import describe_ball, whole
 from amata.runs.environment import environment
@@ -127,20 +126,13 @@ def audit(
     """Test a model that maps images in [0, 1] to logits, on the device it is on.
 
     `data` is what `amata.evaluate` takes: a pair (x, y), an image set, or batches. By default the
-    first 1,000 images meet PGD with 50 steps and 5 restarts, CW-PGD with 50 steps, and AutoAttack
-    where its package is installed; `limit=None` takes all images. `classes` are names: by default
-    those of the data, those of the model, or numbers. The model is left unchanged.
+    first 1,000 images meet PGD with 50 steps and 5 restarts, CW-PGD with 50 steps, and
+    AutoAttack; `limit=None` takes all images. `classes` are names: by default those of the data,
+    those of the model, or numbers. The model is left unchanged.
     """
     limit = None if limit is None else whole(limit, "limit", 1)
-    warnings = []
     if attacks is None:
         attacks = ATTACKS
-        if find_spec("pyautoattack") is None:
-            attacks = [a for a in ATTACKS if a != "autoattack"]
-            reason = missing("pyautoattack", "it", "autoattack")
-            warnings.append(
-                f"AutoAttack was not run, and it is the strongest attack here: {reason}"
-            )
     elif isinstance(attacks, str):
         attacks = attacks.split(",")
     parsed = [parse_attack(attack) for attack in attacks]
@@ -164,7 +156,7 @@ def audit(
     names = _names(classes, data, model, len(next(iter(results.values())).per_class))
     inside = [results[attack.name] for attack in parsed if attack.in_ball]
     worst = _worst(inside, collector.all_labels(), len(names))
-    warnings += grouped_warnings({name: r.warnings for name, r in results.items()})
+    warnings = grouped_warnings({name: r.warnings for name, r in results.items()})
     if collector.probabilities:
         warnings.append(
             "the model's outputs are probabilities: a softmax weakens attacks, so these accuracies "
