@@ -4,6 +4,7 @@ Each verb counts its cost and leaves the work to a method of the same name with 
 faster engine overrides only those.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Literal
 
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 from amata.distributed.process_group import Ranks
 from amata.distributed.sync_batchnorm import SyncBatchNorm
 from amata.engine.ema import EMA
+from amata.engine.passes import forward, mean_loss
 from amata.engine.split import FirstLayer
 from amata.errors import InputError
-from amata.losses import Loss, as_logits, ce
+from amata.losses import Loss, ce
 from amata.threat import Region
 
 Mode = Literal["eval", "train"]
@@ -78,6 +80,8 @@ class PlainNet:
         nothing."""
         self.updates = 0
         """Calls of `apply` that updated the weights."""
+        self.note: Callable[[str], None] = warnings.warn
+        """Where the engine says, once, what it cannot do."""
         self._samples = 0
         self._in_update = False
 
@@ -194,13 +198,10 @@ class PlainNet:
         )
 
     def _forward(self, x: Tensor) -> Tensor:
-        with self._autocast():
-            z = as_logits(self.model(x))
-        return z.float() if z.dtype == torch.bfloat16 else z
+        return forward(self.model, x, self.precision == "bf16")
 
     def _mean(self, losses: Tensor, y: Tensor) -> Tensor:
-        """The batch mean of the losses, each times the weight of its class."""
-        return (losses if self.class_weights is None else self.class_weights[y] * losses).mean()
+        return mean_loss(losses, y, self.class_weights)
 
     def _logits(self, x: Tensor) -> Tensor:
         self.model.train(self.attack_mode == "train")
