@@ -252,6 +252,39 @@ def test_a_second_network_of_the_same_structure_compiles_nothing(
     assert counts == [1 if name == "free" else 4] * 3
 
 
+@pytest.mark.parametrize("optim", ["sgd", "adamw", "muon"])
+@pytest.mark.parametrize("name", ["pgd", "atta"])
+def test_training_after_a_warm_up_gives_the_same_bytes(
+    name: str, optim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "BACKEND", CountingBackend())
+    states, method = [], ALL[name][0]
+    for times in (0, 1):
+        model = foldable("cpu", torch.float32)
+        optimizer = make_optimizer(model, Optim(name=optim, lr=0.01), (1, 6, 6))
+        ema = EMA(model, 0.9)
+        net = FastNet(model, optimizer, precision="fp32", ema=ema, compiled=True)
+        memory: Memory = {}
+        torch.manual_seed(5)
+        for index in range(2):
+            for _ in range(times):
+                dummy = moved(batch_of(7), "cpu", torch.float32)
+                net.warm_up(method, dummy, Control(1, 0.3))
+            batch = moved(batch_of(index), "cpu", torch.float32)
+            method.step(net, batch, Control(2, 0.01), generator(0, index, "method"), memory)
+        counters = (net.grad_evals, net.updates, net.ema.steps if net.ema else 0)
+        moments = [
+            v for p in model.parameters() for v in optimizer.state[p].values() if v is not None
+        ]
+        tensors = [*model.state_dict().values(), *ema.model.state_dict().values(), *moments]
+        gradients = [p.grad is None for p in model.parameters()]
+        states.append((counters, gradients, torch.rand(3).tolist(), float(net.last_loss)))  # type: ignore[arg-type]
+        states.append([*map(torch.clone, tensors), *memory.values()])
+    assert states[0] == states[2]
+    assert len(states[1]) == len(states[3])
+    assert all(map(torch.equal, states[1], states[3]))
+
+
 def failing_backend(module: Any, inputs: Any) -> Any:
     raise RuntimeError("no kernel for this")
 

@@ -31,6 +31,7 @@ from amata.engine.cudnn import no_cudnn_benchmark
 from amata.engine.graphs import Graph, NotRecordable
 from amata.engine.passes import attack_objective, forward, update_objective
 from amata.engine.plain import PlainNet, Precision
+from amata.engine.trial import on_trial
 from amata.errors import AmataError, shorten
 from amata.losses import Loss
 from amata.threat import Region
@@ -157,6 +158,25 @@ class FastNet(PlainNet):
         self.attack_copy_is_stale = True
         # the optimiser's state may be in other tensors now
         self.graphs.pop("directions", None)
+
+    def warm_up(self, method: Any, batch: Any, u: Any) -> None:
+        if not (self.graphed or self.compiled):
+            return
+        self._synchronize()
+        started, compiled_before = time.perf_counter(), self.compile_seconds
+        variants = {verb: set(seen) for verb, seen in self.variants.items()}
+        self.attack_copy_is_stale = True
+        try:
+            with on_trial(self, keep_tensors=self.graphed):
+                # The second step starts from an update, and from the state that the first created.
+                for _ in range(2):
+                    rng = torch.Generator(self.device).manual_seed(0)
+                    method.step(self, batch, u, rng, {})
+        finally:
+            self.variants = variants
+            self.attack_copy_is_stale = True
+        self._synchronize()
+        self.compile_seconds = compiled_before + time.perf_counter() - started
 
     def backward(
         self,

@@ -6,7 +6,7 @@ faster engine overrides only those.
 
 import warnings
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +91,10 @@ class PlainNet:
 
     def weights_changed(self) -> None:
         """Call it after changing weights from outside, as when loading a checkpoint."""
+
+    def warm_up(self, method: Any, batch: Any, u: Any) -> None:
+        """Compile and record what the method's steps need under the control u, for batches like
+        this one. Nothing else changes: neither weights, optimiser, counters nor random states."""
 
     def logits(self, x: Tensor) -> Tensor:
         return self._logits(x)
