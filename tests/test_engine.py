@@ -15,11 +15,11 @@ from torch import nn
 
 from amata.batch import Batch
 from amata.distributed import convert_sync_batchnorm
-from amata.engine import EMA, EvalCopy, FastNet, PlainNet, backend_settings, make_net
+from amata.engine import EMA, EvalCopy, FastNet, PlainNet, backend_settings, compiler, make_net
 from amata.engine.attack_copy import AttackCopy, find_foldable_batchnorms
 from amata.engine.graphs import Graph
 from amata.errors import AmataError
-from amata.losses import ce
+from amata.losses import ce, smooth_ce
 from amata.methods import Memory
 from amata.models import build
 from amata.recipes.schema import Optim
@@ -216,6 +216,108 @@ def test_a_fast_step_is_the_plain_step_of_networks_of_other_kinds(
         assert not all(map(torch.equal, model.parameters(), before))
     for a, b in zip(*(m.parameters() for m in trained), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
+
+
+class CountingBackend:
+    """Runs what Dynamo traced, and counts the graphs."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, module: Any, inputs: Any) -> Any:
+        self.graphs += 1
+        return module.forward
+
+
+@pytest.mark.parametrize("name", ["trades", "free"])
+def test_a_second_network_of_the_same_structure_compiles_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = CountingBackend()
+    monkeypatch.setattr(compiler, "BACKEND", backend)
+    counts, method = [], ALL[name][0]
+    for run in range(3):
+        model = foldable("cpu", torch.float32)
+        with torch.no_grad():
+            next(model.parameters()).mul_(1 + run)
+        net = FastNet(model, sgd(model), precision="fp32", loss=smooth_ce(0.1), compiled=True)
+        for index in range(2):  # the second step refreshes the attack copy
+            u = Control(1 + run, 0.01 / (1 + index))
+            batch = moved(batch_of(index), "cpu", torch.float32)
+            method.step(net, batch, u, generator(0, index, "method"), {})
+        counts.append(backend.graphs)
+        del net, model
+        gc.collect()  # compiled code must not depend on a network that is gone
+    # The objective of the attack, its step, the refresh and the update; free only updates.
+    assert counts == [1 if name == "free" else 4] * 3
+
+
+@pytest.mark.parametrize("optim", ["sgd", "adamw", "muon"])
+@pytest.mark.parametrize("name", ["pgd", "atta"])
+def test_training_after_a_warm_up_gives_the_same_bytes(
+    name: str, optim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "BACKEND", CountingBackend())
+    states, method = [], ALL[name][0]
+    for times in (0, 1):
+        model = foldable("cpu", torch.float32)
+        optimizer = make_optimizer(model, Optim(name=optim, lr=0.01), (1, 6, 6))
+        ema = EMA(model, 0.9)
+        net = FastNet(model, optimizer, precision="fp32", ema=ema, compiled=True)
+        memory: Memory = {}
+        torch.manual_seed(5)
+        for index in range(2):
+            for _ in range(times):
+                dummy = moved(batch_of(7), "cpu", torch.float32)
+                net.warm_up(method, dummy, Control(1, 0.3))
+            batch = moved(batch_of(index), "cpu", torch.float32)
+            method.step(net, batch, Control(2, 0.01), generator(0, index, "method"), memory)
+        counters = (net.grad_evals, net.updates, net.ema.steps if net.ema else 0)
+        moments = [
+            v for p in model.parameters() for v in optimizer.state[p].values() if v is not None
+        ]
+        tensors = [*model.state_dict().values(), *ema.model.state_dict().values(), *moments]
+        gradients = [p.grad is None for p in model.parameters()]
+        states.append((counters, gradients, torch.rand(3).tolist(), float(net.last_loss)))  # type: ignore[arg-type]
+        states.append([*map(torch.clone, tensors), *memory.values()])
+    assert states[0] == states[2]
+    assert len(states[1]) == len(states[3])
+    assert all(map(torch.equal, states[1], states[3]))
+
+
+def failing_backend(module: Any, inputs: Any) -> Any:
+    raise RuntimeError("no kernel for this")
+
+
+class Breaks(Foldable):
+    """Random, with statistics, and unknown to Dynamo: what a failed attempt changes is restored."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(nn.functional.dropout(x, 0.1, self.training))
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_a_model_that_cannot_be_compiled_trains_the_same_numbers(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "BACKEND", failing_backend)
+    trained, said = [], list[str]()
+    for compile_ in (True, False):
+        torch.manual_seed(0)
+        model = Breaks()
+        net = FastNet(model, sgd(model), precision="fp32", attack_mode=mode, compiled=compile_)
+        net.note = said.append
+        for index in range(2):
+            torch.manual_seed(index)
+            batch = moved(batch_of(index), "cpu", torch.float32)
+            ALL["pgd"][0].step(net, batch, Control(2, 0.01), generator(0, index, "method"), {})
+        trained.append(model.state_dict())
+        assert net.compiled is False
+    assert len(said) == 1
+    assert "torch.compile fails for this model" in said[0]
+    assert "no kernel for this" in said[0]
+    for key, value in trained[0].items():
+        assert torch.equal(value, trained[1][key]), key
 
 
 @pytest.mark.parametrize("padded", [False, True])

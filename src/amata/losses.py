@@ -4,6 +4,7 @@ Attacks ascend them, training descends them. `correct` is what accuracy counts.
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ def ce(z: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(z, y, reduction="none")
 
 
+@cache  # one function for each value: an engine compiles every function that it is given
 def smooth_ce(smoothing: float) -> Loss:
     """Cross-entropy with label smoothing; `ce` itself at 0."""
     if smoothing == 0:

@@ -90,11 +90,13 @@ class GradientBuckets:
         self.sent = 0
         """How many buckets are on their way, or complete."""
 
-    def use_as_gradients(self) -> None:
-        """Make the buffers the weights' gradients for good: graphs then add to them in place."""
-        for bucket in self.buckets:
-            for p, view in zip(bucket.parameters, bucket.views, strict=True):
-                p.grad = view
+    def views(self) -> dict[Tensor, Tensor]:
+        """Each weight's part of the buffers. As a gradient it is averaged in place."""
+        return {
+            p: view
+            for bucket in self.buckets
+            for p, view in zip(bucket.parameters, bucket.views, strict=True)
+        }
 
     @contextmanager
     def overlap(self, weight: float) -> Iterator[None]:

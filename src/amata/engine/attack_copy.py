@@ -100,17 +100,22 @@ class AttackCopy:
             ]
         self.refresh()
 
-    @torch.no_grad()
     def refresh(self) -> None:
-        if self.copied:
-            torch._foreach_copy_([a for a, _ in self.copied], [b for _, b in self.copied])
-        for weight, bias, conv, norm in self.folded:
-            assert norm.running_mean is not None
-            assert norm.running_var is not None
-            scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
-            shift = norm.bias - norm.running_mean * scale
-            weight.copy_(conv.weight * scale.view(-1, 1, 1, 1))
-            bias.copy_(shift if conv.bias is None else shift + conv.bias * scale)
+        copy_and_fold(self.copied, self.folded)
+
+
+@torch.no_grad()
+def copy_and_fold(copied: list[tuple[Tensor, Tensor]], folded: list[Folded]) -> None:
+    """Copy each second tensor into the first, and write the products of folded layers."""
+    if copied:
+        torch._foreach_copy_([a for a, _ in copied], [b for _, b in copied])
+    for weight, bias, conv, norm in folded:
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+        shift = norm.bias - norm.running_mean * scale
+        weight.copy_(conv.weight * scale.view(-1, 1, 1, 1))
+        bias.copy_(shift if conv.bias is None else shift + conv.bias * scale)
 
 
 def find_foldable_batchnorms(model: nn.Module) -> list[tuple[str, str, str | None]]:

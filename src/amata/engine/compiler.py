@@ -1,8 +1,18 @@
-"""Whether torch.compile can generate GPU kernels on this machine."""
+"""torch.compile for the whole process: what is compiled once serves every network of the same
+structure, and compiled code is kept on disk."""
 
 import os
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+BACKEND = "inductor"
+"""The backend of torch.compile."""
 
 
 @cache
@@ -14,3 +24,57 @@ def has_compiler() -> bool:
     return has_triton() and any(
         shutil.which(name) for name in ([named] if named else ["gcc", "cc", "clang"])
     )
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A module-level function, compiled for fixed shapes; the same object in every call.
+
+    Pass networks and losses as arguments: Dynamo then checks their structure, not their identity.
+    Call it within `compiling`.
+    """
+    return _compiled(function, BACKEND)
+
+
+@cache
+def _compiled(function: Callable[..., Any], backend: Any) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=False, backend=backend)
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Settings under which compiled functions are called for the first time."""
+    import torch._dynamo.config as dynamo
+    import torch._functorch.config as functorch
+
+    keep_on_disk()
+    # Dynamo limits recompilations per function. All networks of a process share ours, each with its
+    # own shapes, so the limits have to be high.
+    with ExitStack() as stack:
+        stack.enter_context(dynamo.patch(recompile_limit=1024, accumulated_recompile_limit=4096))
+        # The cache on disk skips autograd functions by default. Dynamo traces them, so their code
+        # is part of its key.
+        if hasattr(functorch, "autograd_cache_allow_custom_autograd_functions"):
+            stack.enter_context(
+                functorch.patch(autograd_cache_allow_custom_autograd_functions=True)
+            )
+        yield
+
+
+def cache_folder() -> Path:
+    """Where compiled code is kept: $XDG_CACHE_HOME/amata/compiled or ~/.cache/amata/compiled."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "amata" / "compiled"
+
+
+def keep_on_disk() -> None:
+    """Have Inductor and Triton keep compiled code where it survives a reboot, unless the user
+    chose a folder. Inductor's default is the temporary folder."""
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        return
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (OSError, RuntimeError):  # no home folder, or a read-only one: Inductor's default
+        return
+    if os.access(folder, os.W_OK):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)

@@ -11,26 +11,29 @@ says what each part gains.
   rate changes, so it is not part of it.
 - The host never waits for the device.
 
-Rare shapes, such as a smaller last batch, run eagerly in the same precision.
+Rare shapes, such as a smaller last batch, run eagerly in the same precision. A model that cannot be
+compiled is recorded uncompiled, and one that cannot be recorded runs eagerly (`_attempt`).
 """
 
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from amata.engine.ascent import AscentGraph, ascent_step
-from amata.engine.attack_copy import AttackCopy
-from amata.engine.compiler import has_compiler
+from amata.engine.attack_copy import AttackCopy, copy_and_fold
+from amata.engine.compiler import compiled, compiling, has_compiler
 from amata.engine.cudnn import no_cudnn_benchmark
-from amata.engine.graphs import Graph
+from amata.engine.graphs import Graph, NotRecordable
+from amata.engine.passes import attack_objective, forward, update_objective
 from amata.engine.plain import PlainNet, Precision
-from amata.errors import AmataError
-from amata.losses import Loss, as_logits
+from amata.engine.trial import on_trial
+from amata.errors import AmataError, shorten
+from amata.losses import Loss
 from amata.threat import Region
 
 BUCKETS: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125)
@@ -39,6 +42,8 @@ these fractions of it."""
 
 MAX_VARIANTS = 16
 """How many different (loss, scale) pairs one verb may get: each is compiled and recorded."""
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -75,8 +80,11 @@ class FastNet(PlainNet):
     ) -> None:
         super().__init__(model, optimizer, precision=precision, **options)
         self.graphed = self.device.type == "cuda"
-        self.compiled = self.graphed and has_compiler() if compiled is None else compiled
-        dtype = torch.bfloat16 if precision == "bf16" else next(model.parameters()).dtype
+        self.compiled = self.graphed if compiled is None else compiled
+        self.not_compiled = ""
+        """Why not, if the device would profit from it."""
+        if self.graphed and self.compiled and not has_compiler():
+            self.compiled, self.not_compiled = False, "no Triton or no C compiler"
         self.layout = (
             torch.channels_last
             if (_suits_channels_last(model) if channels_last is None else channels_last)
@@ -84,24 +92,19 @@ class FastNet(PlainNet):
         )
         if self.graphed and self.layout:
             model.to(memory_format=self.layout)  # type: ignore[call-overload]
-        # Uncompiled, windows and padding would cost more than they save.
-        tensor_core_layers = self.graphed and self.compiled and precision == "bf16"
-        self.attack_copy = AttackCopy(
-            model,
-            train_mode=self.attack_mode == "train",
-            dtype=dtype,
-            tensor_core_layers=tensor_core_layers,
-        )
+        self.attack_copy = self._copy_for_attacks()
         self.attack_copy_is_stale = False
+        self.gradients: dict[Tensor, Tensor] = {}
+        """Where gradients accumulate: never reallocated, because graphs add to them."""
+        self.reached: set[Tensor] = set()
+        """The weights that gradients have reached."""
         if self.graphed:
             if self.layout and self.ema is not None:
                 self.ema.model.to(memory_format=self.layout)  # type: ignore[call-overload]
-            for p in model.parameters():
-                p.grad = torch.zeros_like(p)  # never reallocated: graphs add to it
+            self.gradients = {p: torch.zeros_like(p) for p in model.parameters() if p.requires_grad}
             if self.ranks.size > 1:
-                self.buckets.use_as_gradients()
+                self.gradients = self.buckets.views()
         self.graphs: dict[Hashable, Graph] = {}
-        self.functions: dict[Hashable, Callable[..., Tensor]] = {}
         self.ascent_graphs: dict[Hashable, AscentGraph] = {}
         self.usual_shapes: dict[Hashable, torch.Size] = {}
         self.largest_batches: dict[Hashable, int] = {}
@@ -112,17 +115,12 @@ class FastNet(PlainNet):
 
     def describe(self) -> str:
         parts = [f"fast engine, {self.precision}"]
-        parts += (
-            ["torch.compile"]
-            if self.compiled
-            else ["not compiled (no Triton or no C compiler)"]
-            if self.graphed
-            else []
-        )
+        parts += ["torch.compile"] if self.compiled else []
+        parts += [f"not compiled ({self.not_compiled})"] if self.not_compiled else []
         parts += (
             ["CUDA graphs", *(["channels_last"] if self.layout else [])]
             if self.graphed
-            else ["eager (no CUDA device)"]
+            else ["eager (no CUDA device)" if self.device.type != "cuda" else "eager"]
         )
         parts += ["updates eager because of train.sync_bn"] if self.syncs_in_forward else []
         parts += (
@@ -135,6 +133,16 @@ class FastNet(PlainNet):
     @property
     def _overlaps(self) -> bool:
         return not self.graphed or self.syncs_in_forward
+
+    def _copy_for_attacks(self) -> AttackCopy:
+        bf16 = self.precision == "bf16"
+        return AttackCopy(
+            self.model,
+            train_mode=self.attack_mode == "train",
+            dtype=torch.bfloat16 if bf16 else next(self.model.parameters()).dtype,
+            # Uncompiled, windows and padding would cost more than they save.
+            tensor_core_layers=self.graphed and self.compiled and bf16,
+        )
 
     def _step(self) -> None:
         if self.graphed and isinstance(self.optimizer, GraphableOptimizer):
@@ -156,6 +164,25 @@ class FastNet(PlainNet):
         self.attack_copy_is_stale = True
         # the optimiser's state may be in other tensors now
         self.graphs.pop("directions", None)
+
+    def warm_up(self, method: Any, batch: Any, u: Any) -> None:
+        if not (self.graphed or self.compiled):
+            return
+        self._synchronize()
+        started, compiled_before = time.perf_counter(), self.compile_seconds
+        variants = {verb: set(seen) for verb, seen in self.variants.items()}
+        self.attack_copy_is_stale = True
+        try:
+            with on_trial(self, keep_tensors=self.graphed):
+                # The second step starts from an update, and from the state that the first created.
+                for _ in range(2):
+                    rng = torch.Generator(self.device).manual_seed(0)
+                    method.step(self, batch, u, rng, {})
+        finally:
+            self.variants = variants
+            self.attack_copy_is_stale = True
+        self._synchronize()
+        self.compile_seconds = compiled_before + time.perf_counter() - started
 
     def backward(
         self,
@@ -195,7 +222,7 @@ class FastNet(PlainNet):
 
         def work(x: Tensor) -> Tensor:
             with torch.no_grad():
-                return self._attack_logits(x)
+                return forward(self.attack_copy.model, x, self.precision == "bf16")
 
         return self._run("logits", lambda _: work, (x,), self._attack_state)
 
@@ -214,30 +241,28 @@ class FastNet(PlainNet):
         size = next(s for s in sorted(math.ceil(share * full) for share in BUCKETS) if s >= n)
         if (key, size) not in self.graphs:
             rows = [torch.cat([t, t[-1:].expand(size - n, *t.shape[1:])]) for t in (x, y)]
-            with self._compiling():
-                self.graphs[key, size] = Graph(
-                    self._make_input_grad(loss, True), rows, pool=self.pool
-                )
+
+            def record() -> None:
+                if self.graphed:
+                    self.graphs[key, size] = Graph(
+                        self._make_input_grad(loss, True), rows, pool=self.pool
+                    )
+
+            self._attempt(record)
+            if not self.graphed:
+                return self._make_input_grad(loss, False)(x, y)
         g, z = self.graphs[key, size](x, y)
         return (g, z) if size == n else (g[:n], z[:n])
 
-    def _attack_logits(self, x: Tensor) -> Tensor:
-        with self._autocast():
-            z = as_logits(self.attack_copy.model(x))
-        return z.float() if z.dtype == torch.bfloat16 else z
-
     def _make_input_grad(
-        self, loss: Loss, recorded: bool
+        self, loss: Loss, usual: bool
     ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        def value(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            z = self._attack_logits(x)
-            return loss(z, y).sum(), z  # the sum, not the mean: small gradients underflow in bf16
-
-        best = self._compiled(("attack", loss), value) if recorded else value
+        objective = self._best(attack_objective) if usual else attack_objective
+        model, bf16 = self.attack_copy.model, self.precision == "bf16"
 
         def work(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             x = x.detach().requires_grad_()
-            total, z = best(x, y)
+            total, z = objective(model, loss, bf16, x, y)
             (g,) = torch.autograd.grad(total, x)
             return g, z.detach()
 
@@ -251,20 +276,32 @@ class FastNet(PlainNet):
         self._check_variants("ascent", loss)
         self._refresh_attack_copy()
         key = ("ascent", loss, type(region), getattr(region, "ball", None))
-        if not self.graphed or not self._is_usual(key, x):
-            input_grad = self._make_input_grad(loss, False)
+
+        def eager(usual: bool) -> Tensor:
+            input_grad = self._make_input_grad(loss, usual)
+            step = self._best(ascent_step) if usual else ascent_step
+            alpha = self.alpha if usual and self.compiled else step_size
+            moved = x
+            for _ in range(steps):
+                moved = step(region, moved, input_grad(moved, y)[0], alpha)
+            return moved
+
+        if not self._is_usual(key, x):
             with no_cudnn_benchmark():
-                for _ in range(steps):
-                    x = ascent_step(region, x, input_grad(x, y)[0], step_size)
-            return x
+                return eager(False)
+        if not (self.graphed or self.compiled):
+            return eager(False)
         if self.step_size != step_size:
             self.alpha.fill_(step_size)
             self.step_size = step_size
-        if key not in self.ascent_graphs:
-            with self._compiling():
+
+        def run() -> Tensor:
+            if not self.graphed:
+                return eager(True)
+            if key not in self.ascent_graphs:
                 self.ascent_graphs[key] = AscentGraph(
                     self._make_input_grad(loss, True),
-                    self._compiled(("ascent_step", type(region)), ascent_step),
+                    self._best(ascent_step),
                     region,
                     x,
                     y,
@@ -272,7 +309,9 @@ class FastNet(PlainNet):
                     self._attack_state(),
                     self.pool,
                 )
-        return self.ascent_graphs[key](region, x, y, steps)
+            return self.ascent_graphs[key](region, x, y, steps)
+
+        return run() if key in self.ascent_graphs else self._attempt(run, self._attack_state)
 
     def _backward(
         self,
@@ -282,23 +321,18 @@ class FastNet(PlainNet):
         scale: float,
         wrt_input: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        def value(*tensors: Tensor) -> Tensor:
-            *xs, y = tensors
-            return self._mean(loss(*[self._forward(x) for x in xs], y), y)
-
-        def make(recorded: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        def make(usual: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
             self.model.train()
-            best = (
-                self._compiled(("train", loss, len(inputs), wrt_input), value)
-                if recorded
-                else value
-            )
+            objective = self._best(update_objective) if usual else update_objective
+            recorded = usual and self.graphed
             weights = [p for p in self.model.parameters() if p.requires_grad]
 
             def work(*tensors: Tensor) -> tuple[Tensor, Tensor | None]:
                 *xs, y = tensors
                 xs = [t.detach().requires_grad_(wrt_input) for t in xs]
-                total = best(*xs, y)
+                total = objective(
+                    self.model, loss, self.class_weights, self.precision == "bf16", tuple(xs), y
+                )
                 scaled = total * scale if scale != 1 else total
                 if not recorded:
                     scaled.backward()
@@ -306,8 +340,9 @@ class FastNet(PlainNet):
                 found = torch.autograd.grad(
                     scaled, [*weights, *(xs[:1] if wrt_input else [])], allow_unused=True
                 )
-                used = [(p.grad, g) for p, g in zip(weights, found, strict=False) if g is not None]
-                torch._foreach_add_([a for a, _ in used], [g for _, g in used])  # type: ignore[misc]
+                used = [(p, g) for p, g in zip(weights, found, strict=False) if g is not None]
+                self.reached.update(p for p, _ in used)
+                torch._foreach_add_([self.gradients[p] for p, _ in used], [g for _, g in used])
                 return total.detach(), found[-1] if wrt_input else None
 
             return work
@@ -345,19 +380,31 @@ class FastNet(PlainNet):
     ) -> Any:
         """Run work that changes weight gradients; eagerly if it communicates, which a graph cannot
         record."""
-        return (
-            make(False)(*tensors)
-            if self.syncs_in_forward
-            else self._run(key, make, tensors, self._train_state)
-        )
+        if self.syncs_in_forward:
+            return make(False)(*tensors)
+        if key in self.graphs:
+            return self._run(key, make, tensors, self._train_state)
+        with self._static_gradients():
+            return self._run(key, make, tensors, self._train_state)
 
-    def _compiled(self, key: Hashable, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, compiled if compilation is on; once for every key."""
-        if key not in self.functions:
-            self.functions[key] = (
-                torch.compile(function, dynamic=False) if self.compiled else function
-            )
-        return self.functions[key]
+    @contextmanager
+    def _static_gradients(self) -> Iterator[None]:
+        """While graphs are recorded, every weight has its static gradient; afterwards only those
+        that gradients have reached. The others have none, so the optimiser leaves them alone."""
+        for p, g in self.gradients.items():
+            p.grad = g
+        hooks = [p.register_post_accumulate_grad_hook(self.reached.add) for p in self.gradients]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for p in self.gradients.keys() - self.reached:
+                p.grad = None
+
+    def _best(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, compiled if compilation is on."""
+        return compiled(function) if self.compiled else function
 
     def _run(
         self,
@@ -368,13 +415,61 @@ class FastNet(PlainNet):
     ) -> Any:
         """Replay the recorded work, after recording it once. On a rare shape, or without a GPU, run
         it eagerly."""
-        if not self.graphed or not self._is_usual(key, tensors[0]):
+        if not self._is_usual(key, tensors[0]):
             with no_cudnn_benchmark():
                 return make(False)(*tensors)
-        if key not in self.graphs:
-            with self._compiling():
-                self.graphs[key] = Graph(make(True), tensors, mutated=mutated(), pool=self.pool)
-        return self.graphs[key](*tensors)
+        if key in self.graphs:
+            return self.graphs[key](*tensors)
+        if not (self.graphed or self.compiled):
+            return make(False)(*tensors)
+
+        def run() -> Any:
+            if not self.graphed:
+                return make(True)(*tensors)
+            self.graphs[key] = Graph(make(True), tensors, mutated=mutated(), pool=self.pool)
+            return self.graphs[key](*tensors)
+
+        return self._attempt(run, mutated)
+
+    def _attempt(self, run: Callable[[], T], mutated: Callable[[], list[Tensor]] = list) -> T:
+        """Run what compiles and records. Where this model cannot be compiled or recorded, restore
+        what the attempt changed, say so, and run it the next best way."""
+        while True:
+            states = torch.get_rng_state(), self._device_rng_state()
+            before = [] if self.graphed else [(t, t.detach().clone()) for t in mutated()]
+            try:
+                with self._compiling():
+                    return run()
+            except (AmataError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:
+                if not self.compiled and not isinstance(error, NotRecordable):
+                    raise
+                with torch.no_grad():
+                    for t, value in before:
+                        t.copy_(value)
+                torch.set_rng_state(states[0])
+                if states[1] is not None:
+                    torch.cuda.set_rng_state(states[1], self.device)
+                self._fall_back(error)
+
+    def _device_rng_state(self) -> Tensor | None:
+        return torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+
+    def _fall_back(self, error: Exception) -> None:
+        """Work without torch.compile, or without CUDA graphs too."""
+        why = shorten(error, 120)
+        if isinstance(error, NotRecordable):
+            self.note(f"CUDA graphs cannot record this model ({why}): it trains eagerly")
+            self.graphed = False
+        else:
+            self.note(f"torch.compile fails for this model ({why}): it trains uncompiled")
+            self.not_compiled = "torch.compile fails"
+        self.compiled = False
+        self.graphs.clear()
+        self.ascent_graphs.clear()
+        self.attack_copy = self._copy_for_attacks()
+        self.attack_copy_is_stale = False
 
     def _is_usual(self, key: Hashable, x: Tensor) -> bool:
         """Whether x has the usual shape: the first one seen, or the largest since.
@@ -393,18 +488,22 @@ class FastNet(PlainNet):
         if not self.attack_copy_is_stale:
             return
         self.attack_copy_is_stale = False
-        if not self.graphed:
+        if "refresh" in self.graphs:
+            self.graphs["refresh"]()
+        elif self.graphed or self.compiled:
+            self._attempt(self._first_refresh)
+        else:
             self.attack_copy.refresh()
-            return
-        if "refresh" not in self.graphs:
-            with self._compiling():
-                refresh = (
-                    torch.compile(self.attack_copy.refresh, dynamic=False)
-                    if self.compiled
-                    else self.attack_copy.refresh
-                )
-                self.graphs["refresh"] = Graph(refresh, (), pool=self.pool)
-        self.graphs["refresh"]()
+
+    def _first_refresh(self) -> None:
+        copy, copy_weights = self.attack_copy, self._best(copy_and_fold)
+
+        def refresh() -> None:
+            copy_weights(copy.copied, copy.folded)
+
+        if self.graphed:
+            self.graphs["refresh"] = Graph(refresh, (), pool=self.pool)
+        refresh()
 
     def _attack_state(self) -> list[Tensor]:
         """What an attack may change: in train mode, BatchNorm's statistics."""
@@ -419,19 +518,16 @@ class FastNet(PlainNet):
     @contextmanager
     def _compiling(self) -> Iterator[None]:
         """Time what is compiled and recorded in the with block."""
-        torch.cuda.synchronize(self.device)
+        self._synchronize()
         started = time.perf_counter()
-        # Dynamo limits recompilations per function. All networks of a process share ours, each
-        # with its own shapes, so the limit has to be high.
-        limit = (
-            "recompile_limit"
-            if hasattr(torch._dynamo.config, "recompile_limit")
-            else "cache_size_limit"
-        )
-        with torch._dynamo.config.patch({limit: 1024}):
+        with compiling():
             yield
-        torch.cuda.synchronize(self.device)
+        self._synchronize()
         self.compile_seconds += time.perf_counter() - started
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
 
 def _suits_channels_last(model: nn.Module) -> bool:

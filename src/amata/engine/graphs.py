@@ -32,6 +32,10 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+class NotRecordable(Exception):
+    """The work ran, but a CUDA graph cannot record it."""
+
+
 class Graph:
     """`work(*inputs)`, recorded. A call copies its arguments into the static inputs, replays the
     graph and returns the static outputs.
@@ -50,31 +54,51 @@ class Graph:
         copy_inputs: bool = True,
     ) -> None:
         """`mutated` are tensors that the work changes besides its outputs: they are restored after
-        the warm-up. Without `copy_inputs` the tensors given are the static inputs."""
+        the warm-up, also if it fails. Without `copy_inputs` the tensors given are the static
+        inputs."""
         self.inputs = (
             [t.detach().clone(memory_format=torch.preserve_format) for t in inputs]
             if copy_inputs
             else list(inputs)
         )
         before = [t.detach().clone() for t in mutated]
+        try:
+            self._warm_up_and_record(work, pool)
+        finally:
+            with torch.no_grad():
+                for t, value in zip(mutated, before, strict=True):
+                    t.copy_(value)
+        with torch.no_grad():
+            for static, given in zip(self.inputs, inputs, strict=True):
+                static.copy_(given)
+
+    def _warm_up_and_record(self, work: Callable[..., Any], pool: Any) -> None:
+        current = torch.cuda.current_stream()
         stream = _side_stream(torch.cuda.current_device())
-        stream.wait_stream(torch.cuda.current_stream())
+        stream.wait_stream(current)
         with torch.cuda.stream(stream):
             for _ in range(WARM_UPS):
                 work(*self.inputs)
-        torch.cuda.current_stream().wait_stream(stream)
+        current.wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         # Another thread may be pinning the next batch's memory, which the default mode forbids.
         recording = torch.cuda.graph(
             self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"
         )
-        with _no_garbage_collection(), recording:
-            self.outputs = work(*self.inputs)
-        with torch.no_grad():
-            for t, value in zip(mutated, before, strict=True):
-                t.copy_(value)
-            for static, given in zip(self.inputs, inputs, strict=True):
-                static.copy_(given)
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        state = generator.get_state()
+        try:
+            with _no_garbage_collection(), recording:
+                self.outputs = work(*self.inputs)
+        except Exception as error:
+            # A recording that fails leaves its stream as the current one, and the random generator
+            # in the state of recording.
+            torch.cuda.set_stream(current)
+            fresh = torch.Generator(generator.device)
+            fresh.set_state(state)
+            generator.graphsafe_set_state(fresh.graphsafe_get_state())
+            torch.cuda.synchronize()
+            raise NotRecordable(str(error.__context__ or error)) from error
 
     def __call__(self, *tensors: Tensor) -> Any:
         for static, given in zip(self.inputs, tensors, strict=True):

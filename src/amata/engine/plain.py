@@ -4,10 +4,11 @@ Each verb counts its cost and leaves the work to a method of the same name with 
 faster engine overrides only those.
 """
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 from amata.distributed.buckets import GradientBuckets
 from amata.distributed.process_group import Ranks
 from amata.engine.ema import EMA
+from amata.engine.passes import forward, mean_loss
 from amata.engine.split import FirstLayer
 from amata.errors import InputError
-from amata.losses import Loss, as_logits, ce
+from amata.losses import Loss, ce
 from amata.threat import Region
 
 Mode = Literal["eval", "train"]
@@ -80,6 +82,8 @@ class PlainNet:
         nothing."""
         self.updates = 0
         """Calls of `apply` that updated the weights."""
+        self.note: Callable[[str], None] = warnings.warn
+        """Where the engine says, once, what it cannot do."""
         self._samples = 0
         self._in_update = False
 
@@ -89,6 +93,10 @@ class PlainNet:
 
     def weights_changed(self) -> None:
         """Call it after changing weights from outside, as when loading a checkpoint."""
+
+    def warm_up(self, method: Any, batch: Any, u: Any) -> None:
+        """Compile and record what the method's steps need under the control u, for batches like
+        this one. Nothing else changes: neither weights, optimiser, counters nor random states."""
 
     def logits(self, x: Tensor) -> Tensor:
         return self._logits(x)
@@ -219,13 +227,10 @@ class PlainNet:
         )
 
     def _forward(self, x: Tensor) -> Tensor:
-        with self._autocast():
-            z = as_logits(self.model(x))
-        return z.float() if z.dtype == torch.bfloat16 else z
+        return forward(self.model, x, self.precision == "bf16")
 
     def _mean(self, losses: Tensor, y: Tensor) -> Tensor:
-        """The batch mean of the losses, each times the weight of its class."""
-        return (losses if self.class_weights is None else self.class_weights[y] * losses).mean()
+        return mean_loss(losses, y, self.class_weights)
 
     def _logits(self, x: Tensor) -> Tensor:
         self.model.train(self.attack_mode == "train")

@@ -1,0 +1,42 @@
+"""Forward passes and losses as functions of the network. The network is an argument, so that what
+torch.compile makes of them serves every network of the same structure in a process."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from amata.losses import Loss, as_logits
+
+
+def forward(model: nn.Module, x: Tensor, bf16: bool) -> Tensor:
+    """The logits, with `bf16` under autocast; in fp32 at least."""
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
+        z = as_logits(model(x))
+    return z.float() if z.dtype == torch.bfloat16 else z
+
+
+def mean_loss(losses: Tensor, y: Tensor, class_weights: Tensor | None) -> Tensor:
+    """The batch mean of the losses, each times the weight of its class."""
+    return (losses if class_weights is None else class_weights[y] * losses).mean()
+
+
+def attack_objective(
+    model: nn.Module, loss: Loss, bf16: bool, x: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What an attack ascends, and the logits. The sum, not the mean: small gradients underflow in
+    bf16."""
+    z = forward(model, x, bf16)
+    return loss(z, y).sum(), z
+
+
+def update_objective(
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    class_weights: Tensor | None,
+    bf16: bool,
+    xs: tuple[Tensor, ...],
+    y: Tensor,
+) -> Tensor:
+    """What an update descends."""
+    return mean_loss(loss(*[forward(model, x, bf16) for x in xs], y), y, class_weights)
