@@ -7,8 +7,8 @@ says what each part gains.
   K and alpha may change between epochs without compiling or recording again (`AscentGraph`).
 - The update runs in bf16 under autocast, with weights, gradients and optimiser state in fp32.
   Gradients accumulate in static tensors.
-- What an optimiser computes from gradients alone, such as Muon's matrices, is a graph. The learning
-  rate changes, so it is not part of it.
+- `apply` is one graph: optimiser, EMA, gradients to zero, attack copy. The learning rate and the
+  EMA's decay are device scalars (`ApplyGraph`).
 - The host never waits for the device.
 
 Rare shapes, such as a smaller last batch, run eagerly in the same precision.
@@ -18,11 +18,12 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from amata.engine.apply import ApplyGraph, is_graphable
 from amata.engine.ascent import AscentGraph, ascent_step
 from amata.engine.attack_copy import AttackCopy
 from amata.engine.compiler import has_compiler
@@ -39,20 +40,6 @@ these fractions of it."""
 
 MAX_VARIANTS = 16
 """How many different (loss, scale) pairs one verb may get: each is compiled and recorded."""
-
-
-@runtime_checkable
-class GraphableOptimizer(Protocol):
-    """An optimiser whose step is in two parts: `directions`, the same work in every step, which a
-    CUDA graph can record, and `move`, which applies them with the current learning rate."""
-
-    def momenta(self) -> list[Tensor]:
-        """The tensors that `directions` changes."""
-        ...
-
-    def directions(self) -> Any: ...
-
-    def move(self, directions: Any) -> None: ...
 
 
 class FastNet(PlainNet):
@@ -93,6 +80,8 @@ class FastNet(PlainNet):
             tensor_core_layers=tensor_core_layers,
         )
         self.attack_copy_is_stale = False
+        self.attack_copy_is_used = False
+        self.has_stepped = False
         if self.graphed:
             if self.layout and self.ema is not None:
                 self.ema.model.to(memory_format=self.layout)  # type: ignore[call-overload]
@@ -101,6 +90,7 @@ class FastNet(PlainNet):
         self.graphs: dict[Hashable, Graph] = {}
         self.functions: dict[Hashable, Callable[..., Tensor]] = {}
         self.ascent_graphs: dict[Hashable, AscentGraph] = {}
+        self.apply_graphs: dict[bool, ApplyGraph] = {}  # with the refresh of the attack copy?
         self.usual_shapes: dict[Hashable, torch.Size] = {}
         self.largest_batches: dict[Hashable, int] = {}
         self.variants: dict[str, set[tuple[Callable[..., Tensor], float]]] = {}
@@ -131,25 +121,28 @@ class FastNet(PlainNet):
         return ", ".join(parts)
 
     def _step(self) -> None:
-        if self.graphed and isinstance(self.optimizer, GraphableOptimizer):
-            if "directions" not in self.graphs:
-                with self._compiling():
-                    self.graphs["directions"] = Graph(
-                        self.optimizer.directions,
-                        (),
-                        mutated=self.optimizer.momenta(),
-                        pool=self.pool,
-                    )
-            self.optimizer.move(self.graphs["directions"]())
-        else:
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=not self.graphed)
         self.attack_copy_is_stale = True
+        if not (self.graphed and self.has_stepped and is_graphable(self.optimizer)):
+            # The first step creates the optimiser's state, so it is not recorded.
+            self.has_stepped = True
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=not self.graphed)
+            if self.ema is not None:
+                self.ema.update()
+            return
+        key = self.attack_copy_is_used
+        if key not in self.apply_graphs:
+            with self._compiling():
+                refresh = self._compiled("refresh", self.attack_copy.refresh) if key else None
+                self.apply_graphs[key] = ApplyGraph(self.optimizer, self.ema, refresh, self.pool)
+        self.apply_graphs[key]()
+        self.attack_copy_is_stale = not key
 
     def weights_changed(self) -> None:
         self.attack_copy_is_stale = True
         # the optimiser's state may be in other tensors now
-        self.graphs.pop("directions", None)
+        self.apply_graphs.clear()
+        self.has_stepped = False
 
     def backward(
         self,
@@ -384,6 +377,7 @@ class FastNet(PlainNet):
 
     def _refresh_attack_copy(self) -> None:
         """Copy the weights into the attack copy, once after each update."""
+        self.attack_copy_is_used = True
         if not self.attack_copy_is_stale:
             return
         self.attack_copy_is_stale = False
@@ -392,11 +386,7 @@ class FastNet(PlainNet):
             return
         if "refresh" not in self.graphs:
             with self._compiling():
-                refresh = (
-                    torch.compile(self.attack_copy.refresh, dynamic=False)
-                    if self.compiled
-                    else self.attack_copy.refresh
-                )
+                refresh = self._compiled("refresh", self.attack_copy.refresh)
                 self.graphs["refresh"] = Graph(refresh, (), pool=self.pool)
         self.graphs["refresh"]()
 
