@@ -432,18 +432,71 @@ def test_a_network_is_split_before_a_layer_that_works_in_place() -> None:
     assert torch.equal(costates[0], costates[1])
 
 
-def test_ema_averages_weights_and_copies_counters() -> None:
+@pytest.mark.parametrize("on_device", [False, True])
+def test_ema_averages_weights_and_copies_counters(on_device: bool) -> None:
+    """With a weight that is a number, or a scalar on the device, as a CUDA graph needs it."""
     model = small_net()
+    model.register_buffer("other", torch.zeros(3, dtype=torch.float64))
     ema, tensors = EMA(model, 0.15), model.state_dict()
     expected = tensors["0.weight"].clone()
     for decay in (0.1, 0.15):  # (1 + t) / (10 + t), then the decay itself
         tensors["0.weight"].add_(1)
         tensors["1.num_batches_tracked"].add_(3)
-        ema.update()
+        tensors["other"].fill_(1)
+        weight = ema.advance()
+        ema.average(torch.tensor(weight) if on_device else weight)
         expected = decay * expected + (1 - decay) * tensors["0.weight"]
     averaged = ema.model.state_dict()
     torch.testing.assert_close(averaged["0.weight"], expected)
+    torch.testing.assert_close(averaged["other"], torch.full_like(tensors["other"], 1 - 0.1 * 0.15))
     assert averaged["1.num_batches_tracked"] == 6
+
+
+OPTIMIZERS = {
+    "sgd": Optim(momentum=0.9, nesterov=True, weight_decay=0.1),
+    "sgd without momentum": Optim(momentum=0, weight_decay=0.1, decay_all=False),
+    "adamw": Optim(name="adamw", weight_decay=0.1),
+    "muon": Optim(name="muon", nesterov=True, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("attacks", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_update_that_an_engine_records_is_the_update(
+    name: str, attacks: bool, device: str
+) -> None:
+    """The learning rate and the EMA's decay change in every step. Half-way the optimiser's state is
+    reloaded, as in a rollback. Attacks see the new weights, also where they begin late."""
+    found: list[list[torch.Tensor]] = []
+    x, y = images(6).to(device), labels(6).to(device)
+    for kind in (PlainNet, FastNet):
+        model = foldable(device, torch.float32)
+        optimizer, ema = make_optimizer(model, OPTIMIZERS[name]), EMA(model, 0.9)
+        options: dict[str, Any] = {"compiled": False} if kind is FastNet else {}
+        net = kind(model, optimizer, precision="fp32", ema=ema, **options)
+        rng, logits = torch.Generator().manual_seed(5), []
+        for index in range(8):
+            for group in optimizer.param_groups:
+                group["lr"] = 0.05 / (1 + index // 2)
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                p.grad.copy_(torch.randn(p.shape, generator=rng))
+            net.apply()
+            if index == 3:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+                net.weights_changed()
+            if attacks or index == 7:
+                logits += [net.logits(x).clone(), net.input_grad(x, y).clone()]
+        assert not any(bool(p.grad.any()) for p in model.parameters() if p.grad is not None)
+        assert [g["lr"] for g in optimizer.param_groups] == [0.0125] * len(optimizer.param_groups)
+        assert ema.steps == 8
+        if kind is FastNet and device == "cuda":
+            assert isinstance(net, FastNet)
+            assert [used for used, _ in net.apply_graphs] == [attacks]
+        found.append([*model.state_dict().values(), *ema.model.state_dict().values(), *logits])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-3 if name == "muon" else 1e-5, rtol=1e-3)
 
 
 def test_backend_settings_are_restored() -> None:

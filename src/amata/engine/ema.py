@@ -3,7 +3,7 @@
 import copy
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class EMA:
@@ -20,19 +20,52 @@ class EMA:
         self.source = model
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
 
-    @torch.no_grad()
     def update(self) -> None:
+        self.average(self.advance())
+
+    def advance(self) -> float:
+        """Count a step, and return the weight 1 - d of the current weights in it."""
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
         self.steps += 1
-        averaged, current = _tensors(self.model), _tensors(self.source)
-        floats = [(a, c) for a, c in zip(averaged, current, strict=True) if a.is_floating_point()]
-        torch._foreach_lerp_([a for a, _ in floats], [c for _, c in floats], 1 - decay)
-        integers = [
-            (a, c) for a, c in zip(averaged, current, strict=True) if not a.is_floating_point()
-        ]
+        return 1 - decay
+
+    @torch.no_grad()
+    def average(self, weight: float | Tensor) -> None:
+        """w_ema <- w_ema + weight (w - w_ema). On a GPU the weight may be a device scalar."""
+        pairs = list(zip(_tensors(self.model), _tensors(self.source), strict=True))
+        integers = [pair for pair in pairs if not pair[0].is_floating_point()]
         if integers:
             torch._foreach_copy_([a for a, _ in integers], [c for _, c in integers])
+        for dtype in {a.dtype for a, _ in pairs if a.is_floating_point()}:
+            averaged = [a for a, _ in pairs if a.dtype == dtype]
+            current = [c for a, c in pairs if a.dtype == dtype]
+            if isinstance(weight, Tensor):
+                descend(averaged, current, lr=weight, decay=1.0, maximize=True)
+            else:
+                torch._foreach_lerp_(averaged, current, weight)
 
 
-def _tensors(model: nn.Module) -> list[torch.Tensor]:
+def descend(
+    weights: list[Tensor], updates: list[Tensor], *, lr: Tensor, decay: float, maximize: bool
+) -> None:
+    """w <- w - lr (u + decay w), or with `maximize` w - lr (decay w - u), in one pass over memory.
+
+    The learning rate is a scalar on the device. torch's foreach functions take none; its fused SGD
+    does.
+    """
+    torch._fused_sgd_(
+        weights,
+        updates,
+        [],
+        weight_decay=decay,
+        momentum=0.0,
+        lr=lr,
+        dampening=0.0,
+        nesterov=False,
+        maximize=maximize,
+        is_first_step=False,
+    )
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
     return [*(p.detach() for p in model.parameters()), *model.buffers()]

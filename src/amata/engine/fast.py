@@ -7,8 +7,8 @@ says what each part gains.
   K and alpha may change between epochs without compiling or recording again (`AscentGraph`).
 - The update runs in bf16 under autocast, with weights, gradients and optimiser state in fp32.
   Gradients accumulate in static tensors.
-- What an optimiser computes from gradients alone, such as Muon's matrices, is a graph. The learning
-  rate changes, so it is not part of it.
+- `apply` is one graph: optimiser, EMA, gradients to zero, attack copy. The learning rate and the
+  EMA's decay are device scalars (`ApplyGraph`).
 - The host never waits for the device.
 
 Rare shapes, such as a smaller last batch, run eagerly in the same precision. A model that cannot be
@@ -19,11 +19,12 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from amata.engine.apply import ApplyGraph, is_graphable
 from amata.engine.ascent import AscentGraph, ascent_step
 from amata.engine.attack_copy import AttackCopy, copy_and_fold
 from amata.engine.compiler import compiled, compiling, has_compiler
@@ -44,20 +45,6 @@ MAX_VARIANTS = 16
 """How many different (loss, scale) pairs one verb may get: each is compiled and recorded."""
 
 T = TypeVar("T")
-
-
-@runtime_checkable
-class GraphableOptimizer(Protocol):
-    """An optimiser whose step is in two parts: `directions`, the same work in every step, which a
-    CUDA graph can record, and `move`, which applies them with the current learning rate."""
-
-    def momenta(self) -> list[Tensor]:
-        """The tensors that `directions` changes."""
-        ...
-
-    def directions(self) -> Any: ...
-
-    def move(self, directions: Any) -> None: ...
 
 
 class FastNet(PlainNet):
@@ -98,6 +85,9 @@ class FastNet(PlainNet):
         """Where gradients accumulate: never reallocated, because graphs add to them."""
         self.reached: set[Tensor] = set()
         """The weights that gradients have reached."""
+        self.attack_copy_is_used = False
+        self.stepped: int | None = None
+        """How many weights had gradients in the last step that was not recorded."""
         if self.graphed:
             if self.layout and self.ema is not None:
                 self.ema.model.to(memory_format=self.layout)  # type: ignore[call-overload]
@@ -106,6 +96,8 @@ class FastNet(PlainNet):
                 self.gradients = self.buckets.views()
         self.graphs: dict[Hashable, Graph] = {}
         self.ascent_graphs: dict[Hashable, AscentGraph] = {}
+        self.apply_graphs: dict[tuple[bool, int], ApplyGraph] = {}
+        """By whether the attack copy is refreshed, and how many weights have gradients."""
         self.usual_shapes: dict[Hashable, torch.Size] = {}
         self.largest_batches: dict[Hashable, int] = {}
         self.variants: dict[str, set[tuple[Callable[..., Tensor], float]]] = {}
@@ -145,25 +137,29 @@ class FastNet(PlainNet):
         )
 
     def _step(self) -> None:
-        if self.graphed and isinstance(self.optimizer, GraphableOptimizer):
-            if "directions" not in self.graphs:
-                with self._compiling():
-                    self.graphs["directions"] = Graph(
-                        self.optimizer.directions,
-                        (),
-                        mutated=self.optimizer.momenta(),
-                        pool=self.pool,
-                    )
-            self.optimizer.move(self.graphs["directions"]())
-        else:
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=not self.graphed)
         self.attack_copy_is_stale = True
+        reached = len(self.reached)
+        if not (self.graphed and self.stepped == reached and is_graphable(self.optimizer)):
+            # The first step of a weight creates its optimiser state, so it is not recorded.
+            self.stepped = reached
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=not self.graphed)
+            if self.ema is not None:
+                self.ema.update()
+            return
+        used, key = self.attack_copy_is_used, (self.attack_copy_is_used, reached)
+        if key not in self.apply_graphs:
+            with self._compiling():
+                refresh = self._make_refresh() if used else None
+                self.apply_graphs[key] = ApplyGraph(self.optimizer, self.ema, refresh, self.pool)
+        self.apply_graphs[key]()
+        self.attack_copy_is_stale = not used
 
     def weights_changed(self) -> None:
         self.attack_copy_is_stale = True
         # the optimiser's state may be in other tensors now
-        self.graphs.pop("directions", None)
+        self.apply_graphs.clear()
+        self.stepped = None
 
     def warm_up(self, method: Any, batch: Any, u: Any) -> None:
         if not (self.graphed or self.compiled):
@@ -468,6 +464,7 @@ class FastNet(PlainNet):
         self.compiled = False
         self.graphs.clear()
         self.ascent_graphs.clear()
+        self.apply_graphs.clear()
         self.attack_copy = self._copy_for_attacks()
         self.attack_copy_is_stale = False
 
@@ -485,6 +482,7 @@ class FastNet(PlainNet):
 
     def _refresh_attack_copy(self) -> None:
         """Copy the weights into the attack copy, once after each update."""
+        self.attack_copy_is_used = True
         if not self.attack_copy_is_stale:
             return
         self.attack_copy_is_stale = False
@@ -496,14 +494,14 @@ class FastNet(PlainNet):
             self.attack_copy.refresh()
 
     def _first_refresh(self) -> None:
-        copy, copy_weights = self.attack_copy, self._best(copy_and_fold)
-
-        def refresh() -> None:
-            copy_weights(copy.copied, copy.folded)
-
+        refresh = self._make_refresh()
         if self.graphed:
             self.graphs["refresh"] = Graph(refresh, (), pool=self.pool)
         refresh()
+
+    def _make_refresh(self) -> Callable[[], None]:
+        copy, copy_weights = self.attack_copy, self._best(copy_and_fold)
+        return lambda: copy_weights(copy.copied, copy.folded)
 
     def _attack_state(self) -> list[Tensor]:
         """What an attack may change: in train mode, BatchNorm's statistics."""

@@ -160,8 +160,6 @@ class PlainNet:
         self._step()
         self.updates += 1
         self._samples = 0
-        if self.ema is not None:
-            self.ema.update()
 
     def _all_reduce(self) -> None:
         """Average weight gradients and BatchNorm's running statistics over the images of all
@@ -204,6 +202,8 @@ class PlainNet:
     def _step(self) -> None:
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.ema is not None:
+            self.ema.update()
 
     def costate(self, x: Tensor, y: Tensor, *, first: bool) -> Tensor:
         self.grad_evals += len(x)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from amata.engine.cudnn import tf32
+from amata.engine.ema import descend
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """Coefficients of p(s) = a s + b s^3 + c s^5, which is steep at 0: five applications map singular
@@ -109,31 +110,20 @@ class Muon(torch.optim.Optimizer):
             },
         )
 
+    takes_lr_tensor = True
+
+    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         assert closure is None, "closures are not supported"
-        self.move(self.directions())
-        return None
-
-    def momenta(self) -> list[Tensor]:
-        """The tensors that `directions` changes."""
-        return [
-            momentum
-            for group in self.param_groups
-            for momentum in self._momenta(self._moving(group))
-        ]
-
-    @torch.no_grad()
-    def directions(self) -> list[list[Tensor]]:
-        """The update directions of each group. The learning rate is not part of them, so an engine
-        can record this as a CUDA graph."""
-        return [self._directions(group) for group in self.param_groups]
-
-    @torch.no_grad()
-    def move(self, directions: list[list[Tensor]]) -> None:
-        for group, updates in zip(self.param_groups, directions, strict=True):
+        for group in self.param_groups:
             if weights := self._moving(group):
-                torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-                torch._foreach_add_(weights, updates, alpha=-group["lr"])
+                updates, lr, decay = self._directions(group), group["lr"], group["weight_decay"]
+                if isinstance(lr, Tensor):  # on a GPU, so that a CUDA graph can record the step
+                    descend(weights, updates, lr=lr, decay=decay, maximize=False)
+                else:
+                    torch._foreach_mul_(weights, 1 - lr * decay)
+                    torch._foreach_add_(weights, updates, alpha=-lr)
+        return None
 
     def _moving(self, group: dict[str, Any]) -> list[Tensor]:
         return [p for p in group["params"] if p.grad is not None]
@@ -146,8 +136,6 @@ class Muon(torch.optim.Optimizer):
 
     def _directions(self, group: dict[str, Any]) -> list[Tensor]:
         weights = self._moving(group)
-        if not weights:
-            return []
         grads: list[Tensor] = [p.grad for p in weights]  # type: ignore[misc]
         momenta = self._momenta(weights)
         torch._foreach_mul_(momenta, group["momentum"])
