@@ -14,7 +14,6 @@ says what each part gains.
 Rare shapes, such as a smaller last batch, run eagerly in the same precision.
 """
 
-import math
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -27,15 +26,13 @@ from amata.engine.ascent import AscentGraph, ascent_step
 from amata.engine.attack_copy import AttackCopy
 from amata.engine.compiler import has_compiler
 from amata.engine.cudnn import no_cudnn_benchmark
+from amata.engine.early_stop import EarlyStop, bucket_size, stop_or_step
 from amata.engine.graphs import Graph
 from amata.engine.plain import PlainNet, Precision
 from amata.errors import AmataError
 from amata.losses import Loss, as_logits
-from amata.threat import Region
-
-BUCKETS: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125)
-"""Attacks on part of a batch (methods whose samples stop one by one) are padded to the next of
-these fractions of it."""
+from amata.seeds import Noise
+from amata.threat import Ball, Region
 
 MAX_VARIANTS = 16
 """How many different (loss, scale) pairs one verb may get: each is compiled and recorded."""
@@ -101,9 +98,12 @@ class FastNet(PlainNet):
         self.graphs: dict[Hashable, Graph] = {}
         self.functions: dict[Hashable, Callable[..., Tensor]] = {}
         self.ascent_graphs: dict[Hashable, AscentGraph] = {}
+        self.early_stops: dict[Hashable, tuple[Hashable, EarlyStop]] = {}
+        self.device_evals = torch.zeros((), device=self.device, dtype=torch.long)
+        """Gradient evaluations of samples whose number only the device knows."""
         self.usual_shapes: dict[Hashable, torch.Size] = {}
         self.largest_batches: dict[Hashable, int] = {}
-        self.variants: dict[str, set[tuple[Callable[..., Tensor], float]]] = {}
+        self.variants: dict[str, set[tuple[Callable[..., Any], float]]] = {}
         self.alpha = torch.zeros((), device=self.device)
         self.step_size: float | None = None
         self.pool = torch.cuda.graph_pool_handle() if self.graphed else None
@@ -129,6 +129,10 @@ class FastNet(PlainNet):
             else []
         )
         return ", ".join(parts)
+
+    @property
+    def grad_evals(self) -> int:
+        return self._evals + (int(self.device_evals) if self.early_stops else 0)
 
     def _step(self) -> None:
         if self.graphed and isinstance(self.optimizer, GraphableOptimizer):
@@ -164,7 +168,7 @@ class FastNet(PlainNet):
         self._check_variants("backward", loss or self.loss, scale)
         return super().backward(x, y, loss=loss, scale=scale, wrt_input=wrt_input)
 
-    def _check_variants(self, verb: str, loss: Callable[..., Tensor], scale: float = 1.0) -> None:
+    def _check_variants(self, verb: str, loss: Callable[..., Any], scale: float = 1.0) -> None:
         """Refuse a method that would have a new graph recorded in every step."""
         seen = self.variants.setdefault(verb, set())
         seen.add((loss, scale))
@@ -205,7 +209,7 @@ class FastNet(PlainNet):
                 self._attack_state,
             )
         full = self.largest_batches[key] = max(n, self.largest_batches.get(key, 0))
-        size = next(s for s in sorted(math.ceil(share * full) for share in BUCKETS) if s >= n)
+        size = bucket_size(n, full)
         if (key, size) not in self.graphs:
             rows = [torch.cat([t, t[-1:].expand(size - n, *t.shape[1:])]) for t in (x, y)]
             with self._compiling():
@@ -251,22 +255,85 @@ class FastNet(PlainNet):
                 for _ in range(steps):
                     x = ascent_step(region, x, input_grad(x, y)[0], step_size)
             return x
-        if self.step_size != step_size:
-            self.alpha.fill_(step_size)
-            self.step_size = step_size
+        return self._replay_ascent(
+            key,
+            lambda: self._make_input_grad(loss, True),
+            region,
+            x,
+            y,
+            steps,
+            step_size,
+            self._attack_state,
+        )
+
+    def _replay_ascent(
+        self,
+        key: Hashable,
+        make_grad: Callable[[], Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]],
+        region: Region,
+        x: Tensor,
+        y: Tensor,
+        steps: int,
+        step_size: float,
+        mutated: Callable[[], list[Tensor]],
+    ) -> Tensor:
+        self._set_step_size(step_size)
         if key not in self.ascent_graphs:
             with self._compiling():
                 self.ascent_graphs[key] = AscentGraph(
-                    self._make_input_grad(loss, True),
+                    make_grad(),
                     self._compiled(("ascent_step", type(region)), ascent_step),
                     region,
                     x,
                     y,
                     self.alpha,
-                    self._attack_state(),
+                    mutated(),
                     self.pool,
                 )
         return self.ascent_graphs[key](region, x, y, steps)
+
+    def _set_step_size(self, step_size: float) -> None:
+        if self.step_size != step_size:
+            self.alpha.fill_(step_size)
+            self.step_size = step_size
+
+    def _ascent_while(
+        self,
+        ball: Ball,
+        x: Tensor,
+        start: Tensor,
+        y: Tensor,
+        steps: int,
+        step_size: float,
+        goes_on: Callable[..., tuple[Tensor, ...]],
+        state: tuple[Tensor, ...],
+        noise: Noise | None,
+    ) -> Tensor:
+        self._check_variants("ascent_while", goes_on)
+        # In train mode BatchNorm normalises over exactly the samples that are left.
+        if not self.graphed or self.attack_mode == "train" or steps <= 0:
+            return super()._ascent_while(ball, x, start, y, steps, step_size, goes_on, state, noise)
+        self._refresh_attack_copy()
+        self._set_step_size(step_size)
+        std = None if noise is None else noise.std
+        made_for = (ball, std, x.shape[1:], x.dtype)
+        known = self.early_stops.get(goes_on)
+        if known is None or known[0] != made_for or len(x) > len(known[1].out):
+            step = stop_or_step(ball, goes_on, std)
+            attack = EarlyStop(
+                self._make_input_grad(self.attack_loss, True),
+                self._compiled(("ascent_while", goes_on, ball, std), step),
+                self.alpha,
+                self.device_evals,
+                x,
+                self._record,
+            )
+            self.early_stops[goes_on] = known = made_for, attack
+        return known[1](x, start, y, steps, state, noise)
+
+    def _record(self, work: Callable[[], None], mutated: list[Tensor]) -> Graph:
+        with self._compiling():
+            return Graph(work, (), mutated=mutated, pool=self.pool)
 
     def _backward(
         self,
@@ -319,6 +386,23 @@ class FastNet(PlainNet):
 
     def _first_grad(self, x: Tensor, p: Tensor) -> Tensor:
         return self._uncompiled("first_grad", lambda x, p: PlainNet._first_grad(self, x, p), (x, p))
+
+    def _first_ascent(
+        self, region: Region, x: Tensor, p: Tensor, steps: int, step_size: float
+    ) -> Tensor:
+        key = ("first_ascent", type(region), getattr(region, "ball", None))
+        if not self.graphed or self.syncs_in_forward or not self._is_usual(key, x):
+            with no_cudnn_benchmark():
+                for _ in range(steps):
+                    x = ascent_step(region, x, PlainNet._first_grad(self, x, p), step_size)
+            return x
+
+        def first_grad(x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+            return PlainNet._first_grad(self, x, p), p
+
+        return self._replay_ascent(
+            key, lambda: first_grad, region, x, p, steps, step_size, self._train_state
+        )
 
     def _first_backward(self, x: Tensor, p: Tensor) -> None:
         self._uncompiled(
