@@ -27,6 +27,17 @@ def generator(*keys: int | str, device: torch.device | str = "cpu") -> torch.Gen
     return torch.Generator(device=device).manual_seed(derive(*keys))
 
 
+def seed_global(seed: int, device: torch.device) -> None:
+    """Seed the global generators that layers such as dropout draw from: those of the CPU and of
+    `device`. `torch.manual_seed` seeds all devices, which takes far longer."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[index].manual_seed(seed)
+    elif device.type != "cpu":
+        torch.manual_seed(seed)
+
+
 def draw(
     kind: Callable[..., Tensor],
     rng: torch.Generator,
