@@ -1,6 +1,7 @@
 """Samples that stop one by one: the fast engine's buckets find the images of the plain loop."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -61,11 +62,9 @@ def test_buckets_find_the_images_of_the_plain_loop(
     monkeypatch.setattr(early_stop, "LAG", lag)
     rule, state_of, std = RULES[name]
     plain, evals = net(), torch.zeros((), dtype=torch.long)
-    step = stop_or_step(BALL, rule, std)
     attack = EarlyStop(
         lambda x, y: plain._input_grad(x, y, plain.attack_loss),
-        step,
-        torch.tensor(ALPHA, dtype=torch.float64),
+        partial(stop_or_step, BALL, rule, std, torch.tensor(ALPHA, dtype=torch.float64)),
         evals,
         torch.zeros(FULL, 1, 6, 6, dtype=torch.float64),
         Repeated,

@@ -32,30 +32,29 @@ def bucket_size(n: int, full: int) -> int:
     return next(s for s in sorted(math.ceil(share * full) for share in BUCKETS) if s >= n)
 
 
-def stop_or_step(ball: Ball, goes_on: GoesOn, std: float | None) -> Callable[..., Any]:
-    """One step of those that go on; the others keep their images."""
-
-    def work(
-        x: Tensor,
-        x_adv: Tensor,
-        y: Tensor,
-        g: Tensor,
-        z: Tensor,
-        active: Tensor,
-        alpha: Tensor,
-        noise: Tensor | None,
-        *state: Tensor,
-    ) -> tuple[Tensor, ...]:
-        goes, *state_now = goes_on(ball, x_adv, y, g, z, *state)
-        active = active & goes
-        region = ball.around(x)
-        moved = region.ascend(x_adv, g, alpha)
-        if std is not None and noise is not None:
-            moved = moved + std * noise
-        rows = active.view(-1, *[1] * (x.dim() - 1))
-        return active, torch.where(rows, region.project(moved), x_adv), *state_now
-
-    return work
+def stop_or_step(
+    ball: Ball,
+    goes_on: GoesOn,
+    std: float | None,
+    alpha: Tensor,
+    x: Tensor,
+    x_adv: Tensor,
+    y: Tensor,
+    g: Tensor,
+    z: Tensor,
+    active: Tensor,
+    noise: Tensor | None,
+    *state: Tensor,
+) -> tuple[Tensor, ...]:
+    """One step of the samples that go on; the others keep their images."""
+    goes, *state_now = goes_on(ball, x_adv, y, g, z, *state)
+    active = active & goes
+    region = ball.around(x)
+    moved = region.ascend(x_adv, g, alpha)
+    if std is not None and noise is not None:
+        moved = moved + std * noise
+    rows = active.view(-1, *[1] * (x.dim() - 1))
+    return active, torch.where(rows, region.project(moved), x_adv), *state_now
 
 
 class Bucket:
@@ -129,7 +128,6 @@ class EarlyStop:
         self,
         input_grad: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
         step: Callable[..., tuple[Tensor, ...]],
-        alpha: Tensor,
         evals: Tensor,
         full: Tensor,
         record: Record,
@@ -142,7 +140,7 @@ class EarlyStop:
             x: Tensor, x_adv: Tensor, y: Tensor, active: Tensor, noise: Any, *state: Tensor
         ) -> tuple[Tensor, ...]:
             g, z = input_grad(x_adv, y)
-            return step(x, x_adv, y, g, z, active, alpha, noise, *state)
+            return step(x, x_adv, y, g, z, active, noise, *state)
 
         self.one_step = one_step
         self.buckets: dict[int, Bucket] = {}

@@ -17,6 +17,7 @@ Rare shapes, such as a smaller last batch, run eagerly in the same precision.
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -255,47 +256,22 @@ class FastNet(PlainNet):
                 for _ in range(steps):
                     x = ascent_step(region, x, input_grad(x, y)[0], step_size)
             return x
-        return self._replay_ascent(
-            key,
-            lambda: self._make_input_grad(loss, True),
-            region,
-            x,
-            y,
-            steps,
-            step_size,
-            self._attack_state,
-        )
-
-    def _replay_ascent(
-        self,
-        key: Hashable,
-        make_grad: Callable[[], Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]],
-        region: Region,
-        x: Tensor,
-        y: Tensor,
-        steps: int,
-        step_size: float,
-        mutated: Callable[[], list[Tensor]],
-    ) -> Tensor:
-        self._set_step_size(step_size)
+        if self.step_size != step_size:
+            self.alpha.fill_(step_size)
+            self.step_size = step_size
         if key not in self.ascent_graphs:
             with self._compiling():
                 self.ascent_graphs[key] = AscentGraph(
-                    make_grad(),
+                    self._make_input_grad(loss, True),
                     self._compiled(("ascent_step", type(region)), ascent_step),
                     region,
                     x,
                     y,
                     self.alpha,
-                    mutated(),
+                    self._attack_state(),
                     self.pool,
                 )
         return self.ascent_graphs[key](region, x, y, steps)
-
-    def _set_step_size(self, step_size: float) -> None:
-        if self.step_size != step_size:
-            self.alpha.fill_(step_size)
-            self.step_size = step_size
 
     def _ascent_while(
         self,
@@ -314,16 +290,17 @@ class FastNet(PlainNet):
         if not self.graphed or self.attack_mode == "train" or steps <= 0:
             return super()._ascent_while(ball, x, start, y, steps, step_size, goes_on, state, noise)
         self._refresh_attack_copy()
-        self._set_step_size(step_size)
+        if self.step_size != step_size:
+            self.alpha.fill_(step_size)
+            self.step_size = step_size
         std = None if noise is None else noise.std
         made_for = (ball, std, x.shape[1:], x.dtype)
         known = self.early_stops.get(goes_on)
         if known is None or known[0] != made_for or len(x) > len(known[1].out):
-            step = stop_or_step(ball, goes_on, std)
+            step = self._compiled("stop_or_step", stop_or_step)
             attack = EarlyStop(
                 self._make_input_grad(self.attack_loss, True),
-                self._compiled(("ascent_while", goes_on, ball, std), step),
-                self.alpha,
+                partial(step, ball, goes_on, std, self.alpha),
                 self.device_evals,
                 x,
                 self._record,
@@ -397,12 +374,26 @@ class FastNet(PlainNet):
                     x = ascent_step(region, x, PlainNet._first_grad(self, x, p), step_size)
             return x
 
-        def first_grad(x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-            return PlainNet._first_grad(self, x, p), p
+        if self.step_size != step_size:
+            self.alpha.fill_(step_size)
+            self.step_size = step_size
+        if key not in self.ascent_graphs:
 
-        return self._replay_ascent(
-            key, lambda: first_grad, region, x, p, steps, step_size, self._train_state
-        )
+            def first_grad(x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+                return PlainNet._first_grad(self, x, p), p
+
+            with self._compiling():
+                self.ascent_graphs[key] = AscentGraph(
+                    first_grad,
+                    self._compiled(("ascent_step", type(region)), ascent_step),
+                    region,
+                    x,
+                    p,
+                    self.alpha,
+                    self._train_state(),
+                    self.pool,
+                )
+        return self.ascent_graphs[key](region, x, p, steps)
 
     def _first_backward(self, x: Tensor, p: Tensor) -> None:
         self._uncompiled(
