@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from amata import recipes
-from amata.engine import fast
+from amata.engine import early_stop
 from amata.training.loop import train_model
 from amata.training.setup import build_model, load_data
 
@@ -34,7 +34,7 @@ def main(root: str, out: str) -> None:
         )
         images = load_data(recipe).train.subset(torch.arange(IMAGES))
         for kind, buckets in (("compacted", (1.0, 0.5, 0.25, 0.125)), ("full size", (1.0,))):
-            fast.BUCKETS = buckets
+            early_stop.BUCKETS = buckets
             fitted = train_model(build_model(recipe, images), images, None, recipe)
             spent = [row["train_seconds"] for row in fitted.epochs]
             cost = fitted.epochs[-1]["grad_evals"] - fitted.epochs[-2]["grad_evals"]

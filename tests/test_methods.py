@@ -615,10 +615,16 @@ def test_a_frame_is_inverted_exactly() -> None:
     _, frame = crop_flip(x, generator(0), pad=2)
     assert isinstance(frame, Frame)
     window = torch.rand(5, 1, 7, 7)
-    back = frame.paste(padded, window)
+    back, mask = padded.clone(), torch.zeros_like(padded)
+    frame.paste_(back, window)
+    frame.paste_(mask, torch.ones_like(window))
     assert torch.equal(frame.cut(back), window)
-    outside = frame.paste(torch.zeros_like(padded), torch.ones_like(window)) == 0
-    assert torch.equal(back[outside], padded[outside])
+    assert torch.equal(back[mask == 0], padded[mask == 0])
+    store, ids = torch.zeros(9, *padded.shape[1:]), torch.tensor([7, 0, 3, 8, 1])
+    frame.paste_(store, window, ids)
+    assert torch.equal(frame.cut(store, ids), window)
+    assert torch.equal(frame.cut(store[ids]), window)
+    assert not store[[2, 4, 5, 6]].any()
 
 
 def test_a_first_layer_may_be_followed_by_work_in_place_and_may_have_no_weights() -> None:

@@ -29,7 +29,7 @@ ARROWS: dict[str, set[str]] = {
     "metrics": set(),
     "reporter": {"metrics"},
     "loggers": {"errors", "metrics", "reporter"},
-    "engine": {"distributed", "errors", "losses", "threat"},
+    "engine": {"distributed", "errors", "losses", "seeds", "threat"},
     "tensors": {"checksums", "errors"},
     "models": {"errors", "seeds", "tensors"},
     "data": {"batch", "errors", "seeds"},

@@ -1,8 +1,9 @@
 """Randomness that does not depend on how a batch is divided."""
 
+import pytest
 import torch
 
-from amata.seeds import derive, draw, generator
+from amata.seeds import derive, draw, generator, seed_global
 from tests.test_methods import N, batch_of
 
 
@@ -28,3 +29,21 @@ def test_a_batch_has_no_more_parts_than_images() -> None:
 def test_a_seed_depends_on_every_key_and_their_order() -> None:
     keys: list[tuple[int | str, ...]] = [(0,), (1,), (0, 1), (1, 0), (0, "1"), ("0", 1), (0, 1, 0)]
     assert len({derive(*key) for key in keys}) == len(keys)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+        ),
+    ],
+)
+def test_layers_draw_what_they_draw_after_manual_seed(device: str) -> None:
+    drawn = []
+    for seed in (torch.manual_seed, lambda seed: seed_global(seed, torch.device(device))):
+        torch.rand(3, device=device)
+        seed(derive(1, "layers"))
+        drawn.append([torch.rand(5), torch.rand(5, device=device).cpu()])
+    assert all(map(torch.equal, *drawn))

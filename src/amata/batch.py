@@ -16,20 +16,20 @@ class Frame(NamedTuple):
     columns: Tensor
     pad: int
 
-    def _index(self) -> tuple[Tensor, slice, Tensor, Tensor]:
-        sample = torch.arange(len(self.rows), device=self.rows.device)
-        return sample[:, None, None], slice(None), self.rows[:, :, None], self.columns[:, None, :]
+    def _index(self, padded: Tensor, rows: Tensor | None) -> tuple[Tensor, slice, Tensor, Tensor]:
+        if rows is None:
+            rows = torch.arange(len(self.rows), device=padded.device)
+        lines, columns = self.rows.to(padded.device), self.columns.to(padded.device)
+        return rows[:, None, None], slice(None), lines[:, :, None], columns[:, None, :]
 
-    def cut(self, padded: Tensor) -> Tensor:
-        """The crops of padded images, as one gather."""
+    def cut(self, padded: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The crops of padded images, or of these rows of them, as one gather."""
         # Advanced indices around a slice put the channels last; the permute puts them back.
-        return padded[self._index()].permute(0, 3, 1, 2).contiguous()
+        return padded[self._index(padded, rows)].permute(0, 3, 1, 2).contiguous()
 
-    def paste(self, padded: Tensor, x: Tensor) -> Tensor:
-        """The padded images with x written back to where it was cropped: the inverse of `cut`."""
-        out = padded.clone()
-        out[self._index()] = x.permute(0, 2, 3, 1)
-        return out
+    def paste_(self, padded: Tensor, x: Tensor, rows: Tensor | None = None) -> None:
+        """Write x back to where it was cropped, in place: the inverse of `cut`."""
+        padded[self._index(padded, rows)] = x.permute(0, 2, 3, 1)
 
 
 class Batch(NamedTuple):

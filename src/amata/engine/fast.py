@@ -15,10 +15,10 @@ Rare shapes, such as a smaller last batch, run eagerly in the same precision. A 
 compiled is recorded uncompiled, and one that cannot be recorded runs eagerly (`_attempt`).
 """
 
-import math
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -29,17 +29,15 @@ from amata.engine.ascent import AscentGraph, ascent_step
 from amata.engine.attack_copy import AttackCopy, copy_and_fold
 from amata.engine.compiler import compiled, compiling, has_compiler
 from amata.engine.cudnn import no_cudnn_benchmark
+from amata.engine.early_stop import EarlyStop, bucket_size, stop_or_step
 from amata.engine.graphs import Graph, NotRecordable
 from amata.engine.passes import attack_objective, forward, update_objective
 from amata.engine.plain import PlainNet, Precision
 from amata.engine.trial import on_trial
 from amata.errors import AmataError, shorten
 from amata.losses import Loss
-from amata.threat import Region
-
-BUCKETS: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125)
-"""Attacks on part of a batch (methods whose samples stop one by one) are padded to the next of
-these fractions of it."""
+from amata.seeds import Noise
+from amata.threat import Ball, Region
 
 MAX_VARIANTS = 16
 """How many different (loss, scale) pairs one verb may get: each is compiled and recorded."""
@@ -98,9 +96,13 @@ class FastNet(PlainNet):
         self.ascent_graphs: dict[Hashable, AscentGraph] = {}
         self.apply_graphs: dict[tuple[bool, int], ApplyGraph] = {}
         """By whether the attack copy is refreshed, and how many weights have gradients."""
+        self.early_stops: dict[Hashable, tuple[Hashable, EarlyStop]] = {}
+        self.device_evals = torch.zeros((), device=self.device, dtype=torch.long)
+        """Gradient evaluations of samples whose number only the device knows."""
         self.usual_shapes: dict[Hashable, torch.Size] = {}
         self.largest_batches: dict[Hashable, int] = {}
-        self.variants: dict[str, set[tuple[Callable[..., Tensor], float]]] = {}
+        self.variants: dict[str, set[tuple[Callable[..., Any], float]]] = {}
+        self.is_compiling = False
         self.alpha = torch.zeros((), device=self.device)
         self.step_size: float | None = None
         self.pool = torch.cuda.graph_pool_handle() if self.graphed else None
@@ -121,6 +123,10 @@ class FastNet(PlainNet):
             else []
         )
         return ", ".join(parts)
+
+    @property
+    def grad_evals(self) -> int:
+        return self._evals + (int(self.device_evals) if self.early_stops else 0)
 
     @property
     def _overlaps(self) -> bool:
@@ -167,6 +173,7 @@ class FastNet(PlainNet):
         self._synchronize()
         started, compiled_before = time.perf_counter(), self.compile_seconds
         variants = {verb: set(seen) for verb, seen in self.variants.items()}
+        evals = self.device_evals.clone()
         self.attack_copy_is_stale = True
         try:
             with on_trial(self, keep_tensors=self.graphed):
@@ -175,6 +182,7 @@ class FastNet(PlainNet):
                     rng = torch.Generator(self.device).manual_seed(0)
                     method.step(self, batch, u, rng, {})
         finally:
+            self.device_evals.copy_(evals)
             self.variants = variants
             self.attack_copy_is_stale = True
         self._synchronize()
@@ -193,7 +201,7 @@ class FastNet(PlainNet):
         self._check_variants("backward", loss or self.loss, scale)
         return super().backward(x, y, loss=loss, scale=scale, wrt_input=wrt_input)
 
-    def _check_variants(self, verb: str, loss: Callable[..., Tensor], scale: float = 1.0) -> None:
+    def _check_variants(self, verb: str, loss: Callable[..., Any], scale: float = 1.0) -> None:
         """Refuse a method that would have a new graph recorded in every step."""
         seen = self.variants.setdefault(verb, set())
         seen.add((loss, scale))
@@ -234,7 +242,7 @@ class FastNet(PlainNet):
                 self._attack_state,
             )
         full = self.largest_batches[key] = max(n, self.largest_batches.get(key, 0))
-        size = next(s for s in sorted(math.ceil(share * full) for share in BUCKETS) if s >= n)
+        size = bucket_size(n, full)
         if (key, size) not in self.graphs:
             rows = [torch.cat([t, t[-1:].expand(size - n, *t.shape[1:])]) for t in (x, y)]
 
@@ -309,6 +317,52 @@ class FastNet(PlainNet):
 
         return run() if key in self.ascent_graphs else self._attempt(run, self._attack_state)
 
+    def _ascent_while(
+        self,
+        ball: Ball,
+        x: Tensor,
+        start: Tensor,
+        y: Tensor,
+        steps: int,
+        step_size: float,
+        goes_on: Callable[..., tuple[Tensor, ...]],
+        state: tuple[Tensor, ...],
+        noise: Noise | None,
+    ) -> Tensor:
+        self._check_variants("ascent_while", goes_on)
+        plain = partial(super()._ascent_while, ball, x, start, y, steps, step_size)
+        # In train mode BatchNorm normalises over exactly the samples that are left.
+        if not self.graphed or self.attack_mode == "train" or steps <= 0:
+            return plain(goes_on, state, noise)
+        self._refresh_attack_copy()
+        if self.step_size != step_size:
+            self.alpha.fill_(step_size)
+            self.step_size = step_size
+        std = None if noise is None else noise.std
+        made_for = (ball, std, x.shape[1:], x.dtype)
+        known = self.early_stops.get(goes_on)
+        if known is not None and known[0] == made_for and len(x) <= len(known[1].out):
+            return known[1](x, start, y, steps, state, noise)
+
+        def first() -> Tensor:
+            if not self.graphed:
+                return plain(goes_on, state, noise)
+            attack = EarlyStop(
+                self._make_input_grad(self.attack_loss, True),
+                partial(self._best(stop_or_step), ball, goes_on, std, self.alpha),
+                self.device_evals,
+                x,
+                self._record,
+            )
+            self.early_stops[goes_on] = made_for, attack
+            return attack(x, start, y, steps, state, noise)
+
+        return self._attempt(first)
+
+    def _record(self, work: Callable[[], None], mutated: list[Tensor]) -> Graph:
+        with self._compiling():
+            return Graph(work, (), mutated=mutated, pool=self.pool)
+
     def _backward(
         self,
         inputs: tuple[Tensor, ...],
@@ -356,6 +410,37 @@ class FastNet(PlainNet):
 
     def _first_grad(self, x: Tensor, p: Tensor) -> Tensor:
         return self._uncompiled("first_grad", lambda x, p: PlainNet._first_grad(self, x, p), (x, p))
+
+    def _first_ascent(
+        self, region: Region, x: Tensor, p: Tensor, steps: int, step_size: float
+    ) -> Tensor:
+        key = ("first_ascent", type(region), getattr(region, "ball", None))
+        if not self.graphed or self.syncs_in_forward or not self._is_usual(key, x):
+            with no_cudnn_benchmark():
+                for _ in range(steps):
+                    x = ascent_step(region, x, PlainNet._first_grad(self, x, p), step_size)
+            return x
+
+        if self.step_size != step_size:
+            self.alpha.fill_(step_size)
+            self.step_size = step_size
+        if key not in self.ascent_graphs:
+
+            def first_grad(x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+                return PlainNet._first_grad(self, x, p), p
+
+            with self._compiling():
+                self.ascent_graphs[key] = AscentGraph(
+                    first_grad,
+                    self._compiled(("ascent_step", type(region)), ascent_step),
+                    region,
+                    x,
+                    p,
+                    self.alpha,
+                    self._train_state(),
+                    self.pool,
+                )
+        return self.ascent_graphs[key](region, x, p, steps)
 
     def _first_backward(self, x: Tensor, p: Tensor) -> None:
         self._uncompiled(
@@ -465,6 +550,9 @@ class FastNet(PlainNet):
         self.graphs.clear()
         self.ascent_graphs.clear()
         self.apply_graphs.clear()
+        self._evals += int(self.device_evals)
+        self.device_evals.zero_()
+        self.early_stops.clear()
         self.attack_copy = self._copy_for_attacks()
         self.attack_copy_is_stale = False
 
@@ -516,11 +604,17 @@ class FastNet(PlainNet):
     @contextmanager
     def _compiling(self) -> Iterator[None]:
         """Time what is compiled and recorded in the with block."""
-        self._synchronize()
-        started = time.perf_counter()
-        with compiling():
+        if self.is_compiling:  # the outer block is timed
             yield
+            return
         self._synchronize()
+        started, self.is_compiling = time.perf_counter(), True
+        try:
+            with compiling():
+                yield
+            self._synchronize()
+        finally:
+            self.is_compiling = False
         self.compile_seconds += time.perf_counter() - started
 
     def _synchronize(self) -> None:

@@ -20,7 +20,8 @@ from amata.engine.passes import forward, mean_loss
 from amata.engine.split import FirstLayer
 from amata.errors import InputError
 from amata.losses import Loss, ce
-from amata.threat import Region
+from amata.seeds import Noise
+from amata.threat import Ball, Region
 
 Mode = Literal["eval", "train"]
 Precision = Literal["fp32", "bf16"]
@@ -66,8 +67,7 @@ class PlainNet:
         self.attack_mode = attack_mode
         self.ema = ema
         self.first_layer = FirstLayer(model, first_layer)
-        self.grad_evals = 0
-        """Full-network gradient evaluations so far, in images. Only the engine writes it."""
+        self._evals = 0
         self.first_layer_evals = 0
         """Gradient evaluations of the first layer alone, in images. Only the engine writes it."""
         self.last_loss: Tensor | None = None
@@ -87,6 +87,12 @@ class PlainNet:
         self._samples = 0
         self._in_update = False
 
+    @property
+    def grad_evals(self) -> int:
+        """Full-network gradient evaluations so far, in images. Reading it may wait for the
+        device."""
+        return self._evals
+
     def describe(self) -> str:
         """The engine in a few words: precision, compilation, graphs."""
         return f"plain engine, {self.precision}"
@@ -102,11 +108,11 @@ class PlainNet:
         return self._logits(x)
 
     def input_grad(self, x: Tensor, y: Tensor, *, loss: Loss | None = None) -> Tensor:
-        self.grad_evals += len(x)
+        self._evals += len(x)
         return self._input_grad(x, y, loss or self.attack_loss)[0]
 
     def input_grad_and_logits(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        self.grad_evals += len(x)
+        self._evals += len(x)
         return self._input_grad(x, y, self.attack_loss)
 
     def ascent(
@@ -119,8 +125,23 @@ class PlainNet:
         *,
         loss: Loss | None = None,
     ) -> Tensor:
-        self.grad_evals += steps * len(x)
+        self._evals += steps * len(x)
         return self._ascent(region, x, y, steps, step_size, loss or self.attack_loss)
+
+    def ascent_while(
+        self,
+        ball: Ball,
+        x: Tensor,
+        start: Tensor,
+        y: Tensor,
+        steps: int,
+        step_size: float,
+        *,
+        goes_on: Callable[..., tuple[Tensor, ...]],
+        state: tuple[Tensor, ...] = (),
+        noise: Noise | None = None,
+    ) -> Tensor:
+        return self._ascent_while(ball, x, start, y, steps, step_size, goes_on, state, noise)
 
     def backward(
         self,
@@ -137,7 +158,7 @@ class PlainNet:
                 "optim.class_weights need one label per image, and this method passes other "
                 "targets to net.backward; set optim.class_weights=none"
             )
-        self.grad_evals += sum(len(t) for t in inputs)
+        self._evals += sum(len(t) for t in inputs)
         self._samples += len(y)
         # Copied: the next replay of a graph overwrites it.
         earlier = None if self.last_loss is None or not self._in_update else self.last_loss.clone()
@@ -206,7 +227,7 @@ class PlainNet:
             self.ema.update()
 
     def costate(self, x: Tensor, y: Tensor, *, first: bool) -> Tensor:
-        self.grad_evals += len(x)
+        self._evals += len(x)
         self._samples += len(y)
         self.last_loss, p = self._costate(x, y, first, self._loss_weight(y))
         return p
@@ -214,6 +235,12 @@ class PlainNet:
     def first_grad(self, x: Tensor, p: Tensor) -> Tensor:
         self.first_layer_evals += len(x)
         return self._first_grad(x, p)
+
+    def first_ascent(
+        self, region: Region, x: Tensor, p: Tensor, steps: int, step_size: float
+    ) -> Tensor:
+        self.first_layer_evals += steps * len(x)
+        return self._first_ascent(region, x, p, steps, step_size)
 
     def first_backward(self, x: Tensor, p: Tensor) -> None:
         self.first_layer_evals += len(x)
@@ -254,6 +281,37 @@ class PlainNet:
             x = region.project(region.ascend(x, g, step_size))
         return x
 
+    def _ascent_while(
+        self,
+        ball: Ball,
+        x: Tensor,
+        start: Tensor,
+        y: Tensor,
+        steps: int,
+        step_size: float,
+        goes_on: Callable[..., tuple[Tensor, ...]],
+        state: tuple[Tensor, ...],
+        noise: Noise | None,
+    ) -> Tensor:
+        x_adv = now = start
+        region, active = ball.around(x), torch.arange(len(x), device=x.device)
+        for _ in range(steps):
+            self._evals += len(now)
+            g, z = self._input_grad(now, y[active], self.attack_loss)
+            goes, *state_now = goes_on(ball, now, y[active], g, z, *state)
+            stays, state = goes.nonzero().squeeze(1), tuple(state_now)
+            if len(stays) < len(active):  # those that stop leave the batch
+                x_adv = x_adv.index_copy(0, active, now)
+                active, now, g, *state_now = (t[stays] for t in (active, now, g, *state))
+                region, state = ball.around(x[active]), tuple(state_now)
+            if len(active) == 0:
+                break
+            moved = region.ascend(now, g, step_size)
+            if noise is not None:
+                moved = moved + noise.draw(x, active)
+            now = region.project(moved)
+        return x_adv.index_copy(0, active, now)
+
     def _backward(
         self,
         inputs: tuple[Tensor, ...],
@@ -286,6 +344,13 @@ class PlainNet:
             z = self.first_layer(x)
         (g,) = torch.autograd.grad((z * p).sum(), x)
         return g
+
+    def _first_ascent(
+        self, region: Region, x: Tensor, p: Tensor, steps: int, step_size: float
+    ) -> Tensor:
+        for _ in range(steps):
+            x = region.project(region.ascend(x, self._first_grad(x, p), step_size))
+        return x
 
     def _first_backward(self, x: Tensor, p: Tensor) -> None:
         self.model.train()

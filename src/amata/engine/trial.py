@@ -8,7 +8,7 @@ from torch import Tensor
 
 from amata.engine.plain import PlainNet
 
-COUNTERS = ("grad_evals", "first_layer_evals", "updates", "last_loss", "_samples", "_in_update")
+COUNTERS = ("_evals", "first_layer_evals", "updates", "last_loss", "_samples", "_in_update")
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from amata.batch import Batch
 from amata.errors import InputError
@@ -44,10 +43,9 @@ class ATTA(Method):
     ) -> None:
         x, y, region = batch.x, batch.y, self.ball.around(batch.x)
         self._prepare(batch, memory)
-        ids = batch.ids.to(memory["store"].device)
-        # the samples' perturbations, in their padded frames
-        kept = memory["store"][ids].to(x.device)
-        delta = batch.frame.cut(kept) if batch.frame else kept
+        store = memory["store"]
+        ids = batch.ids.to(store.device)
+        delta = (batch.frame.cut(store, ids) if batch.frame else store[ids]).to(x.device)
         fresh = memory["fresh"][ids].to(x.device).view(-1, 1, 1, 1)
         noise = draw(torch.randn, rng, x.shape, x.device, x.dtype, rows=batch.rows)
         delta = torch.where(fresh, self.noise * noise, delta)
@@ -56,7 +54,13 @@ class ATTA(Method):
         whole = batch.rows.total if batch.rows else len(x)
         net.backward(x_adv, y, scale=1 / whole if self.loss_scale == "reference" else 1.0)
         net.apply()
-        self._keep(batch, memory, ids, kept, x_adv - x)
+        delta = (x_adv - x).to(store.device)
+        if batch.frame:
+            batch.frame.paste_(store, delta, ids)
+        else:
+            store[ids] = delta
+        # index_fill_: assigning False would synchronise with the GPU
+        memory["fresh"].index_fill_(0, ids, False)
 
     def _prepare(self, batch: Batch, memory: Memory) -> None:
         """Create the store, and clear it when an epoch e (from 1) has e % reset = 0."""
@@ -92,9 +96,3 @@ class ATTA(Method):
             if (batch.epoch + 1) % every == 0:
                 memory["store"].zero_()
                 memory["fresh"].fill_(True)
-
-    def _keep(self, batch: Batch, memory: Memory, ids: Tensor, kept: Tensor, delta: Tensor) -> None:
-        store = memory["store"]
-        store[ids] = (batch.frame.paste(kept, delta) if batch.frame else delta).to(store.device)
-        # index_fill_: assigning False would synchronise with the GPU
-        memory["fresh"].index_fill_(0, ids, False)

@@ -17,6 +17,7 @@ from amata.batch import Batch
 from amata.errors import InputError
 from amata.quantity import read_fields
 from amata.schedules import Control
+from amata.seeds import Noise
 from amata.threat import Ball, Region, check_ball
 
 
@@ -61,6 +62,29 @@ class Net(Protocol):
         """
         ...
 
+    def ascent_while(
+        self,
+        ball: Ball,
+        x: Tensor,
+        start: Tensor,
+        y: Tensor,
+        steps: int,
+        step_size: float,
+        *,
+        goes_on: Callable[..., tuple[Tensor, ...]],
+        state: tuple[Tensor, ...] = (),
+        noise: Noise | None = None,
+    ) -> Tensor:
+        """`ascent` from `start` in the ball around x, in which samples stop one by one.
+
+        In every step `goes_on(ball, x_adv, y, g, z, *state)` gets images, labels, gradients and
+        logits, and returns which samples go on, then their new `state`. Those that stop keep the
+        image they have and cost nothing more. `goes_on` must be a module-level function of tensors
+        that treats samples independently; every tensor of `state` has a row per sample. `noise` is
+        added to every step before projection. The next call may overwrite the result.
+        """
+        ...
+
     def backward(
         self,
         x: Tensor | tuple[Tensor, ...],
@@ -91,6 +115,12 @@ class Net(Protocol):
 
     def first_grad(self, x: Tensor, p: Tensor) -> Tensor:
         """The gradient of <p, f_0(x)> at the images: the first layer alone."""
+        ...
+
+    def first_ascent(
+        self, region: Region, x: Tensor, p: Tensor, steps: int, step_size: float
+    ) -> Tensor:
+        """Projected steps along `first_grad(x, p)`. The next call may overwrite the result."""
         ...
 
     def first_backward(self, x: Tensor, p: Tensor) -> None:

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from amata.batch import Batch
 from amata.methods.contract import Memory, Method, Net
 from amata.quantity import Count, NotNegative
 from amata.schedules import Control
+from amata.threat import Ball
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,22 +33,27 @@ class DAT(Method):
     def step(
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
     ) -> None:
-        x, y = batch.x, batch.y
+        x, y, region = batch.x, batch.y, self.ball.around(batch.x)
+        start = region.start(rng, batch.rows)
         c = max(0.0, self.c_max * (1 - batch.epoch / self.dynamic_epochs))  # c_t
-        region = self.ball.around(x)
-        x_adv = now = region.start(rng, batch.rows)
-        centre = x if self.centre == "natural" else now
-        active = torch.arange(len(x), device=x.device)
-        for k in range(u.steps):
-            g = net.input_grad(now, y[active])
-            if k > 0:
-                stays = (self.ball.fosc(now, centre[active], g) > c).nonzero().squeeze(1)
-                if len(stays) < len(active):
-                    x_adv = x_adv.index_copy(0, active, now)
-                    active, now, g = (t[stays] for t in (active, now, g))
-                    region = self.ball.around(x[active])
-                if len(active) == 0:
-                    break
-            now = region.project(region.ascend(now, g, u.step_size))
-        net.backward(x_adv.index_copy(0, active, now), y)
+        least = torch.full_like(y, c, dtype=x.dtype)
+        centre = x if self.centre == "natural" else start
+        x_adv = net.ascent(region, start, y, min(u.steps, 1), u.step_size)  # k = 1
+        x_adv = net.ascent_while(  # k = 2 .. K
+            self.ball,
+            x,
+            x_adv,
+            y,
+            u.steps - 1,
+            u.step_size,
+            goes_on=not_stationary,
+            state=(centre, least),
+        )
+        net.backward(x_adv, y)
         net.apply()
+
+
+def not_stationary(
+    ball: Ball, x_adv: Tensor, y: Tensor, g: Tensor, z: Tensor, centre: Tensor, least: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return ball.fosc(x_adv, centre, g) > least, centre, least

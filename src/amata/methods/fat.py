@@ -9,12 +9,14 @@ dynamic schedule: [[0, 0], [50, 1], [90, 2]]. Finished samples leave the batch a
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from amata.batch import Batch
 from amata.methods.contract import Memory, Method, Net
 from amata.quantity import NotNegative, Stages
 from amata.schedules import Control
-from amata.seeds import draw
+from amata.seeds import Noise
+from amata.threat import Ball
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,28 +30,26 @@ class FAT(Method):
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
     ) -> None:
         x, y = batch.x, batch.y
-        region = self.ball.around(x)
-        x_adv = now = region.start(rng, batch.rows)
+        x_adv = self.ball.around(x).start(rng, batch.rows)
         patience = torch.full_like(y, [tau for first, tau in self.tau if first <= batch.epoch][-1])
-        active = torch.arange(len(x), device=x.device)
-        for _ in range(u.steps):  # k = 1 .. K, on those still attacked
-            g, z = net.input_grad_and_logits(now, y[active])
-            wrong = z.argmax(1) != y[active]
-            # wrong with no patience left: done, with the image as it is
-            stays = (~wrong | (patience > 0)).nonzero().squeeze(1)
-            patience = patience - wrong.long()
-            if len(stays) < len(active):
-                x_adv = x_adv.index_copy(0, active, now)
-                active, patience, now, g = (t[stays] for t in (active, patience, now, g))
-                region = self.ball.around(x[active])
-            if len(active) == 0:
-                break
-            moved = region.ascend(now, g, u.step_size)
-            if batch.rows is None:
-                noise = draw(torch.randn, rng, moved.shape, x.device, x.dtype)
-            else:  # a part of a batch takes its rows of the whole batch's noise
-                noise = draw(torch.randn, rng, x.shape, x.device, x.dtype, rows=batch.rows)[active]
-            moved = moved + self.omega * noise
-            now = region.project(moved)
-        net.backward(x_adv.index_copy(0, active, now), y)
+        x_adv = net.ascent_while(  # k = 1 .. K
+            self.ball,
+            x,
+            x_adv,
+            y,
+            u.steps,
+            u.step_size,
+            goes_on=friendly,
+            state=(patience,),
+            noise=Noise(self.omega, rng, batch.rows),
+        )
+        net.backward(x_adv, y)
         net.apply()
+
+
+def friendly(
+    ball: Ball, x_adv: Tensor, y: Tensor, g: Tensor, z: Tensor, patience: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Wrong with no patience left: done, with the image as it is."""
+    wrong = z.argmax(1) != y
+    return ~wrong | (patience > 0), patience - wrong.long()

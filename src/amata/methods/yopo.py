@@ -36,8 +36,7 @@ class YOPO(Method):
         for _ in range(u.steps):  # j = 1 .. m
             # full pass: p, and the gradients of the other layers
             p = net.costate(x_adv, y, first=self.layer_one == "reference")
-            for _ in range(self.inner):  # s = 0 .. n - 1
-                g = net.first_grad(x_adv, p)  # grad_x <p, f_0(x)>
-                x_adv = region.project(region.ascend(x_adv, g, u.step_size))
+            # s = 0 .. n - 1: steps along grad_x <p, f_0(x)>
+            x_adv = net.first_ascent(region, x_adv, p, self.inner, u.step_size)
             net.first_backward(x_adv, p)  # layer one's gradient at the new image
         net.apply()

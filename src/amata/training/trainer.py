@@ -21,7 +21,7 @@ from amata.models import mismatch
 from amata.recipes import Recipe
 from amata.runs.files import under
 from amata.schedules import Account, ClosedLoop, Control, closed_loop, planned_controls
-from amata.seeds import derive, generator
+from amata.seeds import derive, seed_global
 from amata.training.batches import Batches, CheckedStream
 from amata.training.checks import check_consistent, check_divisible, check_equal_batches
 from amata.training.class_weights import class_weights
@@ -85,6 +85,8 @@ class Trainer:
             ranks=self.ranks,
         )
         self.clock = Clock(device)
+        self.rng = torch.Generator(device)
+        """What methods draw from, seeded anew for every batch."""
         self.memory: Memory = {}
         self.state = TrainState()
         self.loss_sum = torch.zeros((), device=device, dtype=torch.float64)
@@ -222,8 +224,6 @@ class Trainer:
             self.state.batch += 1
             if self.device.type == "cpu" or self.state.batch % CHECK_EVERY == 0:
                 self.check_finite()
-            if self.ranks.size == 1:  # several processes add up at the end of an epoch
-                self._update_account()
             self._add_seconds(*self.clock.tick(self.net.compile_seconds))
             if after_batch(u):
                 return True
@@ -243,8 +243,9 @@ class Trainer:
         for index, part in enumerate(parts):
             # Dropout draws from the global generator.
             rank = (self.ranks.rank,) if self.ranks.rank else ()
-            torch.manual_seed(derive(*place, "layers", *rank, *([index] if index else [])))
-            rng = generator(*place, "method", device=self.device)
+            layers = derive(*place, "layers", *rank, *([index] if index else []))
+            seed_global(layers, self.device)
+            rng = self.rng.manual_seed(derive(*place, "method"))
             self.net.part_weight = len(part.x) / len(batch.x)
             self.net.accumulating = index < len(parts) - 1
             try:
@@ -261,7 +262,8 @@ class Trainer:
                     f"with {u.steps} steps this method does not update the weights; raise K in "
                     "[schedule]"
                 )
-            self.loss_sum += self.net.last_loss * self.net.part_weight
+            loss = self.net.last_loss
+            self.loss_sum += loss if len(parts) == 1 else loss * self.net.part_weight
         if self.net.updates == 0:
             name = type(method).__name__
             raise InputError(
