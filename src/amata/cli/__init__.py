@@ -1,5 +1,6 @@
 """The `amata` command. Only the commands that need torch import it; --help does not."""
 
+import logging
 import os
 import sys
 from typing import Any
@@ -18,7 +19,7 @@ from amata.cli import (
     predict,
     runs,
 )
-from amata.cli.root import app, remove_empty_folders
+from amata.cli.root import NOTES, app, remove_empty_folders
 from amata.errors import AmataError, printable
 
 __all__ = [
@@ -44,6 +45,7 @@ _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 def main(arguments: list[str] | None = None) -> None:
     """Run the command. An expected failure is one line on stderr and an exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    logging.getLogger("amata").addHandler(NOTES)
     try:
         code = app(arguments or ["--help"], standalone_mode=False)
         if code == 130:  # typer turns Ctrl-C into this status
