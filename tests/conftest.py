@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 # What tests trust is not remembered beyond them.
 STATE = tempfile.TemporaryDirectory(prefix="amata-state-")
 os.environ["AMATA_STATE"] = STATE.name
+os.environ["AMATA_CACHE"] = os.path.join(STATE.name, "decoded")
 # Set by pytest-xdist; tables and lines would adapt to it.
 os.environ.pop("COLUMNS", None)
 # For commands that a test starts: this checkout's package and tests, and one thread, because the

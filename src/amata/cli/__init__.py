@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import logging
 import os
 import sys
 from typing import Any
@@ -20,7 +21,7 @@ from amata.cli import (
     predict,
     runs,
 )
-from amata.cli.root import app, remove_empty_folders
+from amata.cli.root import NOTES, app, remove_empty_folders
 from amata.errors import AmataError, printable
 
 __all__ = [
@@ -48,6 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments is None:
         _spare_collections()
     arguments = sys.argv[1:] if arguments is None else arguments
+    logging.getLogger("amata").addHandler(NOTES)
     try:
         code = app(arguments or ["--help"], standalone_mode=False)
         if code == 130:  # typer turns Ctrl-C into this status

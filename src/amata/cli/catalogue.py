@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from amata.data import Columns
 
 recipes_app = typer.Typer(help="The built-in recipes.", invoke_without_command=True)
-data_app = typer.Typer(help="Data sets: list, fetch, check.", invoke_without_command=True)
+data_app = typer.Typer(help="Data sets: list, fetch, check, cache.", invoke_without_command=True)
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(data_app, name="data")
 
@@ -93,7 +93,8 @@ Root = Annotated[
 
 @data_app.callback(epilog="Example: amata data fetch cifar10")
 def list_data(ctx: typer.Context, json_: Json = False) -> None:
-    """List the data sets; `fetch NAME` downloads one, `check NAME` reads all of one."""
+    """List the data sets; `fetch NAME` downloads one, `check NAME` reads all of one, `cache`
+    lists what is kept decoded."""
     if ctx.invoked_subcommand is None:
         from amata.console import listing, out
         from amata.data import DATASETS, data_root
@@ -157,6 +158,28 @@ def fetch_data(
 
             path = fetch(remote, folder, update)
             out.print(f"{path} verified", soft_wrap=True)
+
+
+@data_app.command("cache", epilog="Example: amata data cache --clear")
+def data_cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Delete all entries.")] = False,
+    json_: Json = False,
+) -> None:
+    """List the decoded images that are kept on disk, or delete them. They are in $AMATA_CACHE,
+    $XDG_CACHE_HOME/amata/decoded or ~/.cache/amata/decoded; AMATA_CACHE=off keeps none."""
+    from amata.console import listing, out
+    from amata.data import cache
+
+    found = cache.clear() if clear else cache.entries()
+    total, folder = sum(entry.size for entry in found), cache.cache_root() or "off"
+    if json_:
+        rows = [{"path": str(e.path), "bytes": e.size, "source": e.about} for e in found]
+        about = {"folder": str(folder), "bytes": total, "deleted": clear, "entries": rows}
+        print(json.dumps(about, indent=2))
+        return
+    listing((f"{entry.size / 1e6:,.1f} MB", entry.about) for entry in found)
+    done = "deleted from" if clear else "in"
+    out.print(f"{len(found)} entries, {total / 1e6:,.1f} MB {done} {folder}", soft_wrap=True)
 
 
 @data_app.command("check", epilog="Example: amata data check photos/")

@@ -1,6 +1,7 @@
 """The Typer app, and options that several commands share."""
 
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Iterable
@@ -117,6 +118,18 @@ def short_forms(**given: Any) -> list[str]:
         for name, value in given.items()
         if value is not None
     ]
+
+
+class Notes(logging.Handler):
+    """Prints warnings of the library, such as a cache that cannot be written."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from amata.console import err
+
+        err.say(f"note: {record.getMessage()}")
+
+
+NOTES = Notes(logging.WARNING)
 
 
 def reporters(log: Iterable[str]) -> "Reporter":

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from amata.data.cache import Decoded, cached, owned
 from amata.data.decode import decode, opened
 from amata.data.framing import Framing
 from amata.data.hold_out import held_out
@@ -19,6 +20,7 @@ from amata.data.images import Arrays, Draw, ImageSet
 from amata.data.layout import find_layout
 from amata.data.limits import limit
 from amata.data.listing import Bad, Layout, bad_files
+from amata.data.stack import decode_stack
 from amata.data.workers import in_workers
 from amata.errors import InputError, missing
 from amata.seeds import derive, generator
@@ -92,12 +94,19 @@ class Folder(ImageSet):
                 "data.in_memory keeps one crop of each image, data.random_scale draws many; turn "
                 "one of them off"
             )
-        positions = torch.arange(len(self))
-        parts = [
-            (255 * x).round().byte()
-            for x, _ in self.read(positions.split(256), torch.device("cpu"), None)
-        ]
-        return Arrays(torch.cat(parts), self.labels, names=self.names, ids=self.ids)
+
+        def decode() -> Decoded:
+            try:
+                x = decode_stack(
+                    self.files, self.framing, lambda i: str(self.files[i]), limited=False
+                )
+            except InputError:
+                self.check_few()
+                raise
+            return Decoded(x, self.labels.numpy())
+
+        x = cached(self.files, {"framing": asdict(self.framing)}, decode).images
+        return Arrays(owned(x), self.labels, names=self.names, ids=self.ids)
 
     def read(
         self, batches: Sequence[Tensor], device: torch.device, draw: Draw | None
@@ -107,10 +116,14 @@ class Folder(ImageSet):
         )
         for positions, x in zip(batches, decoded, strict=True):
             if isinstance(x, InputError):
-                if len(self) <= MOST_OPENED:
-                    self.check()  # names all bad files, not only the first that was met
+                self.check_few()
                 raise x
             yield x.to(device, non_blocking=True).float() / 255, self.labels[positions].to(device)
+
+    def check_few(self) -> None:
+        """Name all bad files of a folder that is not large, not only the first that was met."""
+        if len(self) <= MOST_OPENED:
+            self.check()
 
     def check(self) -> None:
         """Decode every image. One error names all bad ones."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,6 +66,15 @@ def check_labels(y: Tensor, classes: int, where: str) -> None:
         )
 
 
+def content_hash(*arrays: np.ndarray) -> str:
+    """A hash of types, shapes and values."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"torch.{array.dtype}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
 class Arrays(ImageSet):
     """Images in memory: uint8 in 0..255 or floats in [0, 1], NCHW or NHWC, moved to the training
     device once."""
@@ -82,8 +92,10 @@ class Arrays(ImageSet):
         names: Sequence[str] | None = None,
         ids: Tensor | None = None,
         where: str = "arrays",
+        sha256: str | None = None,
     ) -> None:
-        """`names` are those of the classes; by default their numbers."""
+        """`names` are those of the classes; by default their numbers. `sha256` is the hash of
+        pixels and labels, if it is known."""
         classes = len(names) if names is not None and classes is None else classes
         x, y = to_images(x, where), to_labels(y, where)
         if classes is not None and (not isinstance(classes, int) or classes < 1):
@@ -108,6 +120,7 @@ class Arrays(ImageSet):
         if len(self.names) != self.classes:
             raise InputError(f"{where}: {len(self.names)} names for {self.classes} classes")
         self.ids = torch.arange(len(x)) if ids is None else ids
+        self._sha256 = sha256
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -123,11 +136,7 @@ class Arrays(ImageSet):
 
     def sha256(self) -> str:
         """A hash of pixels and labels."""
-        digest = hashlib.sha256()
-        for t in (self.x, self.y):
-            digest.update(f"{t.dtype}{tuple(t.shape)}".encode())
-            digest.update(t.cpu().contiguous().numpy().data)
-        return digest.hexdigest()
+        return self._sha256 or content_hash(*(t.cpu().numpy() for t in (self.x, self.y)))
 
     def subset(self, positions: Tensor) -> "Arrays":
         return Arrays(

@@ -2,13 +2,14 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from amata.data.cache import Decoded, cached
 from amata.data.class_names import MOST_CLASSES, names_in_schema, read_classes
 from amata.data.framing import Framing
 from amata.data.hold_out import hold_out, shuffled
@@ -96,10 +97,13 @@ Files = tuple[tuple[Path, int, int], ...]
 """Files with their modification times and sizes."""
 
 
-@lru_cache(maxsize=2)  # decoding is slow, and a comparison loads the data once per run
-def _decoded(
-    files: Files, columns: Columns, frame: Frame
-) -> tuple[np.ndarray, np.ndarray, tuple[str, ...] | None]:
+@lru_cache(maxsize=2)  # a comparison loads the data once per run, and may have no cache on disk
+def _decoded(files: Files, columns: Columns, frame: Frame) -> Decoded:
+    settings = {"columns": columns, "frame": asdict(frame) if isinstance(frame, Framing) else frame}
+    return cached([path for path, _, _ in files], settings, lambda: _decode(files, columns, frame))
+
+
+def _decode(files: Files, columns: Columns, frame: Frame) -> Decoded:
     encoded, starts = Encoded(), []
     for path, _, _ in files:
         starts.append(len(encoded.contents))
@@ -112,7 +116,7 @@ def _decoded(
     if not encoded.contents:
         raise InputError(f"{files[0][0]} is not a parquet file of images: it has no rows")
     images = decode_stack(encoded.contents, frame, where)
-    return images, np.concatenate(encoded.labels), encoded.names
+    return Decoded(images, np.concatenate(encoded.labels), encoded.names)
 
 
 def _read(path: Path, columns: Columns, frame: Frame, encoded: Encoded) -> None:
@@ -163,7 +167,7 @@ def read_parquet(
         if not path.is_file():
             raise InputError(f"{path} is not a file or is a broken link; fetch it again")
     files = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in paths)
-    images, labels, stored = _decoded(files, columns, frame)
+    images, labels, stored, sha256 = _decoded(files, columns, frame)
     beside = paths[0].with_name("classes.json")
     if names is None and beside.is_file():
         names = read_classes(beside)
@@ -173,7 +177,8 @@ def read_parquet(
             f"{paths[0]}: labels go up to {labels.max()}, and at most {MOST_CLASSES} classes are "
             "supported; set data.label_column to the column of labels"
         )
-    return Arrays(images.copy(), labels.copy(), names=names, where=str(paths[0]))
+    where = str(paths[0])
+    return Arrays(images.copy(), labels.copy(), names=names, where=where, sha256=sha256)
 
 
 def find_parts(root: Path) -> tuple[list[Path], list[Path]]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from amata.data.cache import Decoded, cached, owned
 from amata.data.images import Arrays
 from amata.data.matlab import read_mat
 from amata.data.parquet import find_parts, read_parquet
@@ -31,6 +32,11 @@ def load_svhn(folder: Path) -> tuple[Arrays, Arrays]:
 
 
 def _read(path: Path) -> Arrays:
+    x, y, _, sha256 = cached([path], {"set": "svhn"}, lambda: _decode(path))
+    return Arrays(owned(x), owned(y), names=CLASSES, where=str(path), sha256=sha256)
+
+
+def _decode(path: Path) -> Decoded:
     x, y = read_mat(path, "X", "y")
     if x.dtype != np.uint8 or x.shape[:3] != (32, 32, 3) or y.shape != (x.shape[-1], 1):
         raise InputError(
@@ -39,5 +45,4 @@ def _read(path: Path) -> Arrays:
         )
     if not np.isin(y, range(1, 11)).all():
         raise InputError(f"{path}: labels must be 1 to 10, where 10 is the digit 0; fetch it again")
-    images = x.transpose(3, 2, 0, 1).copy()
-    return Arrays(images, y[:, 0].astype(np.int64) % 10, names=CLASSES, where=str(path))
+    return Decoded(x.transpose(3, 2, 0, 1).copy(), y[:, 0].astype(np.int64) % 10)

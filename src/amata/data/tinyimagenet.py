@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from amata.data.cache import Decoded, cached, owned
 from amata.data.class_names import first_words
 from amata.data.framing import Framing
 from amata.data.hold_out import shuffled
@@ -80,5 +81,10 @@ def _decode(images: list[tuple[Path, int]], names: tuple[str, ...], where: Path)
     odd = next((path for path in files if not path.is_file()), None)
     if odd is not None or not files:
         raise InputError(f"data tinyimagenet: {odd or where} has no image; fetch it again")
-    x = decode_stack(files, SIZE, lambda index: str(files[index]))
-    return Arrays(x, np.array([label for _, label in images]), names=names, where=str(where))
+    labels = np.array([label for _, label in images])
+
+    def decode() -> Decoded:
+        return Decoded(decode_stack(files, SIZE, lambda index: str(files[index])), labels)
+
+    x = cached(files, {"frame": SIZE}, decode).images
+    return Arrays(owned(x), labels, names=names, where=str(where))

@@ -1,6 +1,5 @@
 """Worker processes that decode images."""
 
-import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from amata.data.processes import cores, local_processes
 from amata.errors import AmataError
 
 
@@ -25,11 +25,14 @@ def in_workers(
     *,
     pin_memory: bool = False,
 ) -> Iterator[Any]:
-    """For each tensor of positions: its items, collated."""
+    """For each tensor of positions: its items, collated. `workers` is the number on this machine:
+    torchrun's processes divide them."""
+    if workers:
+        workers = min(max(1, workers // local_processes()), cores())
     loader = DataLoader(
         items,
         batch_sampler=[batch.tolist() for batch in batches],
-        num_workers=min(workers, os.cpu_count() or 1),
+        num_workers=workers,
         collate_fn=collate,
         pin_memory=pin_memory,
         worker_init_fn=ignore_interrupts,

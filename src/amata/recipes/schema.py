@@ -89,7 +89,8 @@ class Data(Table):
     drop_last: bool = False
     """Drop the last batch of an epoch if it is smaller than the others."""
     workers: Int = Field(default=4, ge=0, le=1000)
-    """Image folders: worker processes that decode images."""
+    """Image folders: worker processes that decode images, on each machine. torchrun's processes
+    share them."""
     resize: Pixels | None = None
     """Length to which the shorter side of an image is scaled; 256 by default for image folders.
     parquet and hf: by default images are used as they are, and must have one size."""
