@@ -50,7 +50,34 @@ def test_train_prints_a_table_and_where_the_run_is(amata: Amata, tmp_path: Path)
     assert called.code == 0
     assert re.search(r"clean +\d+\.\d%", called.out)
     assert f"run folder {tmp_path / 'run'}" in called.out
+    wall = RunFolder(tmp_path / "run").summary()["wall_seconds"]
+    total = wall.pop("total")
+    assert sum(wall.values()) == pytest.approx(total, rel=0.02)
+    assert all(wall[part] > 0 for part in ("start", "data", "train", "valid", "evaluate", "save"))
+    last = called.out.splitlines()[-1]
+    assert re.fullmatch(r"[\d.]+ s: start [\d.]+, data .*, evaluation [\d.]+, saving [\d.]+", last)
     assert re.search(r"epoch +1 +K +2 +alpha 0\.25 +loss .* held-out +clean", called.err)
+
+
+@pytest.mark.slow
+def test_bench_says_where_the_seconds_of_a_whole_training_go(tmp_path: Path) -> None:
+    words = ["bench", "--wall", "mnist5k-amata", *FAST, "--set=train.epochs=1", "--out"]
+    done = subprocess.run(
+        [sys.executable, "-m", "amata", *words, str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        env=ENV,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^seconds +cold +cached\nstart +[\d.]+ +[\d.]+\ndata ", done.stdout)
+    rows = json.loads((tmp_path / "out" / "wall.json").read_text())["rows"]
+    assert [row["caches"] for row in rows] == ["cold", "cached"]
+    for row in rows:
+        parts = {**row["wall_seconds"]}
+        inside = parts.pop("total")
+        assert sum(parts.values()) == pytest.approx(inside, rel=0.02)
+        assert 0 < inside < row["command_seconds"]
+        assert row["exit_seconds"] == pytest.approx(row["command_seconds"] - inside, abs=0.002)
 
 
 def test_short_options_stand_for_keys_and_json_is_one_object(amata: Amata, tmp_path: Path) -> None:
@@ -454,6 +481,10 @@ BAD: dict[str, tuple[Setup, str]] = {
     "huge batch": (
         lambda tmp: ["bench", "mnist5k-pgd2", "--batch", f"{10**20}", "--out", str(tmp / "new")],
         r"--batch '1000+' must be from 1 to 65,536",
+    ),
+    "steps of whole trainings": (
+        lambda tmp: ["bench", "--wall", "mnist5k-pgd2", "--steps", "2", "--out", str(tmp / "new")],
+        r"--wall times whole trainings as their recipes say: drop --batch, --steps",
     ),
     "endless seconds": (
         lambda tmp: ["bench", "mnist5k-pgd2", "--seconds", "inf", "--out", str(tmp / "new")],

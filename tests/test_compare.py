@@ -25,7 +25,7 @@ import pytest
 
 from amata.cli import main
 from amata.console import PlainConsole, comparison_table
-from amata.data import Splits
+from amata.data import DATASETS, Arrays, Splits
 from amata.errors import InputError
 from amata.evaluation import Result, wilson
 from amata.recipes import Recipe, load
@@ -521,6 +521,31 @@ def test_recipes_on_the_same_images_are_checked_with_one_reading(
     planned = [named(RECIPES[0], name, seed) for name, seed in (("a", 0), ("b", 0), ("c", 1))]
     check_runs([(tmp_path / recipe.name, recipe) for recipe in planned])
     assert read == ["a", "c"], "another seed splits off other images"
+
+
+def test_the_runs_of_a_comparison_share_their_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    entry = DATASETS["mnist5k"]
+
+    def reading(root: Path) -> tuple[Arrays, Arrays]:
+        assert entry.loader is not None
+        read.append(root)
+        return entry.loader(root)
+
+    def training(folder: Path, recipe: Recipe, reporter: Reporter) -> RunFolder:
+        splits.append(load_data(recipe))
+        return RunFolder(folder)
+
+    splits: list[Splits] = []
+    monkeypatch.setitem(DATASETS, "mnist5k", replace(entry, loader=reading))
+    monkeypatch.setattr("amata.studies.plan.train_or_resume", training)
+    run_plan(plan(RECIPES, QUICK, 2), tmp_path, Reporter())
+    assert (len(splits), len(read)) == (4, 1)
+    assert splits[0].held_out == splits[1].held_out != splits[2].held_out
+    alone = load_data(plan(RECIPES, QUICK, 2)[2])
+    assert (alone.record(), len(read)) == (splits[2].record(), 2), "a study's images end with it"
 
 
 DAMAGES = [

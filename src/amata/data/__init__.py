@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from amata.data.image_file import Picture, read_image
 from amata.data.images import Arrays, ImageSet, Loader, labels_of, split_validation
 from amata.data.map_style import MapStyle
 from amata.data.parquet import FIND, Columns, load_parquet
+from amata.data.sharing import read_once, shared_data
 from amata.data.stream import Stream
 from amata.errors import InputError
 
@@ -39,6 +41,7 @@ __all__ = [
     "labels_of",
     "load",
     "read_image",
+    "shared_data",
     "split_validation",
 ]
 
@@ -95,11 +98,17 @@ def load(
     most `limit` of the others are kept. A folder with a validation part has its own."""
     entry = find_dataset(name)
     base = Path(os.path.expanduser(root)) if root else data_root()
+    key = name, base, framing, workers if name == "folder" else 0, test_share, columns, skip_bad
     try:
         if name == "folder":
-            loaded = load_folder(base, framing or Framing(), workers, test_share, skip_bad=skip_bad)
-            return _folder_splits(loaded, in_memory, valid, seed, limit)
-        train, test, hashes = _read(name, entry, base, framing, test_share, columns)
+            used = framing or Framing()
+            loaded = read_once(
+                key, lambda: load_folder(base, used, workers, test_share, skip_bad=skip_bad)
+            )
+            return _folder_splits(loaded, key, in_memory, valid, seed, limit)
+        train, test, hashes = read_once(
+            key, lambda: _read(name, entry, base, framing, test_share, columns)
+        )
     except OSError as error:
         raise InputError(
             f"data {name}: {error.filename or base} cannot be read ({error.strerror or error}); "
@@ -110,8 +119,9 @@ def load(
 
 
 def _folder_splits(
-    loaded: Loaded, in_memory: bool, valid: float, seed: int, limit: int | None
+    loaded: Loaded, key: Hashable, in_memory: bool, valid: float, seed: int, limit: int | None
 ) -> Splits:
+    """`key` identifies the folder and how it is read."""
     parts = {"train": loaded.train, "test": loaded.test}
     if loaded.valid is not None:
         if valid:
@@ -120,14 +130,19 @@ def _folder_splits(
                 "data.valid = 0"
             )
         parts["valid"] = loaded.valid
-    hashes = _hashes({part: (f.identity(), f.sha256()) for part, f in parts.items()})
-    images: dict[str, ImageSet] = {
-        part: folder.in_memory() if in_memory else folder for part, folder in parts.items()
-    }
+    hashes = read_once(
+        (key, "hashes"),
+        lambda: _hashes({part: (f.identity(), f.sha256()) for part, f in parts.items()}),
+    )
+    images = read_once((key, in_memory), lambda: _in_memory(parts) if in_memory else {**parts})
     train, held, ids = split_validation(images["train"], valid, seed, limit)
     if "valid" in images:
         held, ids = images["valid"], images["valid"].ids.tolist()
     return Splits(train, held, images["test"], ids, hashes, loaded.skipped)
+
+
+def _in_memory(parts: dict[str, Folder]) -> dict[str, ImageSet]:
+    return {part: folder.in_memory() for part, folder in parts.items()}
 
 
 def _read(

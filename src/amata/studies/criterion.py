@@ -28,6 +28,7 @@ from amata.control import (
     criterion,
     strategy,
 )
+from amata.data import shared_data
 from amata.engine import ProbeNet
 from amata.errors import InputError, unknown
 from amata.evaluation.corruptions import is_attack
@@ -191,9 +192,10 @@ def strategies(plans: Plan, out: Path, reporter: Reporter) -> list[RunFolder]:
     to_train = [(out / "runs" / name, recipe) for name, recipe in plans if recipe]
     infos = run_infos([f.name for f, _ in to_train], [planned_cost(*run) for run in to_train])
     trained = {}
-    for (folder, recipe), info in zip(to_train, infos, strict=True):
-        reporter.run(info)
-        trained[folder.name] = train_or_resume(folder, recipe, reporter)
+    with shared_data():
+        for (folder, recipe), info in zip(to_train, infos, strict=True):
+            reporter.run(info)
+            trained[folder.name] = train_or_resume(folder, recipe, reporter)
     return [trained[name] if recipe else RunFolder.open(Path(name))[0] for name, recipe in plans]
 
 

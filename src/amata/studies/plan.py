@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from amata import recipes
+from amata.data import shared_data
 from amata.errors import AmataError, InputError
 from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
@@ -98,7 +99,7 @@ def run_plan(
     check_target(target)
     out.mkdir(parents=True, exist_ok=True)
     names = [run_name(recipe) for recipe in planned]
-    with hold(out, "comparing recipes"):
+    with hold(out, "comparing recipes"), shared_data():
         check_same_runs(out, names)
         check_runs([(out / "runs" / run_name(recipe), recipe) for recipe in planned])
         write_record(out / "plan.json", {"order": names, "target": target})
