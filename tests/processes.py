@@ -20,10 +20,13 @@ from amata.distributed import (
     current,
     init_distributed,
 )
+from amata.errors import InputError, Interrupted
 from amata.metrics import EpochRow
+from amata.runs import RunFolder
 from amata.runs.files import save_tensors
+from amata.training import train_model
 from tests.conftest import small_net
-from tests.toy import fit, toy_data, toy_recipe
+from tests.toy import StopAt, fit, toy_data, toy_recipe
 
 CASES: dict[str, tuple[list[str], int]] = {
     "erm": (["method.name=erm"], 96),
@@ -168,6 +171,31 @@ def trained(name: str, folder: Path) -> tuple[dict[str, Tensor], list[EpochRow]]
     return fitted.model.state_dict(), fitted.epochs
 
 
+def hidden(folder: Path) -> list[str]:
+    """Resume an interrupted run from a folder that rank 1 sees, then from one that it does not:
+    where the first resumes, and the error of the second."""
+    main, recipe = current().is_main, toy_recipe("train.epochs=3", "train.tensorboard=false")
+    given = Exact(False), toy_data(96), toy_data(40), recipe
+    said: list[str] = []
+
+    class Notes(StopAt):
+        def note(self, text: str) -> None:
+            said.append(text)
+
+    for stop in (Notes(1, 2), Notes(2, 3)):
+        with contextlib.suppress(Interrupted):
+            path = folder / "hidden"
+            run = RunFolder(path) if path.exists() and main else path
+            fit(*given, run=run, reporter=stop)
+    (folder / "elsewhere").mkdir(exist_ok=True)
+    os.chdir(folder if main else folder / "elsewhere")
+    try:
+        train_model(*given, run=RunFolder(Path("/proc/self/cwd/hidden")) if main else None)
+    except InputError as error:
+        said.append(str(error))
+    return said
+
+
 class Mortal(nn.Module):
     """A network for digits that kills rank 1 in the middle of the second epoch, unless torchrun has
     restarted it."""
@@ -202,6 +230,7 @@ def main(folder: Path) -> None:
         torch.save(found, folder / f"normed-{current().rank}.pt")
         gradients = {how: averaged(how) for how in AVERAGED}
         torch.save(gradients, folder / f"averaged-{current().rank}.pt")
+        (folder / f"hidden-{current().rank}.json").write_text(json.dumps(hidden(folder)))
         for index, name in enumerate(CASES):
             weights, rows = trained(name, folder)
             save_tensors(folder / f"{index}-{current().rank}.safetensors", weights)

@@ -135,6 +135,17 @@ def test_gradients_are_averaged_in_buckets(how: str, by_two: Path) -> None:
     assert here[4].abs().max() > 0, "rank 0 did not use this layer, rank 1 did"
 
 
+@pytest.mark.slow
+def test_every_process_reads_the_checkpoint(by_two: Path) -> None:
+    here, there = (json.loads((by_two / f"hidden-{rank}.json").read_text()) for rank in (0, 1))
+    assert "resumed at epoch 2, batch 2" in here, "rank 0 alone reports"
+    (line,) = there
+    assert here[-1] == line, "all processes fail with the same line"
+    assert line.startswith("rank 1 on ")
+    assert "hidden/checkpoints/00002-0000003.json" in line
+    assert line.endswith("put the run folder on a file system that all machines share")
+
+
 def _differing(rows: list[dict[str, Any]], folder: Path, index: int) -> set[str]:
     other = json.loads((folder / f"{index}-1.json").read_text())
     return {k for a, b in zip(rows, other, strict=True) for k in a if a[k] != b[k]}

@@ -1,6 +1,7 @@
 """amata compare and amata report."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,6 +9,7 @@ import typer
 
 from amata.cli.root import (
     Epochs,
+    Jobs,
     Json,
     Limit,
     Log,
@@ -20,6 +22,7 @@ from amata.cli.root import (
     reporters,
     short_forms,
 )
+from amata.errors import InputError
 
 if TYPE_CHECKING:
     from amata.studies.compare_images import ComparedImages
@@ -51,6 +54,7 @@ def compare(
     set_: Set = [],  # noqa: B006
     epochs: Epochs = None,
     limit: Limit = None,
+    jobs: Jobs = 1,
     log: Log = [],  # noqa: B006
     json_: Json = False,
 ) -> None:
@@ -64,10 +68,14 @@ def compare(
 
     _check_folder(out)
     set_ = [*set_, *short_forms(train_epochs=epochs, data_limit=limit)]
-    with reporters(log) as reporter:
+    if jobs > 1 and log:
+        raise InputError(f"--log {log[0]} follows one run at a time; drop it or --jobs")
+    # A bar is for one run; several get lines.
+    reporter = reporters(log)
+    with reporter if jobs == 1 else nullcontext():
         planned = plan(recipes, set_, seeds, reporter.note)
         check_attacks(attack for recipe in planned for attack in recipe.eval.attacks)
-        runs, failures = run_plan(planned, out, reporter, target)
+        runs, failures = run_plan(planned, out, reporter, target, jobs)
         result = compare_runs(runs, target, out / "criterion.json", failures=failures)
         titles = [curve["recipe"] for curve in result["curves"]]
         images = compare_images(runs, titles, reporter.note)

@@ -1,12 +1,14 @@
 """amata criterion, search, toy and convergence: training as a control problem."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from amata.cli.root import (
+    Jobs,
     Json,
     Set,
     Trust,
@@ -157,6 +159,7 @@ def search(
     ] = True,
     gamma: Annotated[float, typer.Option(help="The weight of a step in C.")] = 0.04,
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    jobs: Jobs = 1,
     json_: Json = False,
 ) -> None:
     """Search for a schedule under a budget; prints the best recipe as TOML."""
@@ -170,6 +173,7 @@ def search(
     from amata.console import ConsoleReporter, err, search_table
     from amata.report.figures import search_figure
     from amata.studies.cost import MethodCost, reference_cost
+    from amata.studies.jobs import check_jobs, share_search
     from amata.studies.search import WRITTEN, Search, SearchSettings
     from amata.training.setup import load_data
 
@@ -194,8 +198,15 @@ def search(
         seed=seed,
         gamma=gamma,
     )
-    with ConsoleReporter() as reporter:
-        result = Search(loaded, settings, out, reporter, splits).run()
+    reporter = ConsoleReporter()
+    study = Search(loaded, settings, out, reporter, splits)
+    if jobs > 1:
+        variables = check_jobs(min(jobs, trials), [loaded])
+        share_search(loaded, asdict(settings), out, variables, reporter)
+        result: dict[str, Any] | None = study.summary()
+    else:
+        with reporter:
+            result = study.run()
     if result is None:
         return
     result["reference_cost"] = reference

@@ -91,6 +91,15 @@ Log = Annotated[
     list[str],
     typer.Option(metavar="wandb|mlflow", help="Log the run there too; may be repeated."),
 ]
+Jobs = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=1000,
+        metavar="N",
+        help="Runs at the same time, one per GPU; on a CPU they share its threads.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

@@ -183,6 +183,7 @@ def comparison_table(result: dict[str, Any]) -> Grid:
             reached,
             faster,
         )
+    captions = []
     if attacks:
         images = " or ".join(f"{n:,}" for n in result["images"])
         sizes = [f"{images} test images"] if images else []
@@ -190,7 +191,10 @@ def comparison_table(result: dict[str, Any]) -> Grid:
             a["split"] == "held-out" for row in result["rows"] for a in row["accuracies"].values()
         ):
             sizes.append(f"{result['valid_n']:,} held-out images")
-        table.caption = f"accuracy in % ± half the 95% interval; {', '.join(sizes)}"
+        captions.append(f"accuracy in % ± half the 95% interval; {', '.join(sizes)}")
+    if not result["times_comparable"]:
+        captions.append("seconds are not comparable")
+    table.caption = "; ".join(captions)
     return table
 
 

@@ -72,6 +72,17 @@ def load_checkpoint(
     return None
 
 
+def read_checkpoint(
+    folder: Path, epoch: int, batch: int, checksum: str
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The checkpoint before this batch, which must be the one whose tensors have this checksum."""
+    path = folder / f"{epoch:05d}-{batch:07d}.json"
+    if not path.is_file():
+        raise InputError(f"there is no {path}")
+    record = read_record(path, CHECKPOINT, sealed=True)
+    return read_tensors(path.with_suffix(".safetensors"), checksum), record
+
+
 def best_file(folder: Path, epoch: int) -> Path:
     """The weights after `epoch`, the best so far when a checkpoint was saved."""
     return folder / f"best-{epoch:05d}.safetensors"

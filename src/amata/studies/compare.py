@@ -59,7 +59,15 @@ def compare_runs(
         {**(summary := run.summary()), "evaluation": all_results(run, recipe, summary)}
         for run, recipe in opened
     ]
+    environments = [env for run in runs for env in run.environments()]
+    comparable = trained != "parallel" and all(
+        timing_facts(env) == timing_facts(environments[0]) for env in environments
+    )
     rows, untested = recipe_rows(titles, curves, summaries, target)
+    for row in rows:
+        row["times_comparable"] = comparable
+        if not comparable:
+            row["speedup"] = row["speedup_to_target"] = None
     warnings += untested
     same_images = same_test_images(opened)
     shared, not_compared = compare_under_one_attack(rows, same_images=same_images)
@@ -67,7 +75,6 @@ def compare_runs(
         found = {attack: a["warnings"] for attack, a in row["accuracies"].items()}
         warnings += [f"{row['recipe']}, {text}" for text in grouped_warnings(found)]
     accuracies = {name: a for row in rows for name, a in row["accuracies"].items()}
-    environments = [env for run in runs for env in run.environments()]
     first = opened[0][1]
     return {
         "target": target,
@@ -76,8 +83,7 @@ def compare_runs(
         "valid_n": curves[0]["valid_n"],
         "order": [run.path.name for run in runs],
         "trained": trained,
-        "times_comparable": trained != "parallel"
-        and all(timing_facts(env) == timing_facts(environments[0]) for env in environments),
+        "times_comparable": comparable,
         "attacks": sorted(accuracies, key=lambda name: accuracies[name]["split"] != "test"),
         "images": sorted(
             {a["n"] for row in rows for a in row["accuracies"].values() if a["split"] == "test"}

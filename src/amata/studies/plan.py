@@ -1,4 +1,5 @@
-"""The runs of a comparison: plan them, train them one after the other, find them again.
+"""The runs of a comparison: plan them, train them one after the other or several at once, find them
+again.
 
 All recipes use the first one's data, threat, evaluation and validation. An interrupted comparison
 resumes where it stopped.
@@ -17,6 +18,7 @@ from amata.reporter import Reporter, run_infos
 from amata.runs import RunFolder
 from amata.runs.files import read_json, read_record, write_record
 from amata.runs.lock import hold
+from amata.studies.jobs import check_jobs, train_runs
 from amata.studies.runs import check_runs, planned_cost, train_or_resume
 from amata.training import Interrupted
 
@@ -89,31 +91,45 @@ def run_name(recipe: Recipe) -> str:
 
 
 def run_plan(
-    planned: Sequence[Recipe], out: Path, reporter: Reporter, target: float | None = None
+    planned: Sequence[Recipe],
+    out: Path,
+    reporter: Reporter,
+    target: float | None = None,
+    jobs: int = 1,
 ) -> tuple[list[RunFolder], list[str]]:
-    """Train the runs of a plan, or resume them. Returns the finished runs and a message for each
-    failed one.
+    """Train the runs of a plan, or resume them, `jobs` at a time. Returns the finished runs and a
+    message for each failed one.
 
     Everything that can be refused is refused before plan.json is written.
     """
     check_target(target)
+    variables = check_jobs(jobs, planned) if jobs > 1 else []
     out.mkdir(parents=True, exist_ok=True)
     names = [run_name(recipe) for recipe in planned]
     with hold(out, "comparing recipes"), shared_data():
         check_same_runs(out, names)
         check_runs([(out / "runs" / run_name(recipe), recipe) for recipe in planned])
         write_record(out / "plan.json", {"order": names, "target": target})
-        return _train(planned, out, reporter)
+        return _train(planned, out, reporter, variables)
 
 
 def _train(
-    planned: Sequence[Recipe], out: Path, reporter: Reporter
+    planned: Sequence[Recipe],
+    out: Path,
+    reporter: Reporter,
+    variables: Sequence[dict[str, str]] = (),
 ) -> tuple[list[RunFolder], list[str]]:
-    runs, failures = [], []
+    runs: list[RunFolder] = []
+    failures: list[str] = []
     folders = [out / "runs" / run_name(recipe) for recipe in planned]
     costs = [planned_cost(folder, recipe) for folder, recipe in zip(folders, planned, strict=True)]
     infos = run_infos([folder.name for folder in folders], costs)
-    for folder, recipe, info in zip(folders, planned, infos, strict=True):
+    if variables:
+        every = zip(folders, planned, infos, strict=True)
+        left = [run for run in every if not RunFolder(run[0]).finished]
+        failures += train_runs(left, variables, reporter)
+        runs += [run for folder in folders if (run := RunFolder(folder)).finished]
+    for folder, recipe, info in [] if variables else zip(folders, planned, infos, strict=True):
         reporter.run(info)
         try:
             runs.append(train_or_resume(folder, recipe, reporter))

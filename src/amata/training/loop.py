@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from amata.metrics import EpochRow, Event, is_event
 from amata.recipes import Recipe
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder, resume_call
-from amata.runs.checkpoint import load_checkpoint
+from amata.runs.checkpoint import load_checkpoint, read_checkpoint
 from amata.runs.files import save_tensors
 from amata.schedules import Control
 from amata.training.batches import Batches, held_out_batches, training_batches
@@ -215,7 +216,7 @@ class _Loop:
         return stopped
 
     def _resume(self) -> None:
-        loaded = self.ranks.broadcast(self._checkpoint_at(None, self.reporter.note))
+        loaded = self._checkpoint_at(None, self.reporter.note)
         if loaded is not None:
             try:
                 self.trainer.restore(*loaded)
@@ -245,16 +246,36 @@ class _Loop:
             # Without this checkpoint a failure in this epoch can only stop the run.
             with contextlib.suppress(AmataError):
                 self.guard.good = self._checkpoint_at(state.epoch, lambda _: None)
-            self.guard.good = self.ranks.broadcast(self.guard.good)
         if loaded is not None:
             done = state.epoch == self.recipe.train.epochs
             self.reporter.note("resumed after the last epoch" if done else f"resumed at {state}")
 
     def _checkpoint_at(self, epoch: int | None, note: Callable[[str], None]) -> Snapshot | None:
-        """The newest checkpoint, or the one at the start of `epoch`; None without a run folder."""
-        if self.run is None:
-            return None
-        return load_checkpoint(self.run.checkpoints, self.recipe.fingerprint(), note, epoch=epoch)
+        """The newest checkpoint, or the one at the start of `epoch`; None if there is none. Rank 0
+        chooses it, and every process reads it from the shared file system."""
+        loaded, place, error = None, None, None
+        try:
+            if self.run is not None:
+                folder = self.run.checkpoints.absolute()
+                loaded = load_checkpoint(folder, self.recipe.fingerprint(), note, epoch=epoch)
+                if loaded is not None:
+                    place = folder, *(loaded[1][key] for key in ("epoch", "batch", "tensors"))
+        except AmataError as failed:
+            error = failed
+        place, error = self.ranks.broadcast((place, error))
+        if place is not None and not self.ranks.is_main:
+            try:
+                loaded = read_checkpoint(*place)
+            except (InputError, OSError) as failed:
+                error = InputError(
+                    f"rank {self.ranks.rank} on {socket.gethostname()} cannot read the checkpoint "
+                    f"of rank 0 ({shorten(failed)}); put the run folder on a file system that all "
+                    "machines share"
+                )
+        # All processes fail together: none is left waiting.
+        if error := next(filter(None, self.ranks.gather(error)), None):
+            raise error
+        return loaded
 
     def _after_batch(self, u: Control) -> bool:
         state = self.trainer.state
