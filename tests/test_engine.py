@@ -279,10 +279,10 @@ def test_training_after_a_warm_up_gives_the_same_bytes(
         tensors = [*model.state_dict().values(), *ema.model.state_dict().values(), *moments]
         gradients = [p.grad is None for p in model.parameters()]
         states.append((counters, gradients, torch.rand(3).tolist(), float(net.last_loss)))  # type: ignore[arg-type]
-        states.append([*map(torch.clone, tensors), *memory.values()])
-    assert states[0] == states[2]
-    assert len(states[1]) == len(states[3])
-    assert all(map(torch.equal, states[1], states[3]))
+        values.append([*map(torch.clone, tensors), *memory.values()])
+    assert states[0] == states[1]
+    assert len(values[0]) == len(values[1])
+    assert all(map(torch.equal, *values))
 
 
 def failing_backend(module: Any, inputs: Any) -> Any:

@@ -64,7 +64,7 @@ class _Normalise(torch.autograd.Function):
         return y if bias is None else y + _along(bias, x), merged, variance, total
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, g: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         normal, weight, inverse, total = ctx.saved_tensors
         axes = _all_but_channels(g)

@@ -280,9 +280,25 @@ class FastNet(PlainNet):
         self._check_variants("ascent", loss)
         self._refresh_attack_copy()
         key = ("ascent", loss, type(region), getattr(region, "ball", None))
+        make = partial(self._make_input_grad, loss)
+        return self._climb(key, make, region, x, y, steps, step_size, self._attack_state)
+
+    def _climb(
+        self,
+        key: Hashable,
+        make_grad: Callable[[bool], Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]],
+        region: Region,
+        x: Tensor,
+        y: Tensor,
+        steps: int,
+        step_size: float,
+        mutated: Callable[[], list[Tensor]],
+    ) -> Tensor:
+        """Ascent steps along the gradients of a function made by `make_grad`; its argument says
+        whether it is compiled and recorded."""
 
         def eager(usual: bool) -> Tensor:
-            input_grad = self._make_input_grad(loss, usual)
+            input_grad = make_grad(usual)
             step = self._best(ascent_step) if usual else ascent_step
             alpha = self.alpha if usual and self.compiled else step_size
             moved = x
@@ -303,19 +319,13 @@ class FastNet(PlainNet):
             if not self.graphed:
                 return eager(True)
             if key not in self.ascent_graphs:
+                grad, step = make_grad(True), self._best(ascent_step)
                 self.ascent_graphs[key] = AscentGraph(
-                    self._make_input_grad(loss, True),
-                    self._best(ascent_step),
-                    region,
-                    x,
-                    y,
-                    self.alpha,
-                    self._attack_state(),
-                    self.pool,
+                    grad, step, region, x, y, self.alpha, mutated(), self.pool
                 )
             return self.ascent_graphs[key](region, x, y, steps)
 
-        return run() if key in self.ascent_graphs else self._attempt(run, self._attack_state)
+        return run() if key in self.ascent_graphs else self._attempt(run, mutated)
 
     def _ascent_while(
         self,
@@ -415,32 +425,17 @@ class FastNet(PlainNet):
         self, region: Region, x: Tensor, p: Tensor, steps: int, step_size: float
     ) -> Tensor:
         key = ("first_ascent", type(region), getattr(region, "ball", None))
-        if not self.graphed or self.syncs_in_forward or not self._is_usual(key, x):
-            with no_cudnn_benchmark():
-                for _ in range(steps):
-                    x = ascent_step(region, x, PlainNet._first_grad(self, x, p), step_size)
+
+        def first_grad(x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+            return PlainNet._first_grad(self, x, p), p
+
+        if self.syncs_in_forward:
+            for _ in range(steps):
+                x = ascent_step(region, x, first_grad(x, p)[0], step_size)
             return x
-
-        if self.step_size != step_size:
-            self.alpha.fill_(step_size)
-            self.step_size = step_size
-        if key not in self.ascent_graphs:
-
-            def first_grad(x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-                return PlainNet._first_grad(self, x, p), p
-
-            with self._compiling():
-                self.ascent_graphs[key] = AscentGraph(
-                    first_grad,
-                    self._compiled(("ascent_step", type(region)), ascent_step),
-                    region,
-                    x,
-                    p,
-                    self.alpha,
-                    self._train_state(),
-                    self.pool,
-                )
-        return self.ascent_graphs[key](region, x, p, steps)
+        return self._climb(
+            key, lambda _: first_grad, region, x, p, steps, step_size, self._train_state
+        )
 
     def _first_backward(self, x: Tensor, p: Tensor) -> None:
         self._uncompiled(
