@@ -259,6 +259,7 @@ def test_training_after_a_warm_up_gives_the_same_bytes(
 ) -> None:
     monkeypatch.setattr(compiler, "BACKEND", CountingBackend())
     states, method = [], ALL[name][0]
+    values: list[list[torch.Tensor]] = []
     for times in (0, 1):
         model = foldable("cpu", torch.float32)
         optimizer = make_optimizer(model, Optim(name=optim, lr=0.01), (1, 6, 6))
