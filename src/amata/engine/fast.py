@@ -18,7 +18,8 @@ compiled is recorded uncompiled, and one that cannot be recorded runs eagerly (`
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -83,6 +84,8 @@ class FastNet(PlainNet):
         self.compiled = self.graphed if compiled is None else compiled
         self.not_compiled = ""
         """Why not, if the device would profit from it."""
+        self.marker: Path | None = None
+        """The file that says that this work is compiled and on disk."""
         if self.graphed and self.compiled and not has_compiler():
             self.compiled, self.not_compiled = False, "no Triton or no C compiler"
         self.layout = (
@@ -379,7 +382,15 @@ class FastNet(PlainNet):
         if key in self.graphs:
             return self._run(key, make, tensors, self._train_state)
         with self._static_gradients():
-            return self._run(key, make, tensors, self._train_state)
+            result = self._run(key, make, tensors, self._train_state)
+        if self.compiled and self.marker is not None:
+            self._mark(self.marker)
+        return result
+
+    def _mark(self, marker: Path) -> None:
+        with suppress(OSError):  # only an estimate needs it
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.touch()
 
     @contextmanager
     def _static_gradients(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from amata.attacks.checks import are_probabilities, check_images, check_logits, 
 from amata.batch import Batch
 from amata.data import Feed, Loader
 from amata.distributed import convert_sync_batchnorm, current
-from amata.engine import EMA, ProbeNet, make_net, no_cudnn_benchmark
+from amata.engine import EMA, Plan, ProbeNet, make_net, no_cudnn_benchmark
 from amata.errors import AmataError, InputError
 from amata.losses import smooth_ce
 from amata.methods import Memory, Method
@@ -70,6 +70,11 @@ class Trainer:
             self.optimizer,
             engine=recipe.train.engine,
             precision=recipe.train.precision,
+            # What is chosen by an estimate may change from run to run, and with it the last bits.
+            compile="always"
+            if recipe.train.deterministic and recipe.train.compile == "auto"
+            else recipe.train.compile,
+            plan=self._work(shape, batches.count),
             loss=smooth_ce(recipe.optim.label_smoothing),
             class_weights=class_weights(recipe.optim, getattr(batches, "images", None), device),
             attack_mode=recipe.train.attack_mode,
@@ -85,6 +90,19 @@ class Trainer:
         """The engine's counters when they were last added to the account."""
         self._images = 0
         """Images trained on since then, by this process."""
+
+    def _work(self, shape: tuple[int, ...] | None, images: int | None) -> Plan | None:
+        """The work that is planned for this process; None if it is not known beforehand."""
+        if shape is None or self.plan is None or images is None:
+            return None
+        parts = self.ranks.size * self.recipe.train.accumulate
+        return Plan(
+            type(self.recipe.method).__name__,
+            shape,
+            images // self.ranks.size,
+            max(self.recipe.data.batch_size // parts, 1),
+            [u.steps for u in self.plan],
+        )
 
     @property
     def result(self) -> nn.Module:
