@@ -258,7 +258,8 @@ def test_training_after_a_warm_up_gives_the_same_bytes(
     name: str, optim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiler, "BACKEND", CountingBackend())
-    states, method = [], ALL[name][0]
+    states: list[Any] = []
+    method = ALL[name][0]
     for times in (0, 1):
         model = foldable("cpu", torch.float32)
         optimizer = make_optimizer(model, Optim(name=optim, lr=0.01), (1, 6, 6))

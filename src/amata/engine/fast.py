@@ -18,13 +18,14 @@ compiled is recorded uncompiled, and one that cannot be recorded runs eagerly (`
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from amata.engine import ahead
 from amata.engine.ascent import AscentGraph, ascent_step
 from amata.engine.attack_copy import AttackCopy, copy_and_fold
 from amata.engine.compiler import compiled, compiling, has_compiler
@@ -381,6 +382,8 @@ class FastNet(PlainNet):
             return make(False)(*tensors)
         if key in self.graphs:
             return self._run(key, make, tensors, self._train_state)
+        if self.compiled and self.graphed:
+            ahead.wait()
         with self._static_gradients():
             result = self._run(key, make, tensors, self._train_state)
         if self.compiled and self.marker is not None:
@@ -525,7 +528,7 @@ class FastNet(PlainNet):
         """Time what is compiled and recorded in the with block."""
         self._synchronize()
         started = time.perf_counter()
-        with compiling():
+        with compiling() if self.compiled else nullcontext():
             yield
         self._synchronize()
         self.compile_seconds += time.perf_counter() - started

@@ -13,7 +13,7 @@ from amata.attacks.checks import are_probabilities, check_images, check_logits, 
 from amata.batch import Batch
 from amata.data import Feed, Loader
 from amata.distributed import convert_sync_batchnorm, current
-from amata.engine import EMA, Plan, ProbeNet, make_net, no_cudnn_benchmark
+from amata.engine import EMA, ProbeNet, make_net, no_cudnn_benchmark
 from amata.errors import AmataError, InputError
 from amata.losses import smooth_ce
 from amata.methods import Memory, Method
@@ -29,6 +29,7 @@ from amata.training.clock import Clock
 from amata.training.optim import learning_rate, make_optimizer
 from amata.training.probing import probe
 from amata.training.state import TrainState
+from amata.training.work import planned_work
 
 CHECK_EVERY = 50
 """Batches between two checks of the loss on a GPU; each check synchronises with the device."""
@@ -74,7 +75,7 @@ class Trainer:
             compile="always"
             if recipe.train.deterministic and recipe.train.compile == "auto"
             else recipe.train.compile,
-            plan=self._work(shape, batches.count),
+            plan=planned_work(recipe, shape, batches.count, self.ranks.size),
             loss=smooth_ce(recipe.optim.label_smoothing),
             class_weights=class_weights(recipe.optim, getattr(batches, "images", None), device),
             attack_mode=recipe.train.attack_mode,
@@ -90,19 +91,6 @@ class Trainer:
         """The engine's counters when they were last added to the account."""
         self._images = 0
         """Images trained on since then, by this process."""
-
-    def _work(self, shape: tuple[int, ...] | None, images: int | None) -> Plan | None:
-        """The work that is planned for this process; None if it is not known beforehand."""
-        if shape is None or self.plan is None or images is None:
-            return None
-        parts = self.ranks.size * self.recipe.train.accumulate
-        return Plan(
-            type(self.recipe.method).__name__,
-            shape,
-            images // self.ranks.size,
-            max(self.recipe.data.batch_size // parts, 1),
-            [u.steps for u in self.plan],
-        )
 
     @property
     def result(self) -> nn.Module:
