@@ -402,6 +402,7 @@ class FastNet(PlainNet):
         for p, g in self.gradients.items():
             p.grad = g
         hooks = [p.register_post_accumulate_grad_hook(self.reached.add) for p in self.gradients]
+        known = len(self.reached)
         try:
             yield
         finally:
@@ -409,6 +410,8 @@ class FastNet(PlainNet):
                 hook.remove()
             for p in self.gradients.keys() - self.reached:
                 p.grad = None
+        if len(self.reached) > known:
+            self.weights_changed()  # what is recorded of the optimiser does not know the new ones
 
     def _best(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, compiled if compilation is on."""
@@ -504,14 +507,15 @@ class FastNet(PlainNet):
             self.attack_copy.refresh()
 
     def _first_refresh(self) -> None:
-        copy, copy_weights = self.attack_copy, self._best(copy_and_fold)
-
-        def refresh() -> None:
-            copy_weights(copy.copied, copy.folded)
-
+        refresh = self._refresher()
         if self.graphed:
             self.graphs["refresh"] = Graph(refresh, (), pool=self.pool)
         refresh()
+
+    def _refresher(self) -> Callable[[], None]:
+        """The work that copies the weights into the attack copy, to be run or recorded."""
+        copy, copy_weights = self.attack_copy, self._best(copy_and_fold)
+        return lambda: copy_weights(copy.copied, copy.folded)
 
     def _attack_state(self) -> list[Tensor]:
         """What an attack may change: in train mode, BatchNorm's statistics."""
