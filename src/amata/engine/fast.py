@@ -380,9 +380,9 @@ class FastNet(PlainNet):
         record."""
         if self.syncs_in_forward:
             return make(False)(*tensors)
-        if key in self.graphs:
+        if key in self.graphs or not self.graphed:
             return self._run(key, make, tensors, self._train_state)
-        if self.compiled and self.graphed:
+        if self.compiled:
             ahead.wait()
         with self._static_gradients():
             result = self._run(key, make, tensors, self._train_state)
