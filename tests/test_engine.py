@@ -258,8 +258,9 @@ def test_training_after_a_warm_up_gives_the_same_bytes(
     name: str, optim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiler, "BACKEND", CountingBackend())
-    states, method = [], ALL[name][0]
+    states: list[Any] = []
     values: list[list[torch.Tensor]] = []
+    method = ALL[name][0]
     for times in (0, 1):
         model = foldable("cpu", torch.float32)
         optimizer = make_optimizer(model, Optim(name=optim, lr=0.01), (1, 6, 6))
@@ -686,6 +687,64 @@ def test_an_old_graph_is_not_freed_while_another_is_recorded() -> None:
     finally:
         gc.set_threshold(*thresholds)
     assert recorded(x).tolist() == [2, 2, 2, 2]
+
+
+class NotRecorded(Foldable):
+    """Reads a value on the host, which a CUDA graph cannot record, and has dropout."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.dropout(x, 0.1, self.training)
+        return super().forward(x * (1.0 if x.mean().item() > -1 else 2.0))
+
+
+@gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_model_that_cannot_be_recorded_trains_the_same_numbers(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    trained, said = [], list[str]()
+    for kind in (PlainNet, FastNet):
+        torch.manual_seed(0)
+        model = NotRecorded().to("cuda", torch.float64)
+        options: Any = {"compiled": compiled} if kind is FastNet else {}
+        net = kind(model, sgd(model), precision="fp32", **options)
+        net.note = said.append
+        for index in range(3):
+            torch.manual_seed(index)
+            batch = moved(batch_of(index), "cuda", torch.float64)
+            rng = generator(0, index, "method", device="cuda")
+            ALL["pgd"][0].step(net, batch, Control(2, 0.01), rng, {})
+        trained.append(model.state_dict())
+        net.warm_up(ALL["pgd"][0], batch, Control(1, 0.01))
+    assert len(said) == 1
+    assert "CUDA graphs cannot record this model" in said[0]
+    for key, value in trained[0].items():
+        assert torch.allclose(value, trained[1][key], rtol=1e-8, atol=1e-10), key
+
+
+@gpu
+@pytest.mark.parametrize("optim", ["sgd", "adamw", "muon"])
+def test_a_warm_up_on_a_gpu_changes_nothing_and_leaves_nothing_to_compile(optim: Any) -> None:
+    model = build("lenet", in_channels=3, classes=10, seed=0).cuda()
+    optimizer = make_optimizer(model, Optim(name=optim, lr=0.01), (3, 32, 32))
+    ema = EMA(model, 0.9)
+    net = FastNet(model, optimizer, precision="bf16", ema=ema)
+    x, y = blobs(64, 0)
+    batch = Batch(x, y, torch.arange(64))
+    before = copy.deepcopy([*model.state_dict().values(), *ema.model.state_dict().values()])
+    state, method, u = torch.cuda.get_rng_state(), ALL["pgd"][0], Control(2, 0.01)
+    net.warm_up(method, batch, u)
+    after = [*model.state_dict().values(), *ema.model.state_dict().values()]
+    assert all(map(torch.equal, before, after))
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+    assert not any(v.any() for s in optimizer.state.values() for v in s.values() if v is not None)
+    assert (net.grad_evals, net.updates, ema.steps, net.last_loss) == (0, 0, 0, None)
+    assert torch.equal(state, torch.cuda.get_rng_state())
+    compiled = net.compile_seconds
+    for index in range(3):
+        method.step(net, batch, u, generator(0, index, device="cuda"), {})
+    assert net.compile_seconds == compiled
 
 
 @gpu

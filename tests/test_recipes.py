@@ -336,6 +336,7 @@ def test_a_fingerprint_ignores_operational_keys_and_written_defaults() -> None:
     changed = {
         "data.root": "/x",
         "data.workers": "1",
+        "train.compile": "never",
         "train.device": "cpu",
         "train.engine": "plain",
         "train.deterministic": "true",

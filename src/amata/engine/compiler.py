@@ -37,6 +37,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def _compiled(function: Callable[..., Any], backend: Any) -> Callable[..., Any]:
+    if backend == "inductor":
+        keep_on_disk()
     return torch.compile(function, dynamic=False, backend=backend)
 
 
@@ -46,7 +48,6 @@ def compiling() -> Iterator[None]:
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch
 
-    keep_on_disk()
     # Dynamo limits recompilations per function. All networks of a process share ours, each with its
     # own shapes, so the limits have to be high.
     with ExitStack() as stack:

@@ -17,13 +17,15 @@ compiled is recorded uncompiled, and one that cannot be recorded runs eagerly (`
 
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from amata.engine import ahead
 from amata.engine.apply import ApplyGraph, is_graphable
 from amata.engine.ascent import AscentGraph, ascent_step
 from amata.engine.attack_copy import AttackCopy, copy_and_fold
@@ -68,6 +70,8 @@ class FastNet(PlainNet):
         self.compiled = self.graphed if compiled is None else compiled
         self.not_compiled = ""
         """Why not, if the device would profit from it."""
+        self.marker: Path | None = None
+        """The file that says that this work is compiled and on disk."""
         if self.graphed and self.compiled and not has_compiler():
             self.compiled, self.not_compiled = False, "no Triton or no C compiler"
         self.layout = (
@@ -156,7 +160,7 @@ class FastNet(PlainNet):
         used, key = self.attack_copy_is_used, (self.attack_copy_is_used, reached)
         if key not in self.apply_graphs:
             with self._compiling():
-                refresh = self._make_refresh() if used else None
+                refresh = self._refresher() if used else None
                 self.apply_graphs[key] = ApplyGraph(self.optimizer, self.ema, refresh, self.pool)
         self.apply_graphs[key]()
         self.attack_copy_is_stale = not used
@@ -458,10 +462,20 @@ class FastNet(PlainNet):
         record."""
         if self.syncs_in_forward:
             return make(False)(*tensors)
-        if key in self.graphs:
+        if key in self.graphs or not self.graphed:
             return self._run(key, make, tensors, self._train_state)
+        if self.compiled:
+            ahead.wait()
         with self._static_gradients():
-            return self._run(key, make, tensors, self._train_state)
+            result = self._run(key, make, tensors, self._train_state)
+        if self.compiled and self.marker is not None:
+            self._mark(self.marker)
+        return result
+
+    def _mark(self, marker: Path) -> None:
+        with suppress(OSError):  # only an estimate needs it
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.touch()
 
     @contextmanager
     def _static_gradients(self) -> Iterator[None]:
@@ -470,6 +484,7 @@ class FastNet(PlainNet):
         for p, g in self.gradients.items():
             p.grad = g
         hooks = [p.register_post_accumulate_grad_hook(self.reached.add) for p in self.gradients]
+        known = len(self.reached)
         try:
             yield
         finally:
@@ -477,6 +492,8 @@ class FastNet(PlainNet):
                 hook.remove()
             for p in self.gradients.keys() - self.reached:
                 p.grad = None
+        if len(self.reached) > known:
+            self.weights_changed()  # what is recorded of the optimiser does not know the new ones
 
     def _best(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, compiled if compilation is on."""
@@ -577,12 +594,13 @@ class FastNet(PlainNet):
             self.attack_copy.refresh()
 
     def _first_refresh(self) -> None:
-        refresh = self._make_refresh()
+        refresh = self._refresher()
         if self.graphed:
             self.graphs["refresh"] = Graph(refresh, (), pool=self.pool)
         refresh()
 
-    def _make_refresh(self) -> Callable[[], None]:
+    def _refresher(self) -> Callable[[], None]:
+        """The work that copies the weights into the attack copy, to be run or recorded."""
         copy, copy_weights = self.attack_copy, self._best(copy_and_fold)
         return lambda: copy_weights(copy.copied, copy.folded)
 
@@ -605,7 +623,7 @@ class FastNet(PlainNet):
         self._synchronize()
         started, self.is_compiling = time.perf_counter(), True
         try:
-            with compiling():
+            with compiling() if self.compiled else nullcontext():
                 yield
             self._synchronize()
         finally:

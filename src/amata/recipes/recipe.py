@@ -22,6 +22,7 @@ OPERATIONAL = frozenset(
     {
         "data.root",
         "data.workers",
+        "train.compile",
         "train.device",
         "train.engine",
         "train.deterministic",

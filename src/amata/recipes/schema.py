@@ -179,7 +179,10 @@ class Train(Table):
     engine: Literal["auto", "plain", "fast"] = "auto"
     """auto: fast on a GPU, plain elsewhere."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """auto: bf16 with the fast engine on a GPU, fp32 elsewhere."""
+    """auto: bf16 with the fast engine on a GPU that has it, fp32 elsewhere."""
+    compile: Literal["auto", "always", "never"] = "auto"
+    """Fast engine on a GPU: torch.compile. auto leaves it out of short runs and tiny networks,
+    where it would take longer than it saves. never uses CUDA graphs alone."""
     deterministic: bool = False
     """Use deterministic kernels only; slower on a GPU."""
     accumulate: Count = 1

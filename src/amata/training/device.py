@@ -21,6 +21,8 @@ def resolve_device(
         raise InputError(
             f"{key} = {name!r} is not a device; use auto, cpu, cuda or cuda:N"
         ) from None
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"{key} = {name!r} is not supported; use auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (
         not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()
     ):

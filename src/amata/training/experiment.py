@@ -21,6 +21,7 @@ from amata.recipes.schema import PythonData
 from amata.reporter import Reporter
 from amata.runs import RunFolder, resume_call
 from amata.schedules import planned_controls
+from amata.training.ahead import compile_ahead
 from amata.training.checks import check_consistent, check_divisible, check_equal_ranks
 from amata.training.device import resolve_device
 from amata.training.evaluations import (
@@ -97,6 +98,7 @@ def _run(
     device = resolve_device(recipe.train.device)
     check_attacks(recipe)
     check_consistent(recipe, planned_controls(recipe.schedule, recipe.train.epochs))
+    compile_ahead(recipe, device)
     loading = Loading(recipe)
     trainer = None
     with suppress(InputError):  # raised again below, after an error of the data

@@ -166,6 +166,7 @@ class _Loop:
 
     def run_all(self) -> Fitted:
         trainer = self.trainer
+        trainer.net.note = self.reporter.note
         if self.saver.recorded:
             self._resume()
         if trainer.device.type == "cuda" or self.ranks.size > 1:

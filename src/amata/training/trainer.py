@@ -29,6 +29,7 @@ from amata.training.clock import Clock
 from amata.training.optim import learning_rate, make_optimizer
 from amata.training.probing import probe
 from amata.training.state import TrainState
+from amata.training.work import planned_work
 
 CHECK_EVERY = 50
 """Batches between two checks of the loss on a GPU; each check synchronises with the device."""
@@ -77,6 +78,11 @@ class Trainer:
             self.optimizer,
             engine=recipe.train.engine,
             precision=recipe.train.precision,
+            # What is chosen by an estimate may change from run to run, and with it the last bits.
+            compile="always"
+            if recipe.train.deterministic and recipe.train.compile == "auto"
+            else recipe.train.compile,
+            plan=planned_work(recipe, shape, batches.count, self.ranks.size),
             loss=smooth_ce(recipe.optim.label_smoothing),
             class_weights=class_weights(recipe.optim, getattr(batches, "images", None), device),
             attack_mode=recipe.train.attack_mode,

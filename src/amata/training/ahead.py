@@ -1,0 +1,179 @@
+"""Compile a recipe's update, then its evaluation, in a second process while the first one compiles
+the attack. Only for built-in networks, methods and data sets: it never runs a user's code."""
+
+import hashlib
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amata.batch import Batch
+from amata.data import find_dataset
+from amata.distributed import launched
+from amata.engine import FastNet, ahead, backend_settings, choose_precision
+from amata.engine.compiler import has_compiler, keep_on_disk
+from amata.engine.worth import choose, seconds_saved
+from amata.evaluation import evaluate
+from amata.evaluation.corruptions import is_attack
+from amata.losses import smooth_ce
+from amata.methods import METHODS
+from amata.models import MODELS
+from amata.recipes import Recipe, parse
+from amata.recipes.schema import PythonData
+from amata.schedules import closed_loop, planned_controls
+from amata.training.device import resolve_device
+from amata.training.optim import make_optimizer
+from amata.training.setup import build_network
+from amata.training.work import planned_work
+
+MEMORY_SHARE = 0.25
+"""The most that the second process takes of the GPU's memory."""
+
+
+def compile_ahead(recipe: Recipe, device: torch.device) -> ahead.Ahead | None:
+    """Start the second process, if it helps: None without a GPU, with few cores, for what is not
+    built in, or if the code is on disk already."""
+    if device.type != "cuda" or launched() or ahead.cores() < ahead.MIN_CORES or not suits(recipe):
+        return None
+    if not has_compiler():
+        return None
+    keep_on_disk()
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if folder is None:
+        return None
+    marker = Path(folder) / "amata" / _key(recipe, torch.cuda.get_device_name(device))
+    if marker.is_file():
+        return None
+    description = json.dumps({"tables": recipe.tables, "device": str(device)})
+    try:
+        process = ahead.Ahead("amata.training.ahead", description, marker)
+    except OSError:  # no memory for another process
+        return None
+    ahead.start(process)
+    return process
+
+
+def suits(recipe: Recipe) -> bool:
+    """Whether everything in the recipe is built in, and known before the data are loaded."""
+    return (
+        recipe.train.engine != "plain"
+        and recipe.train.compile != "never"
+        and recipe.model.name in MODELS
+        and not recipe.model.weights
+        and type(recipe.method) in METHODS.values()
+        and recipe.optim.class_weights == "none"
+        and not isinstance(recipe.data, PythonData)
+        and find_dataset(recipe.data.name).loader is not None
+        and not find_dataset(recipe.data.name).framed
+    )
+
+
+def pays(recipe: Recipe) -> bool:
+    """Whether the first process compiles this recipe at all."""
+    if recipe.train.compile == "always" or recipe.train.deterministic:
+        return True
+    known = find_dataset(recipe.data.name)
+    work = planned_work(recipe, known.shape, recipe.data.limit or known.images)
+    model = build_network(recipe, known.shape[0], known.classes)
+    return work is None or choose("auto", seconds_saved(model, work), on_disk=False)[0]
+
+
+def _key(recipe: Recipe, device: str) -> str:
+    """A name for what is compiled: the same for every seed and length of a run."""
+    tables = {section: dict(table) for section, table in recipe.tables.items()}
+    for key in ("seed", "epochs", "device", "keep_epochs", "save_minutes", "tensorboard"):
+        tables["train"].pop(key, None)
+    of = [torch.__version__, device, tables["data"]["name"], tables["data"]["batch_size"]]
+    of += [tables[section] for section in ("model", "method", "train", "eval")]
+    of += [recipe.optim.label_smoothing, recipe.ball.norm]
+    return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:32]
+
+
+class UpdateNet(FastNet):
+    """Compiles updates only: attacks return where they started, and no weight changes."""
+
+    def _ascent(self, region: Any, x: Tensor, *options: Any) -> Tensor:
+        return x
+
+    def _input_grad(self, x: Tensor, y: Tensor, loss: Any) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(x), self._logits(x)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        self.model.eval()
+        with torch.no_grad():
+            return self._forward(x)
+
+    def _step(self) -> None:
+        self.optimizer.zero_grad(set_to_none=not self.graphed)
+
+
+def compile_update(recipe: Recipe, device: torch.device, *, compiled: bool | None = None) -> None:
+    """Compile what the recipe's method does to the weights, on random images."""
+    known = find_dataset(recipe.data.name)
+    model = build_network(recipe, known.shape[0], known.classes).to(device).train()
+    on_gpu = device.type == "cuda"
+    net = UpdateNet(
+        model,
+        make_optimizer(model, recipe.optim, known.shape),
+        precision=choose_precision(recipe.train.precision, on_gpu, True),
+        loss=smooth_ce(recipe.optim.label_smoothing),
+        attack_mode=recipe.train.attack_mode,
+        first_layer=recipe.model.first_layer,
+        compiled=compiled,
+    )
+    n = recipe.data.batch_size
+    x, y = torch.rand(n, *known.shape, device=device), torch.zeros(n, dtype=torch.long).to(device)
+    ids = torch.arange(n, device=device)
+    part = Batch(x, y, ids, n).parts(recipe.train.accumulate)[0]
+    net.part_weight = len(part.x) / n
+    loop = closed_loop(recipe.schedule)
+    plan = planned_controls(recipe.schedule, 1) if loop is None else loop.candidates()
+    assert plan
+    rng = torch.Generator(device).manual_seed(0)
+    recipe.method.step(net, part, plan[-1], rng, {})
+
+
+def compile_evaluation(recipe: Recipe, device: torch.device) -> None:
+    """Compile the copy that attacks of the evaluation use."""
+    known, c = find_dataset(recipe.data.name), recipe.eval
+    if not any(is_attack(name) and name != "clean" for name in c.attacks):
+        return
+    model = build_network(recipe, known.shape[0], known.classes).to(device).eval()
+    n = c.batch_size
+    images = torch.rand(n, *known.shape), torch.zeros(n, dtype=torch.long)
+    options: Any = {"batch_size": n, "precision": c.precision}
+    evaluate(model, images, ball=recipe.ball, attacks=["pgd-2"], **options)
+
+
+def main() -> None:
+    """The second process: the description is the first line of its input."""
+    described = json.loads(sys.stdin.readline())
+
+    def end_with_parent() -> None:
+        sys.stdin.read()
+        os._exit(0)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    recipe = parse(described["tables"], "ahead")
+    device = resolve_device(described["device"])
+    if not suits(recipe) or device.type != "cuda":
+        return
+    if not pays(recipe):
+        return
+    torch.cuda.set_per_process_memory_fraction(MEMORY_SHARE, device)
+    if device.index is not None:
+        torch.cuda.set_device(device)
+    fixed = recipe.train.deterministic
+    with backend_settings(benchmark=not fixed, deterministic=fixed):
+        compile_update(recipe, device)
+    print("compiled", flush=True)
+    compile_evaluation(recipe, device)
+
+
+if __name__ == "__main__":
+    main()

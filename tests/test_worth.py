@@ -1,0 +1,91 @@
+"""Whether torch.compile pays for a run, and the precision of a device."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from amata.engine import choose_precision, worth
+from amata.engine.compiler import keep_on_disk
+from amata.engine.worth import Plan, choose, flops_of, marker_of, seconds_saved
+from amata.errors import InputError
+from tests.conftest import small_net
+from tests.nets import TinyViT
+
+
+def plan(**changes: Any) -> Plan:
+    return Plan("PGD", (3, 8, 8), 50_000, 128, [10] * 30)._replace(**changes)
+
+
+@pytest.mark.parametrize(
+    ("mode", "saved", "on_disk", "compiles"),
+    [
+        ("always", 0.0, False, True),
+        ("never", 1e9, True, False),
+        ("auto", None, False, True),  # unknown work
+        ("auto", worth.COLD_SECONDS + 1, False, True),
+        ("auto", worth.COLD_SECONDS - 1, False, False),
+        ("auto", worth.COLD_SECONDS - 1, True, True),
+        ("auto", worth.WARM_SECONDS - 1, True, False),
+    ],
+)
+def test_compiling_has_to_pay(
+    mode: Any, saved: float | None, on_disk: bool, compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worth, "has_compiler", lambda: True)
+    chosen, why = choose(mode, saved, on_disk=on_disk)
+    assert chosen is compiles
+    assert bool(why) is not compiles
+    monkeypatch.setattr(worth, "has_compiler", lambda: False)
+    assert choose(mode, saved, on_disk=on_disk)[0] is False
+
+
+def test_more_work_saves_more() -> None:
+    model = TinyViT()
+    least = seconds_saved(model, plan(steps=[1]))
+    assert least is not None
+    for larger in (plan(steps=[2]), plan(steps=[1, 1]), plan(steps=[1], images=60_000)):
+        saved = seconds_saved(model, larger)
+        assert saved is not None
+        assert saved > least
+    conv = torch.nn.Conv2d(3, 16, 3, padding=1)
+    assert flops_of(conv, (3, 8, 8)) == 2 * 16 * 3 * 9 * 64
+    assert flops_of(torch.nn.Bilinear(2, 2, 2), (3,)) is None  # takes two inputs
+
+
+def test_compiled_code_is_kept_in_the_cache_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
+    keep_on_disk()
+    assert marker_of(small_net(), plan(), "").parent == Path("/mine/amata")  # type: ignore[union-attr]
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    markers = {
+        marker_of(model, work, settings)
+        for model in (small_net(), TinyViT())
+        for work in (plan(), plan(method="TRADES"), plan(batch=64))
+        for settings in ("bf16", "fp32")
+    }
+    assert len(markers) == 12
+    assert {m.parent for m in markers if m} == {tmp_path / "amata/compiled/amata"}
+    assert marker_of(small_net(), plan(images=3), "") == marker_of(small_net(), plan(), "")
+
+
+@pytest.mark.parametrize(
+    ("precision", "fast_on_gpu", "has_bf16", "chosen"),
+    [
+        ("auto", True, True, "bf16"),
+        ("auto", True, False, "fp32"),
+        ("auto", False, True, "fp32"),
+        ("fp32", True, True, "fp32"),
+        ("bf16", False, True, "bf16"),
+    ],
+)
+def test_bf16_is_used_where_the_device_has_it(
+    precision: Any, fast_on_gpu: bool, has_bf16: bool, chosen: str
+) -> None:
+    assert choose_precision(precision, fast_on_gpu, has_bf16) == chosen
+    with pytest.raises(InputError, match=r"this GPU has no bf16; use --set train\.precision=fp32"):
+        choose_precision("bf16", fast_on_gpu, False)
