@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from amata.engine.apply import ApplyGraph, is_graphable
 from amata.engine.ascent import AscentGraph, ascent_step
 from amata.engine.attack_copy import AttackCopy
+from amata.engine.batchnorm import compile_with_batchnorm
 from amata.engine.compiler import has_compiler
 from amata.engine.cudnn import no_cudnn_benchmark
 from amata.engine.graphs import Graph
@@ -276,7 +277,9 @@ class FastNet(PlainNet):
         def make(recorded: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
             self.model.train()
             best = (
-                self._compiled(("train", loss, len(inputs), wrt_input), value)
+                self._compiled(
+                    ("train", loss, len(inputs), wrt_input), value, compile_with_batchnorm
+                )
                 if recorded
                 else value
             )
@@ -338,11 +341,18 @@ class FastNet(PlainNet):
             else self._run(key, make, tensors, self._train_state)
         )
 
-    def _compiled(self, key: Hashable, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _compiled(
+        self,
+        key: Hashable,
+        function: Callable[..., Any],
+        backend: str | Callable[..., Any] = "inductor",
+    ) -> Callable[..., Any]:
         """The function, compiled if compilation is on; once for every key."""
         if key not in self.functions:
             self.functions[key] = (
-                torch.compile(function, dynamic=False) if self.compiled else function
+                torch.compile(function, dynamic=False, backend=backend)
+                if self.compiled
+                else function
             )
         return self.functions[key]
 
