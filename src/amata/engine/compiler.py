@@ -26,18 +26,22 @@ def has_compiler() -> bool:
     )
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], *, updates: bool = False) -> Callable[..., Any]:
     """A module-level function, compiled for fixed shapes; the same object in every call.
 
     Pass networks and losses as arguments: Dynamo then checks their structure, not their identity.
-    Call it within `compiling`.
+    Call it within `compiling`. `updates` says that BatchNorms are in train mode, for which there
+    are kernels.
     """
-    return _compiled(function, BACKEND)
+    from amata.engine.batchnorm import compile_with_batchnorm
+
+    own = updates and BACKEND == "inductor"
+    return _compiled(function, compile_with_batchnorm if own else BACKEND)
 
 
 @cache
 def _compiled(function: Callable[..., Any], backend: Any) -> Callable[..., Any]:
-    if backend == "inductor":
+    if BACKEND == "inductor":
         keep_on_disk()
     return torch.compile(function, dynamic=False, backend=backend)
 

@@ -387,7 +387,7 @@ class FastNet(PlainNet):
     ) -> tuple[Tensor, Tensor | None]:
         def make(usual: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
             self.model.train()
-            objective = self._best(update_objective) if usual else update_objective
+            objective = self._best(update_objective, updates=True) if usual else update_objective
             recorded = usual and self.graphed
             weights = [p for p in self.model.parameters() if p.requires_grad]
 
@@ -495,9 +495,9 @@ class FastNet(PlainNet):
         if len(self.reached) > known:
             self.weights_changed()  # what is recorded of the optimiser does not know the new ones
 
-    def _best(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _best(self, function: Callable[..., Any], *, updates: bool = False) -> Callable[..., Any]:
         """The function, compiled if compilation is on."""
-        return compiled(function) if self.compiled else function
+        return compiled(function, updates=updates) if self.compiled else function
 
     def _run(
         self,
