@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import pytest
@@ -577,12 +578,14 @@ def test_bench_prints_a_row_per_variant(amata: Any, tmp_path: Any) -> None:
     assert called.code == 0, called.err
     rows = json.loads(called.out)["rows"]
     assert [r["variant"] for r in rows] == ["reference", "plain", "fast"]
-    assert [
-        r["variant"]
-        for r in json.loads(amata("bench", "mnist5k-pgd", *options, "--variants", "amp").out)[
-            "rows"
-        ]
-    ] == ["amp"]
+    called = amata("bench", "mnist5k-pgd", "mnist5k-free", *options, "--variants", "amp", "--peers")
+    installed = ["torchattacks"] if find_spec("torchattacks") else []
+    assert [(r["recipe"], r["variant"]) for r in json.loads(called.out)["rows"]] == [
+        *[("mnist5k-pgd", v) for v in ("amp", *installed, "fast_adversarial style")],
+        ("mnist5k-free", "amp"),
+    ]
+    assert ("torchattacks is not installed" in called.err) == (not installed)
+    assert "mnist5k-free: --peers times PGD" in called.err
     promised = (
         "variant method model batch steps seconds_per_epoch images_per_second tflops "
         "ceiling_share ratio_to_reference compile_seconds"

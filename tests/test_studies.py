@@ -9,20 +9,25 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
+import torch
 
 from amata import recipes
 from amata.control import convergence
 from amata.control.convergence import Synthetic
 from amata.errors import InputError
+from amata.losses import ce
 from amata.reporter import Reporter
 from amata.runs.lock import hold
+from amata.schedules import Control
 from amata.studies.bench import _rows, _schedule_row
 from amata.studies.bench_case import Case, schedule_controls
+from amata.studies.bench_peers import PEERS
 from amata.studies.cost import MethodCost
 from amata.studies.criterion import CriterionSettings, robust_attack
 from amata.studies.pareto import winner, with_front
@@ -690,3 +695,21 @@ def test_a_benchmark_compares_with_the_reference_and_averages_over_the_schedule(
     (mean,) = _schedule_row(case, "fast", timed, notes.append)
     assert mean["seconds_per_epoch"] == 25
     assert _schedule_row(case, "fast", {one: timed[one]}, notes.append) == []
+
+
+@pytest.mark.parametrize("peer", [p for p in PEERS if p != "torchattacks" or find_spec(p)])
+def test_a_peers_loop_trains_with_pgd(peer: str) -> None:
+    case = Case(recipes.load("mnist5k-pgd", ["optim.name=sgd", "optim.lr=0.1"]), 16, ())
+    (batch,), model = case.batches(torch.device("cpu"), 1), case.model(torch.device("cpu"))
+    losses = list[float]()
+
+    def note_loss(module: Any, x: Any, z: torch.Tensor) -> None:
+        losses.append(float(ce(z.detach(), batch.y).mean()))
+
+    model.register_forward_hook(note_loss)
+    step = PEERS[peer](model, torch.optim.SGD(model.parameters(), 0.1), 0.3)
+    for _ in range(8):
+        step(batch.x, batch.y, Control(3, 0.1))
+    assert len(losses) == 8 * 4, "three steps of attack and one update"
+    assert losses[3] > losses[0], "the attack raises the loss"
+    assert losses[-1] < losses[3], "the update lowers it"

@@ -58,6 +58,14 @@ def bench(
             "seconds of `amata train` go.",
         ),
     ] = False,
+    peers: Annotated[
+        bool,
+        typer.Option(
+            "--peers",
+            help="Also time PGD training as others write it: with torchattacks, if it is "
+            "installed, and in the style of fast_adversarial.",
+        ),
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[
         Path | None, typer.Option(help="A folder for bench.json and bench.svg, or wall.json.")
@@ -100,7 +108,9 @@ def bench(
     # bf16 is up to a hundred times slower on some CPUs
     default = "reference,amp,plain,fast" if where.type == "cuda" else "reference,plain,fast"
     chosen = [v.strip() for v in (variants or default).split(",")]
-    result = run_bench(timed, where, variants=chosen, seconds=seconds, note=note, save=save)
+    result = run_bench(
+        timed, where, variants=chosen, peers=peers, seconds=seconds, note=note, save=save
+    )
     if out is not None:
         bench_figure(result, out / "bench")
     if json_:

@@ -342,7 +342,7 @@ class PlainNet:
         x = x.detach().requires_grad_()
         with self._autocast():
             z = self.first_layer(x)
-        (g,) = torch.autograd.grad((z * p).sum(), x)
+        (g,) = torch.autograd.grad(z, x, p.to(z.dtype))  # of <p, z>, without computing it
         return g
 
     def _first_ascent(
@@ -356,6 +356,5 @@ class PlainNet:
         self.model.train()
         with self._autocast():
             z = self.first_layer(x.detach())
-        product = (z * p).sum()
-        if product.requires_grad:  # a first layer may have no weights
-            product.backward()
+        if z.requires_grad:  # a first layer may have no weights
+            z.backward(p.to(z.dtype))

@@ -8,6 +8,7 @@ All variants compute the same training step, on random images that are already o
     amp                 the reference under bf16 autocast
     plain, plain-bf16   the plain engine: input gradients only
     fast                the fast engine
+Training loops of others (bench_peers.py) may be timed beside them.
 We time whole training steps between two device synchronisations, after compilation and warm-up. An
 epoch has as many images as the data set. Memory is the peak that the process reserves on the
 device. Each variant uses one network for all K, so a recompilation would show in the times.
@@ -29,6 +30,13 @@ from amata.quantity import number
 from amata.schedules import Control, planned_controls
 from amata.seeds import generator
 from amata.studies.bench_case import VARIANTS, Case
+from amata.studies.bench_peers import (
+    FAST_ADVERSARIAL,
+    PEERS,
+    peer_precision,
+    peer_step,
+    peers_of,
+)
 
 ATTEMPTS = 4
 """How often a timing is repeated that was interrupted by compilation."""
@@ -44,6 +52,7 @@ def bench(
     device: torch.device,
     *,
     variants: Sequence[str] = tuple(VARIANTS),
+    peers: bool = False,
     seconds: float = 2.0,
     note: Note,
     save: Callable[[dict[str, Any]], None] = lambda result: None,
@@ -52,7 +61,8 @@ def bench(
 
     `ratio_to_reference` compares with the reference of the same case and K, timed in the same
     process. `schedules` holds the mean seconds per epoch over a recipe's own schedule, where every
-    K of it was timed. `save` receives the results so far after every case and variant.
+    K of it was timed. With `peers`, training loops of others follow. `save` receives the results so
+    far after every case and variant.
     """
     for variant in variants:
         if variant not in VARIANTS:
@@ -74,7 +84,7 @@ def bench(
     }
     for case in cases:
         references: dict[int, float] = {}
-        for variant in variants:
+        for variant in [*variants, *(peers_of(case, note) if peers else [])]:
             with backend_settings(benchmark=on_gpu):
                 timed = {
                     u: _finish(row, case, u, ceiling)
@@ -143,7 +153,7 @@ def _describe(case: Case, variant: str, u: Control) -> Row:
         "model": case.recipe.model.name,
         "batch": case.batch,
         "steps": u.steps,
-        "attack_mode": case.attack_mode(variant),
+        "attack_mode": "train" if variant == FAST_ADVERSARIAL else case.attack_mode(variant),
     }
 
 
@@ -171,15 +181,26 @@ def _time(
         gc.collect()
         torch.cuda.empty_cache()
     batches = case.batches(device)
-    net = case.net(variant, copy.deepcopy(case.model(device)))
+    net = None if variant in PEERS else case.net(variant, copy.deepcopy(case.model(device)))
+    peer = peer_step(case, variant, device) if net is None else None
     memory: dict[str, Tensor] = {}
     rng = generator(1, device=device)
+
+    def step(u: Control, index: int = 0) -> None:
+        batch = batches[index % len(batches)]
+        if peer is not None:
+            peer(batch.x, batch.y, u)
+        elif net is not None:
+            case.recipe.method.step(net, batch, u, rng, memory)
+
+    def compile_seconds() -> float:
+        return net.compile_seconds if net is not None else 0.0
 
     def run(u: Control, count: int) -> float:
         _synchronize(device)
         started = time.perf_counter()
         for index in range(count):
-            case.recipe.method.step(net, batches[index % len(batches)], u, rng, memory)
+            step(u, index)
         _synchronize(device)
         return time.perf_counter() - started
 
@@ -192,22 +213,23 @@ def _time(
         count = max(3, min(200, round(seconds / 3 / once)))
         # a method that drops samples (FAT) may meet a new batch size, which compiles
         for _ in range(ATTEMPTS):
-            compiled = net.compile_seconds
+            compiled = compile_seconds()
             times = [run(u, count) / count for _ in range(3)]
-            if net.compile_seconds == compiled:
+            if compile_seconds() == compiled:
                 break
         else:
             raise AmataError(f"the {variant} engine keeps recompiling while it is timed")
-        step = partial(case.recipe.method.step, net, batches[0], u, rng, memory)
-        host_share = _host_share(step, device, count, min(times)) if variant == "fast" else None
+        host_share = (
+            _host_share(partial(step, u), device, count, min(times)) if variant == "fast" else None
+        )
         yield (
             u,
             {
-                "precision": net.precision,
-                "engine": net.describe(),
+                "precision": net.precision if net is not None else peer_precision(variant, device),
+                "engine": net.describe() if net is not None else variant,
                 "seconds_per_step": min(times),
                 "seconds_per_step_worst": max(times),
-                "compile_seconds": net.compile_seconds,
+                "compile_seconds": compile_seconds(),
                 "peak_memory_bytes": torch.cuda.max_memory_reserved(device) if on_gpu else 0,
                 "host_share": host_share,
             },
