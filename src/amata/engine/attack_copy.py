@@ -19,6 +19,7 @@ from amata.engine.layers import (
     ReplacementLayer,
     WindowConv2d,
 )
+from amata.engine.preact import PreActChain
 
 
 class Folded(NamedTuple):
@@ -98,7 +99,20 @@ class AttackCopy:
             self.copied += [
                 (targets[leaf], tensor) for leaf, tensor in tensors.items() if leaf in targets
             ]
+        self.chains: list[PreActChain] = []
+        if tensor_core_layers and not train_mode:
+            self._replace_chains()
         self.refresh()
+
+    def _replace_chains(self) -> None:
+        """Let pre-activation blocks run as one chain, where the model declares one."""
+        for module in list(self.model.modules()):
+            blocks, norm = getattr(module, "preact_chain", None) or (None, None)
+            if blocks and PreActChain.suits(getattr(module, blocks), getattr(module, norm)):
+                chain = PreActChain(getattr(module, blocks), getattr(module, norm))
+                setattr(module, blocks, chain)
+                setattr(module, norm, nn.Identity())
+                self.chains.append(chain)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -111,6 +125,8 @@ class AttackCopy:
             shift = norm.bias - norm.running_mean * scale
             weight.copy_(conv.weight * scale.view(-1, 1, 1, 1))
             bias.copy_(shift if conv.bias is None else shift + conv.bias * scale)
+        for chain in self.chains:
+            chain.refresh()
 
 
 def find_foldable_batchnorms(model: nn.Module) -> list[tuple[str, str, str | None]]:
