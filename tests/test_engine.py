@@ -18,6 +18,7 @@ from amata.batch import Batch
 from amata.distributed import convert_sync_batchnorm
 from amata.engine import EMA, EvalCopy, FastNet, PlainNet, backend_settings, compiler, make_net
 from amata.engine.attack_copy import AttackCopy, find_foldable_batchnorms
+from amata.engine.fused_conv import available, fused_conv, fused_conv_gradient, pack, tile_for
 from amata.engine.graphs import Graph
 from amata.errors import AmataError
 from amata.losses import ce, smooth_ce
@@ -351,11 +352,15 @@ def test_a_folded_copy_gives_the_same_logits_and_input_gradients(name: str, padd
     attacked.refresh()
     x = torch.rand(2, channels, side, side, generator=torch.Generator().manual_seed(0)).double()
     y, gradients = torch.tensor([1, 2]), []
-    for net in (model.eval(), attacked.model):
+    assert len(attacked.chains) == (padded and name in ("preactresnet18", "wrn-34-10"))
+    for fused in (None, False, True) if attacked.chains else (None, False):
+        for chain in attacked.chains:
+            chain.kernels = bool(fused)  # on a CPU the same operations, by PyTorch
         x_ = x.clone().requires_grad_()
-        gradients.append(torch.autograd.grad(ce(net(x_), y).sum(), x_)[0])
-    assert torch.allclose(model(x), attacked.model(x), atol=1e-9)
-    assert torch.allclose(gradients[0], gradients[1], atol=1e-9)
+        logits = (model.eval() if fused is None else attacked.model)(x_)
+        gradients.append(torch.autograd.grad(ce(logits, y).sum(), x_)[0])
+        assert torch.allclose(model(x), logits, atol=1e-9)
+        assert torch.allclose(gradients[0], gradients[-1], atol=1e-9)
     expected = {"preactresnet18": 8, "resnet18": 20, "wrn-34-10": 3, "lenet": 0}[name]
     assert len(find_foldable_batchnorms(model)) == expected
     assert len(find_foldable_batchnorms(convert_sync_batchnorm(copy.deepcopy(model)))) == expected
@@ -790,6 +795,48 @@ def test_tensor_core_layers_compute_the_same(name: str) -> None:
         )
     print(name, "cosine with fp32: plain bf16", alike[0], "fast bf16", alike[1])
     assert alike[1] > alike[0] - 0.005
+
+
+hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or not available(torch.device("cuda")),
+    reason="needs a Hopper GPU and Triton 3.6",
+)
+
+
+@hopper
+@pytest.mark.parametrize(("channels", "side"), [(64, 32), (128, 16), (256, 8), (512, 4)])
+@pytest.mark.parametrize("batch", [1, 5, 128])
+def test_the_kernels_compute_what_pytorch_computes(channels: int, side: int, batch: int) -> None:
+    rng = generator("kernels", channels, batch)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=rng)
+
+    def picture() -> torch.Tensor:
+        x = normal(batch, channels, side, side).bfloat16()
+        return x.contiguous(memory_format=torch.channels_last)
+
+    x, r, a, scale, shift = picture(), picture(), picture(), normal(channels), normal(channels)
+    w = (normal(channels, channels, 3, 3) / (3 * channels**0.5)).bfloat16()
+    w = w.contiguous(memory_format=torch.channels_last)
+    assert tile_for(x, channels)
+    for device in ("cpu", "cuda"):
+        x, r, a, w, scale, shift = (t.to(device) for t in (x, r, a, w, scale, shift))
+        found = [
+            *fused_conv(x, w, shift.bfloat16(), None, None, False)[:1],
+            *fused_conv(x, w, shift, scale, r, False)[:1],
+            *fused_conv(x, w, shift, scale, r, True)[::2],
+            fused_conv_gradient(x, w, pack(a), None, None),
+            fused_conv_gradient(x, w, a, None, None),
+            fused_conv_gradient(x, w, pack(a), scale, r),
+        ]
+        if device == "cpu":
+            expected = found
+    out, bits, _ = fused_conv(x, w, shift, scale, r, False)
+    assert torch.equal(bits, pack(out))
+    for one, other in zip(found, expected, strict=True):
+        assert one.stride() == other.stride()
+        assert torch.allclose(one.cpu().float(), other.float(), atol=0.05, rtol=0.02)
 
 
 @gpu

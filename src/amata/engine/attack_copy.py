@@ -19,6 +19,7 @@ from amata.engine.layers import (
     ReplacementLayer,
     WindowConv2d,
 )
+from amata.engine.preact import PreActChain
 
 
 class Folded(NamedTuple):
@@ -98,14 +99,29 @@ class AttackCopy:
             self.copied += [
                 (targets[leaf], tensor) for leaf, tensor in tensors.items() if leaf in targets
             ]
+        self.chains: list[PreActChain] = []
+        if tensor_core_layers and not train_mode:
+            self._replace_chains()
         self.refresh()
 
+    def _replace_chains(self) -> None:
+        """Let pre-activation blocks run as one chain, where the model declares one."""
+        for module in list(self.model.modules()):
+            blocks, norm = getattr(module, "preact_chain", None) or (None, None)
+            if blocks and PreActChain.suits(getattr(module, blocks), getattr(module, norm)):
+                chain = PreActChain(getattr(module, blocks), getattr(module, norm))
+                setattr(module, blocks, chain)
+                setattr(module, norm, nn.Identity())
+                self.chains.append(chain)
+
     def refresh(self) -> None:
-        copy_and_fold(self.copied, self.folded)
+        copy_and_fold(self.copied, self.folded, self.chains)
 
 
 @torch.no_grad()
-def copy_and_fold(copied: list[tuple[Tensor, Tensor]], folded: list[Folded]) -> None:
+def copy_and_fold(
+    copied: list[tuple[Tensor, Tensor]], folded: list[Folded], chains: list[PreActChain]
+) -> None:
     """Copy each second tensor into the first, and write the products of folded layers."""
     if copied:
         torch._foreach_copy_([a for a, _ in copied], [b for _, b in copied])
@@ -116,6 +132,8 @@ def copy_and_fold(copied: list[tuple[Tensor, Tensor]], folded: list[Folded]) -> 
         shift = norm.bias - norm.running_mean * scale
         weight.copy_(conv.weight * scale.view(-1, 1, 1, 1))
         bias.copy_(shift if conv.bias is None else shift + conv.bias * scale)
+    for chain in chains:
+        chain.refresh()
 
 
 def find_foldable_batchnorms(model: nn.Module) -> list[tuple[str, str, str | None]]:

@@ -602,7 +602,7 @@ class FastNet(PlainNet):
     def _refresher(self) -> Callable[[], None]:
         """The work that copies the weights into the attack copy, to be run or recorded."""
         copy, copy_weights = self.attack_copy, self._best(copy_and_fold)
-        return lambda: copy_weights(copy.copied, copy.folded)
+        return lambda: copy_weights(copy.copied, copy.folded, copy.chains)
 
     def _attack_state(self) -> list[Tensor]:
         """What an attack may change: in train mode, BatchNorm's statistics."""

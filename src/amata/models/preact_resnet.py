@@ -66,6 +66,7 @@ class PreActResNet18(nn.Module):
         )
         self.bn = nn.BatchNorm2d(512) if final_bn else None
         self.linear = nn.Linear(512, classes)
+        self.preact_chain = ("layers", "bn") if shortcut == "preact" and final_bn else None
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.layers(self.conv1(self.normalize(x)))

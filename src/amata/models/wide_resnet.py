@@ -38,6 +38,7 @@ class WideBlock(nn.Module):
 
 class WideResNet(nn.Module):
     first_layer = "conv1"
+    preact_chain = ("layers", "bn")
 
     def __init__(
         self,

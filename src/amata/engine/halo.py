@@ -1,10 +1,22 @@
-"""A 3x3 convolution for Hopper that reads each pixel three times instead of nine.
+"""A 3x3 convolution for Hopper GPUs with the pointwise work around it, in Gluon.
 
-One warp loads, two groups of four warps multiply. Each group has its own tiles, so that one
-multiplies while the other runs its epilogue. A slot of shared memory holds the rows of a tile and
-one more above and below, shifted by one of three columns: the three taps of that column read it at
-three offsets. With 64 channels the weights stay in shared memory; with more they are streamed.
-Images of fewer than 16 columns load each tap separately.
+One warp loads, two groups of four warps multiply. Each group has its own tiles: one multiplies
+while the other runs its epilogue. A slot of shared memory holds the rows of a tile and one more
+above and below, shifted by one of three columns. The three taps of that column read it at three
+offsets, so each pixel is loaded three times and not nine. With 64 channels the weights stay in
+shared memory; with more they are streamed. Images of fewer than 8 columns load each tap separately.
+
+Tensors are (N, H, W, C) in bf16. Weights are (C_out, 3, 3, C_in); with FLIP the kernel computes the
+input gradient of their convolution. The kinds, with s and t BatchNorm's scale and shift:
+
+1  a = relu(conv(x) + t)
+2  y = conv(x) + r and a = relu(s y + t)
+3  the same without y
+4  y = conv(x) where m is positive
+5  y = s conv(x) where m is positive, plus r
+
+Kinds 1 to 3 write the signs of a to m, one bit each. Kinds 4 and 5 read m: with BITS these bits,
+else an activation.
 """
 
 from triton.experimental import gluon
@@ -23,7 +35,7 @@ def _producer(
     x_desc, w_desc, a_bufs, b_bufs, a_full, a_empty, b_full, b_empty, pairs,
     C: gl.constexpr, CO: gl.constexpr, H: gl.constexpr, W: gl.constexpr, BM: gl.constexpr,
     BN: gl.constexpr, HALO: gl.constexpr, RESIDENT: gl.constexpr, NA: gl.constexpr,
-    NB: gl.constexpr,
+    NB: gl.constexpr, FLIP: gl.constexpr,
 ):  # fmt: skip
     TILES_N: gl.constexpr = CO // BN
     CHUNKS: gl.constexpr = C // 64
@@ -33,9 +45,8 @@ def _producer(
     if RESIDENT:
         mbarrier.expect(b_full.index(0), 9 * BN * 64 * 2)
         for tap in gl.static_range(9):
-            tma.async_copy_global_to_shared(
-                w_desc, [0, tap * 64], b_full.index(0), b_bufs.index(tap)
-            )
+            column = (8 - tap if FLIP else tap) * 64
+            tma.async_copy_global_to_shared(w_desc, [0, column], b_full.index(0), b_bufs.index(tap))
     count_a = 0
     count_b = 0
     for pair in range(gl.program_id(0), pairs * TILES_N, gl.num_programs(0)):
@@ -73,10 +84,13 @@ def _producer(
                     slot_b = count_b % NB
                     mbarrier.wait(b_empty.index(slot_b), ((count_b // NB) & 1) ^ 1)
                     mbarrier.expect(b_full.index(slot_b), BN * 64 * 2)
+                    if FLIP:
+                        at = [chunk * 64, (8 - tap) * CO + off_n]
+                    else:
+                        at = [off_n, tap * C + chunk * 64]
                     tma.async_copy_global_to_shared(
-                        w_desc, [off_n, tap * C + chunk * 64], b_full.index(slot_b),
-                        b_bufs.index(slot_b),
-                    )  # fmt: skip
+                        w_desc, at, b_full.index(slot_b), b_bufs.index(slot_b)
+                    )
                     count_b += 1
 
 
@@ -86,7 +100,7 @@ def _consumer(
     y_ptr, a_ptr, r_ptr, m_ptr, s_ptr, t_ptr, pixels,
     C: gl.constexpr, CO: gl.constexpr, W: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
     HALO: gl.constexpr, RESIDENT: gl.constexpr, NA: gl.constexpr, NB: gl.constexpr,
-    KIND: gl.constexpr,
+    KIND: gl.constexpr, FLIP: gl.constexpr, BITS: gl.constexpr,
 ):  # fmt: skip
     TILES_N: gl.constexpr = CO // BN
     CHUNKS: gl.constexpr = C // 64
@@ -99,7 +113,9 @@ def _consumer(
     A: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     OUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BN, BN // 8], [4, 1], [1, 0])
     BYTE: gl.constexpr = gl.BlockedLayout([1, 1], [256 // BN, BN // 8], [4, 1], [1, 0])
-    BITS: gl.constexpr = gl.BlockedLayout([1, 1, 8], [256 // BN, BN // 8, 1], [4, 1, 1], [2, 1, 0])
+    EIGHTS: gl.constexpr = gl.BlockedLayout(
+        [1, 1, 8], [256 // BN, BN // 8, 1], [4, 1, 1], [2, 1, 0]
+    )
     if RESIDENT:
         mbarrier.wait(b_full.index(0), 0)
     count_a = 0
@@ -120,7 +136,7 @@ def _consumer(
         EARLY: gl.constexpr = BM * BN <= 128 * 64  # while there are registers for it
         if READS and EARLY:
             r = gl.load(r_ptr + at, mask=inside, other=0.0)
-        if KIND >= 4:
+        if KIND >= 4 and BITS:
             packed = gl.load(m_ptr + byte_at, mask=byte_inside, other=0)
         for s in range(SLOTS):
             part = s % (9 // TAPS)
@@ -134,7 +150,9 @@ def _consumer(
                     slot_b = (count_b + i) % NB
                     mbarrier.wait(b_full.index(slot_b), ((count_b + i) // NB) & 1)
                     b = b_bufs.index(slot_b)
-                acc = warpgroup_mma(a, b.permute((1, 0)), acc, is_async=True)
+                if not FLIP:
+                    b = b.permute((1, 0))
+                acc = warpgroup_mma(a, b, acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=(acc,))
             mbarrier.arrive(a_empty.index(ring), count=1)
             if not RESIDENT:
@@ -146,7 +164,7 @@ def _consumer(
             r = gl.load(r_ptr + at, mask=inside, other=0.0)
         if KIND == 1:
             t = gl.load(t_ptr + off_n + gl.arange(0, BN, layout=gl.SliceLayout(0, MMA)))
-            acc = gl.maximum(acc + gl.expand_dims(t, 0), 0.0)
+            acc = gl.maximum(acc + gl.expand_dims(t.to(gl.float32), 0), 0.0)
         conv = gl.convert_layout(acc.to(gl.bfloat16), OUT)
         if KIND <= 3:
             a = conv
@@ -159,21 +177,24 @@ def _consumer(
                 a = gl.maximum(y * scale + shift, 0.0).to(gl.bfloat16)
             gl.store(a_ptr + at, a, mask=inside)
             bits = (a > 0).to(gl.int32).reshape((BM, BN // 8, 8))
-            bits = gl.convert_layout(bits, BITS)
-            powers = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, BITS)))
+            bits = gl.convert_layout(bits, EIGHTS)
+            powers = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, EIGHTS)))
             powers = gl.expand_dims(gl.expand_dims(powers, 0), 1)
             packed = gl.convert_layout(gl.sum(bits << powers, axis=2).to(gl.uint8), BYTE)
             gl.store(m_ptr + byte_at, packed, mask=byte_inside)
         else:
-            bytes = gl.convert_layout(packed, gl.SliceLayout(2, BITS)).to(gl.int32)
-            powers = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, BITS)))
-            powers = gl.expand_dims(gl.expand_dims(powers, 0), 1)
-            bits = (gl.expand_dims(bytes, 2) >> powers) & 1
-            bits = gl.convert_layout(bits.reshape((BM, BN)), OUT)
+            if BITS:
+                bytes = gl.convert_layout(packed, gl.SliceLayout(2, EIGHTS)).to(gl.int32)
+                powers = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, EIGHTS)))
+                powers = gl.expand_dims(gl.expand_dims(powers, 0), 1)
+                bits = (gl.expand_dims(bytes, 2) >> powers) & 1
+                positive = gl.convert_layout(bits.reshape((BM, BN)), OUT) != 0
+            else:
+                positive = gl.load(m_ptr + at, mask=inside, other=0.0) > 0
             g = conv.to(gl.float32)
             if KIND == 5:
                 g = g * gl.expand_dims(gl.load(s_ptr + columns), 0)
-            g = gl.where(bits != 0, g, 0.0)
+            g = gl.where(positive, g, 0.0)
             if KIND == 5:
                 g = g + r.to(gl.float32)
             gl.store(y_ptr + at, g.to(gl.bfloat16), mask=inside)
@@ -184,13 +205,13 @@ def halo_kernel(
     x_desc, w_desc, y_ptr, a_ptr, r_ptr, m_ptr, s_ptr, t_ptr, pixels, pairs,
     C: gl.constexpr, CO: gl.constexpr, H: gl.constexpr, W: gl.constexpr, BM: gl.constexpr,
     BN: gl.constexpr, HALO: gl.constexpr, RESIDENT: gl.constexpr, NA: gl.constexpr,
-    NB: gl.constexpr, KIND: gl.constexpr,
+    NB: gl.constexpr, KIND: gl.constexpr, FLIP: gl.constexpr, BITS: gl.constexpr,
 ):  # fmt: skip
     ROWS: gl.constexpr = BM // W + 2 if HALO else 1
     UNIT: gl.constexpr = W if HALO else BM
     A: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     a_bufs = gl.allocate_shared_memory(gl.bfloat16, [2 * NA * ROWS, UNIT, 64], A)
-    b_bufs = gl.allocate_shared_memory(gl.bfloat16, [NB, BN, 64], w_desc.layout)
+    b_bufs = gl.allocate_shared_memory(gl.bfloat16, [NB] + w_desc.block_shape, w_desc.layout)  # noqa: RUF005
     a_full = gl.allocate_shared_memory(gl.int64, [2 * NA, 1], mbarrier.MBarrierLayout())
     a_empty = gl.allocate_shared_memory(gl.int64, [2 * NA, 1], mbarrier.MBarrierLayout())
     b_full = gl.allocate_shared_memory(gl.int64, [NB, 1], mbarrier.MBarrierLayout())
@@ -207,14 +228,16 @@ def halo_kernel(
             (_consumer, (
                 0, a_bufs, b_bufs, a_full, a_empty, b_full, b_empty, pairs, y_ptr, a_ptr, r_ptr,
                 m_ptr, s_ptr, t_ptr, pixels, C, CO, W, BM, BN, HALO, RESIDENT, NA, NB, KIND,
+                FLIP, BITS,
             )),
             (_consumer, (
                 1, a_bufs, b_bufs, a_full, a_empty, b_full, b_empty, pairs, y_ptr, a_ptr, r_ptr,
                 m_ptr, s_ptr, t_ptr, pixels, C, CO, W, BM, BN, HALO, RESIDENT, NA, NB, KIND,
+                FLIP, BITS,
             )),
             (_producer, (
                 x_desc, w_desc, a_bufs, b_bufs, a_full, a_empty, b_full, b_empty, pairs,
-                C, CO, H, W, BM, BN, HALO, RESIDENT, NA, NB,
+                C, CO, H, W, BM, BN, HALO, RESIDENT, NA, NB, FLIP,
             )),
         ],
         [4, 1],
