@@ -209,10 +209,11 @@ def test_autoattack_gives_the_authors_verdicts(
 def test_the_judge_decides_which_images_are_broken(name: str) -> None:
     """The attacked copy takes classes 0 to 4 for lost too early; only the model's word counts."""
     model, x, y = trained(10)
-    copy = nn.Sequential(model, nn.Linear(10, 10))
+    shift = nn.Linear(10, 10)
+    copy = nn.Sequential(model, shift)
     with torch.no_grad():
-        copy[1].weight.copy_(torch.eye(10))
-        copy[1].bias.copy_(torch.tensor([-1.0] * 5 + [0.0] * 5))
+        shift.weight.copy_(torch.eye(10))
+        shift.bias.copy_(torch.tensor([-1.0] * 5 + [0.0] * 5))
     found = Found(x, len(x), judge=model)
     runs(name, copy, x, y, Linf(0.02), 8, found)
     alone = runs(name, copy, x, y, Linf(0.02), 8)

@@ -13,17 +13,24 @@ from amata.losses import ce
 from tests.conftest import images, labels
 
 
-def conv_net(seed: int = 0, width: int = 8) -> nn.Sequential:
+class ConvNet(nn.Module):
     """A convolution, a BatchNorm with statistics, and a classifier."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, width, 3, padding=1)
+        self.norm = nn.BatchNorm2d(width)
+        self.head = nn.Linear(36 * width, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z: torch.Tensor = self.head(self.norm(self.conv(x)).relu().flatten(1))
+        return z
+
+
+def conv_net(seed: int = 0, width: int = 8) -> ConvNet:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        net = nn.Sequential(
-            nn.Conv2d(1, width, 3, padding=1),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(36 * width, 4),
-        )
+        net = ConvNet(width)
         net(torch.rand(64, 1, 6, 6))
     return net.eval()
 
@@ -39,7 +46,7 @@ def test_an_eval_copy_in_fp16_is_near_the_model_however_small_the_gradients() ->
     """Gradients of 1e-12 are zero in fp16."""
     model = conv_net()
     fast, x = EvalCopy(model, fp16=True), images(20)
-    assert fast.copy[0].weight.dtype == torch.float16
+    assert [p.dtype for p in fast.copy.parameters()].count(torch.float16) == 2
     for scale in (1.0, 1e-12, 1e12):
         (z, g), (z16, g16) = (logits_and_gradient(net, x, scale) for net in (model, fast))
         assert z16.dtype == g16.dtype == torch.float32
@@ -55,8 +62,9 @@ def test_an_eval_copy_in_fp16_is_near_the_model_however_small_the_gradients() ->
 def test_an_eval_copy_in_fp16_notices_what_fp16_cannot_hold() -> None:
     model = conv_net()
     with torch.no_grad():
-        model[0].weight.mul_(1e6)
-        model[1].running_var.mul_(1e12)
+        model.conv.weight.mul_(1e6)
+        assert model.norm.running_var is not None
+        model.norm.running_var.mul_(1e12)
     fast, x = EvalCopy(model, fp16=True), images(20)
     fast(x)
     assert fast.out_of_range
@@ -89,7 +97,7 @@ def test_eval_copies_of_one_structure_share_compiled_code(monkeypatch: pytest.Mo
             for n in (20, 17):
                 assert torch.allclose(fast(images(n)), model(images(n)), atol=1e-5)
             counts.append(len(compilations))
-            fast.refresh(conv_net(4, width=model[0].out_channels))
+            fast.refresh(conv_net(4, width=model.conv.out_channels))
             fast(x)
             assert len(compilations) == counts[-1], "new weights, old code"
     finally:

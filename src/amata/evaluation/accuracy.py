@@ -244,6 +244,8 @@ class _Loop:
             self.state = replace(self.state, stats=stats)
         if not self.warm and isinstance(counter.model, EvalCopy):
             counter.model.warm_up(x)
+            if counter.model.fp16 and any(a.perturbs and not _in_fp16(a) for a in self.attacks):
+                self._tf32_copy().warm_up(x)
         self.warm = True
         for attack in self._due(number, first):
             self._attack(attack, counter, index, first, x, y, z)
@@ -308,13 +310,16 @@ class _Loop:
             x_adv = attack(counter, x, y, ball=ball, seed=seed)
             if not bool(copy.out_of_range):
                 return x_adv
-        if self.in_tf32 is None:
-            self.in_tf32 = EvalCopy(self.model)
-        counter.model, counter.non_finite = self.in_tf32, torch.zeros_like(counter.non_finite)
+        counter.model, counter.non_finite = self._tf32_copy(), torch.zeros_like(counter.non_finite)
         try:
             return attack(counter, x, y, ball=ball, seed=seed)
         finally:
             counter.model = copy
+
+    def _tf32_copy(self) -> EvalCopy:
+        if self.in_tf32 is None:
+            self.in_tf32 = EvalCopy(self.model)
+        return self.in_tf32
 
     def _report(self, attack: Attack, part: str = "") -> None:
         tally, size, goal = self.state.tally(attack), self.part.size, self.total
