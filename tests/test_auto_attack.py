@@ -61,9 +61,17 @@ def broken(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return ~correct(model(x), y)
 
 
-def runs(name: str, model: nn.Module, x: Tensor, y: Tensor, ball: Ball, steps: int) -> Found:
+def runs(
+    name: str,
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    ball: Ball,
+    steps: int,
+    found: Found | None = None,
+) -> Found:
     """One of our attacks alone, with the seed 5."""
-    found, rng = Found(x, len(x)), torch.Generator().manual_seed(5)
+    found, rng = found or Found(x, len(x)), torch.Generator().manual_seed(5)
     given: dict[str, Any] = {"ball": ball, "rng": rng, "found": found}
     ranked = model(x).argsort(1, descending=True).T[1:]
     with frozen(model):
@@ -195,6 +203,24 @@ def test_autoattack_gives_the_authors_verdicts(
     differ = int((ours != broken(model, x_theirs, y)).sum())
     assert differ <= 2, "other random draws"
     assert 0 < int(ours.sum()) < len(x)
+
+
+@pytest.mark.parametrize("name", ["apgd-ce", "fab-t", "square"])
+def test_the_judge_decides_which_images_are_broken(name: str) -> None:
+    """The attacked copy takes classes 0 to 4 for lost too early; only the model's word counts."""
+    model, x, y = trained(10)
+    shift = nn.Linear(10, 10)
+    copy = nn.Sequential(model, shift)
+    with torch.no_grad():
+        shift.weight.copy_(torch.eye(10))
+        shift.bias.copy_(torch.tensor([-1.0] * 5 + [0.0] * 5))
+    found = Found(x, len(x), judge=model)
+    runs(name, copy, x, y, Linf(0.02), 8, found)
+    alone = runs(name, copy, x, y, Linf(0.02), 8)
+    assert torch.equal(broken(model, found.x_adv, y), found.broken)
+    assert not torch.equal(broken(model, alone.x_adv, y), alone.broken), "the copy errs"
+    assert int(found.broken.sum()) > 0
+    assert torch.equal(found.x_adv[~found.broken], x[~found.broken])
 
 
 @pytest.mark.parametrize("name", ["apgd-ce", "apgd-t", "fab-t", "square"])

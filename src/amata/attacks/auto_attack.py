@@ -24,7 +24,7 @@ from amata.attacks.fab import fab
 from amata.attacks.preserve import untouched
 from amata.attacks.randomness import draw_seed
 from amata.attacks.square import square
-from amata.attacks.survivors import Found
+from amata.attacks.survivors import Found, judge_of
 from amata.errors import InputError
 from amata.losses import correct
 from amata.quantity import choice, whole
@@ -105,7 +105,7 @@ def _run(
             report(name)
             rng = seeds.generator(seed, name, device=x.device)
             for rows in left.split(batch_size):
-                found = Found(x[rows], min(batch_size, len(x)))
+                found = Found(x[rows], min(batch_size, len(x)), judge_of(model))
                 _attack(model, name, plan, x[rows], y[rows], ranked[rows].T, ball, rng, found)
                 x_adv[rows], robust[rows] = found.x_adv, ~found.broken
     return x_adv

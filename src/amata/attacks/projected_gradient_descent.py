@@ -18,6 +18,7 @@ from amata.attacks.checks import check_images, check_model, check_module, check_
 from amata.attacks.fast_gradient_sign import FGSM, goal_of
 from amata.attacks.preserve import input_grad, untouched
 from amata.attacks.randomness import generator_on
+from amata.attacks.survivors import judge_of, padded
 from amata.losses import Loss, ce, correct
 from amata.quantity import Count, Positive, positive, whole
 from amata.threat import Ball, check_ball
@@ -136,10 +137,14 @@ class PGD(Attack):
         if self.restarts == 1:
             return self.once(model, x, y, ball, seed)
         x_adv, left = x.clone(), torch.arange(len(x), device=x.device)
+        judge = judge_of(model) or model
         for restart in range(self.restarts):  # on the images that are still classified correctly
-            x_adv[left] = self.once(model, x[left], y[left], ball, seeds.derive(seed, restart))
+            rows = padded(left, len(x))
+            found = self.once(model, x[rows], y[rows], ball, seeds.derive(seed, restart))
             with untouched(model), torch.no_grad():
-                left = left[correct(model(x_adv[left]), y[left])]
+                right = correct(judge(found), y[rows])[: len(left)]
+            x_adv[left] = found[: len(left)]
+            left = left[right]
             if len(left) == 0:
                 break
         return x_adv

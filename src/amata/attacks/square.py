@@ -55,8 +55,9 @@ def square(
         return
     w = found.working(left, x, y)
     host = generator_on(torch.device("cpu"), rng)
-    start, propose = (_stripes, _linf) if ball.norm == "linf" else (_tiles, _L2())
+    start = _stripes if ball.norm == "linf" else _tiles
     noise = start(x, len(left), ball.eps, rng, host)
+    propose = (_Linf if ball.norm == "linf" else _L2)(ball, x, queries, rng, host)
     order = torch.arange(len(w.row), device=x.device) % len(left)
     s = _Search(**vars(w), point=(w.x + noise[order]).clamp(0, 1), lead=w.x.new_zeros(len(w.row)))
     s.lead = s.lead + torch.inf
@@ -64,7 +65,7 @@ def square(
         _query(model, s, s.point)
         for i in range(queries):
             share = SHARE / 2 ** bisect_left(HALVINGS, i)
-            _query(model, s, propose(s, ball, share, rng, host))
+            _query(model, s, propose(s, i, share))
             if i % CHECK == CHECK - 1 or i in (0, 9):
                 shrunk = found.shrink(s)
                 if shrunk is None:
@@ -104,16 +105,29 @@ def _stripes(x: Tensor, n: int, eps: float, rng: torch.Generator, host: torch.Ge
     return eps * _signs((n, x.shape[1], 1, x.shape[3]), rng, x)
 
 
-def _linf(
-    s: _Search, ball: Ball, share: float, rng: torch.Generator, host: torch.Generator
-) -> Tensor:
-    side = _side(share, s.x, 1, odd=False)
-    height, width = s.x.shape[2:]
-    top, left = _integer(height - side, host), _integer(width - side, host)
-    signs = _signs((s.x.shape[1], 1, 1), host, s.x)
-    point = s.point.clone()
-    point[:, :, top : top + side, left : left + side] += 2 * ball.eps * signs
-    return ball.around(s.x).project(point)
+class _Linf:
+    """The proposals in L-inf. All places and signs are drawn at once."""
+
+    def __init__(
+        self, ball: Ball, x: Tensor, queries: int, rng: torch.Generator, host: torch.Generator
+    ) -> None:
+        noise = torch.rand(queries, 2 + x.shape[1], generator=host)
+        self.places: list[list[float]] = noise[:, :2].tolist()
+        self.steps = 2 * ball.eps * (2 * noise[:, 2:, None, None] - 1).sign().to(x.device, x.dtype)
+        self.ball, self.region = ball, ball.around(x)
+        self.x = x
+
+    def __call__(self, s: _Search, query: int, share: float) -> Tensor:
+        if s.x is not self.x:
+            self.x, self.region = s.x, self.ball.around(s.x)
+        side = _side(share, s.x, 1, odd=False)
+        top, left = (
+            int((size - side) * u)
+            for size, u in zip(s.x.shape[2:], self.places[query], strict=True)
+        )
+        point = s.point.clone()
+        point[:, :, top : top + side, left : left + side] += self.steps[query]
+        return self.region.project(point)
 
 
 def _tiles(x: Tensor, n: int, eps: float, rng: torch.Generator, host: torch.Generator) -> Tensor:
@@ -142,12 +156,14 @@ def _norm(window: Tensor) -> Tensor:
 class _L2:
     """The proposals in L2. They remember their bumps on the device."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, ball: Ball, x: Tensor, queries: int, rng: torch.Generator, host: torch.Generator
+    ) -> None:
+        self.ball, self.rng, self.host = ball, rng, host
         self.bumps: dict[int, Tensor] = {}
 
-    def __call__(
-        self, s: _Search, ball: Ball, share: float, rng: torch.Generator, host: torch.Generator
-    ) -> Tensor:
+    def __call__(self, s: _Search, query: int, share: float) -> Tensor:
+        ball, rng, host = self.ball, self.rng, self.host
         side = _side(share, s.x, 3, odd=True)
         n, channels, height, width = s.x.shape
         if side not in self.bumps:

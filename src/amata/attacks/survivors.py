@@ -5,11 +5,17 @@ the device, so attacks ask once in many iterations. In between they work on brok
 fill the batch.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
+
+from amata.losses import correct
+
+Judge = Callable[[Tensor], Tensor]
+"""The logits of the model whose robustness is measured, where an attack runs on a copy of it."""
 
 SIZES = 8
 """Batches are multiples of an eighth of the full batch."""
@@ -22,13 +28,18 @@ def padded_size(n: int, batch: int) -> int:
     [125, 125, 250, 1000]
     """
     part = -(-batch // SIZES)
-    return max(n, min(-(-n // part) * part, batch))
+    return min(-(-n // part) * part, batch)
 
 
 def padded(rows: Tensor, batch: int) -> Tensor:
     """`rows`, repeated up to the padded size."""
     size = padded_size(len(rows), batch)
     return rows[torch.arange(size, device=rows.device) % len(rows)]
+
+
+def judge_of(model: Any) -> Judge | None:
+    """The judge that a copy of a model names."""
+    return getattr(model, "judge", None)
 
 
 def per_image(values: Tensor, x: Tensor) -> Tensor:
@@ -63,9 +74,10 @@ W = TypeVar("W", bound=Working)
 class Found:
     """The adversarial images found so far for a batch, and which images are broken."""
 
-    def __init__(self, x: Tensor, batch: int) -> None:
-        """`batch` is the size of a full batch, at least that of x."""
-        self.batch, self.n = batch, len(x)
+    def __init__(self, x: Tensor, batch: int, judge: Judge | None = None) -> None:
+        """`batch` is the size of a full batch, at least that of x. An image that the `judge`
+        classifies correctly is not broken, whatever the attacked model says."""
+        self.batch, self.n, self.judge = batch, len(x), judge
         # the last row is for padding
         self._x_adv = torch.cat([x, x[-1:]])
         self._broken = torch.zeros(len(x) + 1, dtype=torch.bool, device=x.device)
@@ -89,15 +101,26 @@ class Found:
         return Working(x[rows], y[rows], rows.masked_fill(padding, self.n), padding, x[rows])
 
     def keep(self, work: Working) -> None:
+        self._confirm(work)
+        self._write(work)
+
+    def _confirm(self, work: Working) -> None:
+        if self.judge is not None:
+            right = correct(self.judge(work.x_adv), work.y) & (work.row < self.n)
+            work.broken = work.broken & ~right
+            work.x_adv = choose(work.broken, work.x_adv, work.x)
+
+    def _write(self, work: Working) -> None:
         self._x_adv[work.row] = work.x_adv
         self._broken[work.row] = work.broken
 
     def shrink(self, work: W) -> W | None:
         """The rows that are not broken, filled up with others to a batch size; None if all are
         broken. Waits for the device."""
-        left = int((~work.broken).sum())
-        size = padded_size(left, self.batch)
-        if left > 0 and size >= len(work.row):
+        if padded_size(int((~work.broken).sum()), self.batch) >= len(work.row):
             return work
-        self.keep(work)
-        return work.take(work.broken.int().argsort(stable=True)[:size]) if left > 0 else None
+        self._confirm(work)
+        self._write(work)
+        left = int((~work.broken).sum())
+        rows = work.broken.int().argsort(stable=True)[: padded_size(left, self.batch)]
+        return work.take(rows) if left > 0 else None

@@ -8,7 +8,7 @@ from torch import nn
 
 from amata.engine.cudnn import backend_settings, no_cudnn_benchmark, tf32
 from amata.engine.ema import EMA
-from amata.engine.eval_copy import EvalCopy, compiled_for_eval
+from amata.engine.eval_copy import EvalCopy, compiled_for_eval, suits_fp16
 from amata.engine.fast import FastNet
 from amata.engine.plain import PlainNet, Precision
 from amata.engine.probe import ProbeNet
@@ -32,6 +32,7 @@ __all__ = [
     "compiled_for_eval",
     "make_net",
     "no_cudnn_benchmark",
+    "suits_fp16",
     "tf32",
 ]
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from amata.attacks import Attack, parse_attack
 from amata.attacks.checks import check_images, check_logits, check_module, forward
 from amata.attacks.preserve import untouched
-from amata.engine import EvalCopy, compiled_for_eval, no_cudnn_benchmark, tf32
+from amata.engine import EvalCopy, compiled_for_eval, no_cudnn_benchmark, suits_fp16, tf32
 from amata.errors import InputError
 from amata.evaluation.batches import SINGLE_PROCESS, Shard, Source, batches_of
 from amata.evaluation.counter import GradCounter
@@ -27,6 +27,8 @@ from amata.threat import Ball, check_ball
 
 Progress = bool | Reporter | Sequence[bool | Reporter] | Callable[..., None]
 """A bar, silence, a reporter, several, or a function like `Reporter.evaluating`."""
+
+Precision = Literal["auto", "tf32", "fp32"]
 
 SAVE_SECONDS = 30
 """How often an evaluation is stored while it runs, at most."""
@@ -62,7 +64,7 @@ def evaluate(
     progress: Progress = True,
     part: Shard = SINGLE_PROCESS,
     engine: Literal["auto", "plain"] = "auto",
-    precision: Literal["tf32", "fp32"] = "tf32",
+    precision: Precision = "auto",
     store: Store | None = None,
     examine: Callable[[Attacked], None] | None = None,
     workers: int = 0,
@@ -78,8 +80,12 @@ def evaluate(
     `batch_size` images. All processes return the results of the whole.
 
     On a GPU, attacks run on a compiled copy of the model unless `engine` is "plain". The original
-    model judges their images, and compilation does not count as attack time. `precision` selects
-    TF32 or full float32 for convolutions and matrix products on a GPU.
+    model judges their images: one that it classifies correctly is attacked further. Compilation
+    does not count as attack time.
+
+    `precision` is for a GPU: TF32, or with "fp32" full float32. "auto" is TF32 too, but attacks in
+    a ball search on a copy with convolutions in fp16, which is twice as fast; batches whose values
+    fp16 cannot hold are attacked again in TF32. Results name what was used.
 
     With a `store`, what is done is kept every half a minute and when the call ends for any reason.
     The next call continues at that batch, with the same results. The store is for one model, data
@@ -97,7 +103,7 @@ def evaluate(
     seed = whole(seed, "seed", 0, 2**63 - 1)
     workers = whole(workers, "workers", 0)
     choice(engine, "engine", ("auto", "plain"))
-    choice(precision, "precision", ("tf32", "fp32"))
+    choice(precision, "precision", get_args(Precision))
     if not isinstance(part, Shard):
         raise InputError(f"part = {part!r} must be an amata.evaluation.Shard")
     if not isinstance(attacks, Iterable):
@@ -109,12 +115,17 @@ def evaluate(
     parsed = list({attack.name: attack for attack in every}.values())
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     on_gpu = device.type == "cuda"
+    fp16 = precision == "auto" and engine == "auto" and suits_fp16(model)
     with watching(progress, "evaluate()") as report:
         loop = _Loop(model, parsed, ball, seed, part, report, examine, store, device)
         compiled = on_gpu and engine == "auto" and loop.perturbs
         if not all(loop.state.has(attack) for attack in parsed):
-            counter = GradCounter(compiled_for_eval(model) if compiled else model)
-            with loop.kept(), tf32(precision == "tf32"), no_cudnn_benchmark():
+            counter = (
+                GradCounter(compiled_for_eval(model, fp16=fp16), loop.judge)
+                if compiled
+                else GradCounter(model)
+            )
+            with loop.kept(), tf32(precision != "fp32"), no_cudnn_benchmark():
                 loop.run(counter, batches_of(data, batch_size, device, workers), batch_size, limit)
     n = loop.state.total or 0
     total, classes, seen, *stats = (
@@ -127,15 +138,22 @@ def evaluate(
         raise InputError("data has no images to evaluate")
     # A process without batches has seen no logits.
     state = replace(loop.state, classes=classes // max(seen, 1))
-    extra = {"precision": precision} if on_gpu else {}
     results = {}
     for attack in parsed:
-        params, counts = attack.params(ball) | extra, state.per_class(attack, part)
+        params, counts = attack.params(ball), state.per_class(attack, part)
+        if on_gpu:
+            used = "fp16" if fp16 and _in_fp16(attack) else "tf32"
+            params["precision"] = "fp32" if precision == "fp32" else used
         result = state.tally(attack).result(attack, params, part, batch_size, counts)
         result.warnings += attack.caveats(state.classes)
         results[attack.name] = result
     add_warnings(parsed, results, ball, ModelStats(*stats))
     return results
+
+
+def _in_fp16(attack: Attack) -> bool:
+    """Minimum-norm attacks end at the decision boundary, where rounding decides."""
+    return attack.perturbs and attack.in_ball
 
 
 class _Loop:
@@ -163,6 +181,13 @@ class _Loop:
         self.saved_at = time.monotonic()
         self.total: int | None = None
         self.warm = False
+        self.in_tf32: EvalCopy | None = None
+
+    def judge(self, x: Tensor) -> Tensor:
+        """The model's own logits."""
+        with untouched(self.model), torch.no_grad():
+            z: Tensor = self.model(x)
+        return z
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -219,6 +244,8 @@ class _Loop:
             self.state = replace(self.state, stats=stats)
         if not self.warm and isinstance(counter.model, EvalCopy):
             counter.model.warm_up(x)
+            if counter.model.fp16 and any(a.perturbs and not _in_fp16(a) for a in self.attacks):
+                self._tf32_copy().warm_up(x)
         self.warm = True
         for attack in self._due(number, first):
             self._attack(attack, counter, index, first, x, y, z)
@@ -258,9 +285,8 @@ class _Loop:
         started = time.perf_counter()
         seed = derive(self.seed, index, attack.name)
         run = attack.reporting(lambda part: self._report(attack, part))
-        x_adv = run(counter, x, y, ball=self.ball, seed=seed)
-        with untouched(self.model), torch.no_grad():
-            z_adv = self.model(x_adv) if attack.perturbs else z
+        x_adv = self._search(run, counter, x, y, z, seed)
+        z_adv = self.judge(x_adv) if attack.perturbs else z
         bad = torch.stack([(~finite(z_adv)).sum(), counter.non_finite])
         *right, non_finite, bad_gradients = torch.cat([correct(z_adv, y).long(), bad]).tolist()
         outcomes, seconds = [value == 1 for value in right], time.perf_counter() - started
@@ -271,6 +297,29 @@ class _Loop:
         if self.examine is not None:
             self.examine(Attacked(attack, first, x, y, x_adv, z, z_adv, outcomes))
         self._report(attack)
+
+    def _search(
+        self, attack: Attack, counter: GradCounter, x: Tensor, y: Tensor, z: Tensor, seed: int
+    ) -> Tensor:
+        """The attack's images. If fp16 cannot hold the values, the attack runs again in TF32."""
+        copy, ball = counter.model, self.ball
+        if not (isinstance(copy, EvalCopy) and copy.fp16):
+            return attack(counter, x, y, ball=ball, seed=seed)
+        if _in_fp16(attack):
+            copy.compare(x, z)
+            x_adv = attack(counter, x, y, ball=ball, seed=seed)
+            if not bool(copy.out_of_range):
+                return x_adv
+        counter.model, counter.non_finite = self._tf32_copy(), torch.zeros_like(counter.non_finite)
+        try:
+            return attack(counter, x, y, ball=ball, seed=seed)
+        finally:
+            counter.model = copy
+
+    def _tf32_copy(self) -> EvalCopy:
+        if self.in_tf32 is None:
+            self.in_tf32 = EvalCopy(self.model)
+        return self.in_tf32
 
     def _report(self, attack: Attack, part: str = "") -> None:
         tally, size, goal = self.state.tally(attack), self.part.size, self.total

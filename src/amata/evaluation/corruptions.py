@@ -36,7 +36,7 @@ def evaluate_corruptions(
     limit: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     part: Shard = SINGLE_PROCESS,
-    precision: str = "tf32",
+    precision: str = "auto",
 ) -> Result:
     """The mean accuracy over the standard corruptions and all severities. `params` holds the
     accuracy under each of them; the extra corruptions do not count in the mean.
@@ -52,7 +52,7 @@ def evaluate_corruptions(
     total, done = len(images.files) * SEVERITIES, 0
     started, hits, bad = time.perf_counter(), torch.zeros(n, dtype=torch.long), 0
     table: dict[str, list[int]] = {corruption: [] for corruption in images.files}
-    with tf32(precision == "tf32"), no_cudnn_benchmark(), untouched(model), torch.no_grad():
+    with tf32(precision != "fp32"), no_cudnn_benchmark(), untouched(model), torch.no_grad():
         for corruption, counts in table.items():
             for severity in range(1, SEVERITIES + 1):
                 right = torch.zeros(n, dtype=torch.long)

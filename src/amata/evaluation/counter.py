@@ -1,5 +1,7 @@
 """Gradient evaluations, counted."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -8,9 +10,10 @@ class GradCounter(nn.Module):
     """A wrapper that counts gradient evaluations: one for each image and backward pass. Those that
     are not finite are counted on the device."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, judge: Callable[[Tensor], Tensor] | None = None) -> None:
+        """With a `judge`, attacks take its word for which images are broken."""
         super().__init__()
-        self.model = model
+        self.model, self.judge = model, judge
         self.grad_evals = 0
         self.non_finite = torch.zeros((), dtype=torch.long)
         self.training = model.training  # train() would change the model's mode

@@ -220,14 +220,15 @@ class Train(Table):
 class Eval(Table):
     attacks: list[str] = Field(default=["clean", "pgd-20"], max_length=100)
     """Attacks on the trained model: clean, fgsm, pgd-K, pgd-K-RESTARTS, cw-pgd-K, cw-l2-K,
-    autoattack; @N after a name attacks N images only. corruptions is the accuracy on CIFAR-10-C or
-    CIFAR-100-C."""
+    autoattack or its parts apgd-ce, apgd-t, fab-t, square; @N after a name attacks N images only.
+    corruptions is the accuracy on CIFAR-10-C or CIFAR-100-C."""
     step_size: Positive | None = None
     """Step size of the PGD attacks; 2.5 eps / K by default."""
     cw_c: Positive = 1.0
     """Constant c of cw-l2; the paper calls it eps."""
-    precision: Literal["tf32", "fp32"] = "tf32"
-    """tf32 lets a GPU use TF32 matrix products and convolutions in evaluations."""
+    precision: Literal["auto", "tf32", "fp32"] = "auto"
+    """On a GPU: tf32 computes in TF32, fp32 in full float32. auto is tf32, but attacks search on a
+    copy with convolutions in fp16; the model itself judges their images."""
     batch_size: Count = 256
     """Images per attack batch."""
     limit: Count | None = None
