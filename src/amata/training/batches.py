@@ -1,6 +1,7 @@
 """Batches for training and validation, from whatever data a caller passes."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +29,16 @@ class Batches(Protocol):
     def whole(self) -> "Batches":
         """The same batches undivided: with several processes, each has a part of every batch."""
         ...
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is known of the training data before they are loaded."""
+
+    shape: tuple[int, int, int]
+    """Of an image."""
+    count: int
+    """Images per epoch."""
 
 
 class CheckedStream(Stream):

@@ -22,6 +22,7 @@ from amata.reporter import Reporter
 from amata.runs import RunFolder, resume_call
 from amata.schedules import planned_controls
 from amata.training.ahead import compile_ahead
+from amata.training.batches import Expected
 from amata.training.checks import check_consistent, check_divisible, check_equal_ranks
 from amata.training.device import resolve_device
 from amata.training.evaluations import (
@@ -131,13 +132,16 @@ def _prepared_trainer(
     recipe: Recipe, device: torch.device, reporter: Reporter, wall: WallClock
 ) -> Trainer | None:
     """The trainer of a data set whose shape and classes are known before it is loaded."""
-    if launched() or isinstance(recipe.data, PythonData):
+    c = recipe.data
+    if launched() or isinstance(c, PythonData):
         return None
-    known = data.find_dataset(recipe.data.name)
+    known = data.find_dataset(c.name)
     if known.loader is None:
         return None
     model = build_model_for(recipe, known.shape, known.classes, reporter.note)
-    trainer = prepare(model, recipe, device, known.shape)
+    held_out = c.valid if c.valid >= 1 else c.valid * known.images
+    count = min(int(known.images - held_out), c.limit or known.images)
+    trainer = prepare(model, recipe, device, Expected(known.shape, count))
     wall.move(trainer.state.spent.compile_seconds, "compile")
     return trainer
 

@@ -22,7 +22,7 @@ from amata.runs import RunFolder, resume_call
 from amata.runs.checkpoint import load_checkpoint, read_checkpoint
 from amata.runs.files import save_tensors
 from amata.schedules import Control
-from amata.training.batches import Batches, held_out_batches, training_batches
+from amata.training.batches import Batches, Expected, held_out_batches, training_batches
 from amata.training.device import resolve_device
 from amata.training.guard import ATTACK, IMAGES, Failure, Guard
 from amata.training.interrupt import Interrupt
@@ -105,13 +105,11 @@ def train_model(
             return loop.run_all()
 
 
-def prepare(
-    model: nn.Module, recipe: Recipe, device: torch.device, shape: tuple[int, int, int]
-) -> Trainer:
-    """The trainer of a model, its step compiled for images of this shape, while the data load."""
+def prepare(model: nn.Module, recipe: Recipe, device: torch.device, expected: Expected) -> Trainer:
+    """The trainer of a model, its step compiled, while the data load."""
     with _settings(recipe, device):
-        trainer = Trainer(model, None, recipe, device, shape)
-        trainer.warm_up(shape)
+        trainer = Trainer(model, expected, recipe, device)
+        trainer.warm_up(expected)
     return trainer
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from amata.attacks.checks import are_probabilities, check_images, check_logits, forward
 from amata.batch import Batch
-from amata.data import Feed, Loader
+from amata.data import Feed, ImageSet, Loader
 from amata.distributed import convert_sync_batchnorm, current
 from amata.engine import EMA, ProbeNet, make_net, no_cudnn_benchmark
 from amata.errors import AmataError, InputError
@@ -22,7 +22,7 @@ from amata.recipes import Recipe
 from amata.runs.files import under
 from amata.schedules import Account, ClosedLoop, Control, closed_loop, planned_controls
 from amata.seeds import derive, seed_global
-from amata.training.batches import Batches, CheckedStream
+from amata.training.batches import Batches, CheckedStream, Expected
 from amata.training.checks import check_consistent, check_divisible, check_equal_batches
 from amata.training.class_weights import class_weights
 from amata.training.clock import Clock
@@ -46,19 +46,18 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        batches: Batches | None,
+        batches: Batches | Expected,
         recipe: Recipe,
         device: torch.device,
-        shape: tuple[int, int, int] | None = None,
     ) -> None:
-        """`shape` is that of an image if the batches come later, by `use`."""
+        """Batches that are only expected come later, by `use`."""
         self.recipe, self.device = recipe, device
         self.ranks = current()
         self.plan = planned_controls(recipe.schedule, recipe.train.epochs)
         self.closed_loop = closed_loop(recipe.schedule)
         check_consistent(recipe, self.plan)
         check_divisible(recipe, self.ranks)
-        if batches is not None:
+        if not isinstance(batches, Expected):
             self.use(batches)
         self.model = model.to(device)
         if self.ranks.size > 1:
@@ -69,7 +68,8 @@ class Trainer:
             if recipe.train.sync_bn:
                 self.model = convert_sync_batchnorm(self.model)
         self.ema = EMA(self.model, recipe.optim.ema) if recipe.optim.ema else None
-        shape = batches.images.shape if isinstance(batches, Loader) else shape
+        images = batches.images if isinstance(batches, Loader) else batches
+        shape = images.shape if isinstance(images, ImageSet | Expected) else None
         self.optimizer = make_optimizer(self.model, recipe.optim, shape)
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # CUDA graphs are recorded on the current device
@@ -106,16 +106,19 @@ class Trainer:
         check_equal_batches(len(batches), self.ranks)
         self.batches = batches
 
-    def warm_up(self, shape: tuple[int, int, int]) -> None:
-        """Compile and record a step for images of this shape. Nothing else changes: neither the
-        weights nor the random state."""
+    def warm_up(self, expected: Expected) -> None:
+        """Compile and record a step for such images. Nothing else changes: neither the weights nor
+        the random state."""
         if not hasattr(self.net, "warm_up"):
             return
         n, device = self.recipe.data.batch_size, self.device
-        x, y = torch.rand(n, *shape, device=device), torch.zeros(n, dtype=torch.long, device=device)
-        batch = Batch(x, y, torch.arange(n, device=device)).parts(self.recipe.train.accumulate)[0]
+        x = torch.rand(n, *expected.shape, device=device)
+        ids = torch.arange(n, device=device)
+        batch = Batch(x, torch.zeros_like(ids), ids, total=n)
         self.start_clock()
-        self.net.warm_up(self.method(), batch, self.control())
+        self.net.warm_up(
+            self.method(), batch.parts(self.recipe.train.accumulate)[0], self.control()
+        )
         _, compiling = self.clock.stop(self.net.compile_seconds)
         self.state.spent.compile_seconds += compiling
 
