@@ -1,5 +1,5 @@
-"""BatchNorm with the statistics of all processes: torch.nn.SyncBatchNorm on GPUs, over NCCL or gloo,
-and the same on a CPU, which torch's does not support."""
+"""BatchNorm with the statistics of all processes: torch.nn.SyncBatchNorm on GPUs, over NCCL or
+gloo, and the same on a CPU, which torch's does not support."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ class _Normalise(torch.autograd.Function):
         return y if bias is None else y + _along(bias, x), merged, variance, total
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, g: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         normal, weight, inverse, total = ctx.saved_tensors
         axes = _all_but_channels(g)

@@ -1,7 +1,7 @@
 """A process that trains runs of a study for `amata.studies.jobs`, one after the other.
 
-It reads tasks from stdin and writes what happens to stdout, as lines of JSON. When stdin closes while
-it trains, as after the death of its parent, it saves a checkpoint and ends.
+It reads tasks from stdin and writes what happens to stdout, as lines of JSON. When stdin closes
+while it trains, as after the death of its parent, it saves a checkpoint and ends.
 """
 
 import json
@@ -35,9 +35,9 @@ class LineReporter(Reporter):
     def epoch(self, row: EpochRow) -> None:
         if not self.epochs:
             return
-        valid = "".join(f", {name} {a:.1%}" for name, a in row.get("valid", {}).items())
-        held_out = f"; held-out{valid[1:]}" if valid else ""
-        self.send(note=f"epoch {row['epoch'] + 1}, K {row['steps']}, loss {row['loss']:.3f}{held_out}")
+        valid = ", ".join(f"{name} {a:.1%}" for name, a in row.get("valid", {}).items())
+        text = f"epoch {row['epoch'] + 1}, K {row['steps']}, loss {row['loss']:.3f}"
+        self.send(note=f"{text}, held-out {valid}" if valid else text)
 
     def note(self, text: str) -> None:
         self.send(note=text)
