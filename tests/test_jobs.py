@@ -77,7 +77,8 @@ def test_runs_at_the_same_time_stop_fail_and_resume_one_by_one(
     assert f"run 3 of 3: {bad}" in reporter.lines
     dead = next(name for name in names if name != finished.path.name)
     assert failures[0] == f"{dead} failed: its process died with status -9", "others go on"
-    assert failures[1].startswith(f"{bad} failed: the loss is not finite at or before epoch 1")
+    assert failures[1].startswith(f"{bad} failed: ")
+    assert "not finite" in failures[1]
     assert set(failures) < set(reporter.lines)
 
     monkeypatch.setenv("ACT", f"interrupt {tmp_path / 'interrupted'}")
