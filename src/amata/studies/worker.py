@@ -35,9 +35,11 @@ class LineReporter(Reporter):
     def epoch(self, row: EpochRow) -> None:
         if not self.epochs:
             return
-        valid = ", ".join(f"{name} {a:.1%}" for name, a in row.get("valid", {}).items())
-        text = f"epoch {row['epoch'] + 1}, K {row['steps']}, loss {row['loss']:.3f}"
-        self.send(note=f"{text}, held-out {valid}" if valid else text)
+        valid = "".join(f", {name} {a:.1%}" for name, a in row.get("valid", {}).items())
+        held_out = f"; held-out{valid[1:]}" if valid else ""
+        self.send(
+            note=f"epoch {row['epoch'] + 1}, K {row['steps']}, loss {row['loss']:.3f}{held_out}"
+        )
 
     def note(self, text: str) -> None:
         self.send(note=text)
