@@ -458,6 +458,10 @@ def test_runs_that_trained_at_the_same_time_do_not_claim_comparable_times(
     words = {"sequential": "one after the other", "parallel": "some at the same time"}
     assert words.get(trained, "not recorded") in setting(result)
     assert ("training (s)" in lead_table(result)[0]) == comparable
+    assert {row["times_comparable"] for row in result["rows"]} == {comparable}
+    assert all((row["speedup"] is not None) == comparable for row in result["rows"])
+    caption = comparison_table(result).caption
+    assert caption.endswith("seconds are not comparable") == (not comparable)
     two = compare_runs(runs[:2])
     assert ("times the training time" in headline(two)) == two["times_comparable"]
 

@@ -365,8 +365,10 @@ def test_a_killed_search_resumes_its_study(amata: Amata, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_two_processes_share_a_study_and_repeat_nothing(tmp_path: Path) -> None:
     out = tmp_path / "study"
-    processes = [start(*SEARCH, "--trials", "6", "--out", out, "--no-prune") for _ in range(2)]
-    assert [p.wait(timeout=240) for p in processes] == [0, 0]
+    process = start(*SEARCH, "--trials", "6", "--out", out, "--no-prune", "--jobs", "2")
+    assert process.wait(timeout=240) == 0
+    assert json.loads((out / "search.json").read_text())["best"]["state"] == "complete"
+    assert len({t.user_attrs["process"] for t in trials(out)}) == 2
     done = finished(out)
     assert len(done) == 6
     assert len({t.user_attrs["key"] for t in done}) == 6

@@ -1,4 +1,4 @@
-"""Data-parallel training: the process group, gradients averaged and BatchNorm synchronised over it."""
+"""Data-parallel training: the process group, averaged gradients, and synchronised BatchNorm."""
 
 from amata.distributed.buckets import GradientBuckets
 from amata.distributed.process_group import (

@@ -1,5 +1,5 @@
-"""BatchNorm with the statistics of all processes: torch.nn.SyncBatchNorm on GPUs, over NCCL or gloo,
-and the same on a CPU, which torch's does not support."""
+"""BatchNorm with the statistics of all processes: torch.nn.SyncBatchNorm on GPUs, over NCCL or
+gloo, and the same on a CPU, which torch's does not support."""
 
 from typing import Any
 

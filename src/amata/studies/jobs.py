@@ -61,7 +61,8 @@ class _Worker:
             env={**os.environ, **variables},
             start_new_session=True,
         )
-        threading.Thread(target=self._read, args=(messages,), daemon=True).start()
+        self.reader = threading.Thread(target=self._read, args=(messages,), daemon=True)
+        self.reader.start()
 
     def _read(self, messages: "Messages") -> None:
         assert self.process.stdout is not None
@@ -77,12 +78,15 @@ class _Worker:
 
     def end(self) -> None:
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(10 if self.task is None else 0)
         self.process.kill()
         self.process.wait()
+        self.reader.join()
+        self.process.stdout.close()
 
 
 Messages = queue.Queue[tuple[_Worker, dict[str, Any] | None]]
@@ -163,8 +167,9 @@ class Jobs:
             message = {"end": "failed", "text": f"its process died with status {code}"}
             if self.number is not None:
                 message["end"] = "interrupted"
-            else:
-                self.workers.remove(worker)
+            worker.end()
+            self.workers.remove(worker)
+            if self.waiting:
                 worker = _Worker(worker.variables, self.messages)
                 self.workers.append(worker)
         if "note" in message:

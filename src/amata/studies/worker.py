@@ -1,7 +1,7 @@
 """A process that trains runs of a study for `amata.studies.jobs`, one after the other.
 
-It reads tasks from stdin and writes what happens to stdout, as lines of JSON. When stdin closes while
-it trains, as after the death of its parent, it saves a checkpoint and ends.
+It reads tasks from stdin and writes what happens to stdout, as lines of JSON. When stdin closes
+while it trains, as after the death of its parent, it saves a checkpoint and ends.
 """
 
 import json
