@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,10 @@ from amata.cli.root import (
     make_folder,
     whole_numbers,
 )
+from amata.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
 
 
 @app.command(
@@ -22,13 +26,13 @@ from amata.cli.root import (
 )
 def bench(
     recipes: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="RECIPE...",
             help="Recipes whose training step is timed.",
             autocompletion=complete_recipe,
         ),
-    ],
+    ] = None,
     set_: Set = [],  # noqa: B006
     batch: Annotated[
         str, typer.Option(help="Comma-separated batch sizes; default: the recipe's.")
@@ -51,6 +55,9 @@ def bench(
     ] = 2.0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="A folder for bench.json and bench.svg.")] = None,
+    data: Annotated[
+        bool, typer.Option("--data", help="Time the reading of image folders instead; no recipes.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Time training steps on random images: the usual implementation, the plain engine and the fast
@@ -65,6 +72,11 @@ def bench(
     from amata.training.device import resolve_device
 
     where = resolve_device(device, "--device", "--device cpu")
+    if data:
+        _bench_data(where, seconds, out, json_)
+        return
+    if not recipes:
+        raise InputError("bench needs a recipe, as in amata bench cifar10-pgd10; or --data")
     sizes, controls = whole_numbers(batch, "--batch", 65_536), whole_numbers(steps, "--steps")
     timed = [
         case for name in recipes for case in cases(recipe_files.load(name, set_), sizes, controls)
@@ -88,3 +100,20 @@ def bench(
         print(json.dumps(result, indent=2))
     else:
         console.print(bench_table(result))
+
+
+def _bench_data(device: "torch.device", seconds: float, out: Path | None, json_: bool) -> None:
+    from amata.console import bench_data_table, err
+    from amata.console import out as console
+    from amata.runs.files import write_json
+    from amata.studies.bench_data import bench_data
+
+    if out is not None:
+        make_folder(out, "data.json")
+    result = bench_data(device, seconds=seconds, note=lambda text: err.say(f"note: {text}"))
+    if out is not None:
+        write_json(out / "data.json", result)
+    if json_:
+        print(json.dumps(result, indent=2))
+    else:
+        console.print(bench_data_table(result))
