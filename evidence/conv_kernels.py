@@ -245,10 +245,9 @@ def _mask(case: Case, bits: bool) -> Tensor:
 def halo(
     case: Case, *, bm: int = 128, bn: int = 64, na: int = 2, nb: int = 9, halo: bool = True
 ) -> Launch:  # fmt: skip
+    from conv_halo import halo_kernel
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
-
-    from conv_halo import halo_kernel
 
     n, h, w, c = case.x.shape
     co = case.weight.shape[0]

@@ -490,6 +490,14 @@ BAD: dict[str, tuple[Setup, str]] = {
         lambda tmp: ["bench", "mnist5k-pgd2", "--seconds", "inf", "--out", str(tmp / "new")],
         r"seconds = inf is not finite",
     ),
+    "endless seconds of data": (
+        lambda tmp: ["bench", "--data", "--seconds", "inf", "--out", str(tmp / "new")],
+        r"seconds = inf is not finite",
+    ),
+    "nothing to bench": (
+        lambda tmp: ["bench", "--out", str(tmp / "new")],
+        r"bench needs a recipe, as in amata bench cifar10-pgd10; or --data",
+    ),
     "huge seeds": (
         lambda tmp: ["compare", "mnist5k-pgd2", "--seeds", f"{10**20}", "--out", str(tmp / "new")],
         r"--seeds.* 1000 ",

@@ -19,6 +19,7 @@ from amata.console import (
     ConsoleReporter,
     PlainConsole,
     audit_table,
+    bench_data_table,
     bench_table,
     comparison_table,
     criterion_table,
@@ -130,13 +131,34 @@ def bench() -> Grid:
     return bench_table({"rows": [row]})
 
 
+def bench_data() -> Grid:
+    row = {
+        "transform": "train",
+        "workers": 128,
+        "pipeline": "torchvision",
+        "images_per_second": 123_456.7,
+        "images_per_second_per_core": 1234.5,
+        "ratio": 12.34,
+    }
+    return bench_data_table({"rows": [row]})
+
+
 def keys() -> Grid:
     return keys_table(
         (k.name, k.default or "-", k.values, k.text) for s in sections() for k in s.keys
     )
 
 
-TABLES: list[Callable[[], Grid]] = [results, audit, comparison, criterion, search, bench, keys]
+TABLES: list[Callable[[], Grid]] = [
+    results,
+    audit,
+    comparison,
+    criterion,
+    search,
+    bench,
+    bench_data,
+    keys,
+]
 
 
 @WIDTHS

@@ -3,11 +3,13 @@
 import gzip
 import hashlib
 import itertools
+import json
 import pickle
 import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from PIL import Image
 from amata.data import DATASETS, Arrays, Feed, Folder, Framing, Loader, Stream, load
 from amata.data.augment import crop_flip
 from amata.data.cifar import load_cifar10
+from amata.data.folder import load_folder
 from amata.data.hold_out import held_out
 from amata.data.images import split_validation
 from amata.data.layout import find_layout
@@ -24,6 +27,7 @@ from amata.data.mnist import FILES
 from amata.errors import InputError
 from amata.recipes import load as load_recipe
 from amata.seeds import generator
+from amata.studies import bench_data
 from amata.training.setup import load_data
 from tests.conftest import images, labels
 from tests.published import write_cifar100, write_svhn, write_tinyimagenet
@@ -503,3 +507,34 @@ def test_a_recipe_limits_its_images_and_records_their_number() -> None:
     record = splits.record()
     assert (record["train"], record["valid"], len(record["valid_ids"])) == (100, 10, 10)
     assert torch.bincount(splits.train.y).tolist() == pytest.approx([10] * 10, abs=2)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("other", ["reference", "torchvision"])
+def test_the_pipelines_of_the_bench_read_the_same_pixels(tmp_path: Path, other: str) -> None:
+    if other == "torchvision":
+        pytest.importorskip("torchvision")
+    bench_data.write_pictures(tmp_path, 4)
+    images = load_folder(tmp_path, Framing(256, 224), 0, 0.2).train
+    cpu = torch.device("cpu")
+    ours, theirs = (
+        torch.cat(list(pipeline(images, False, 0, cpu)))
+        for pipeline in (bench_data._amata, getattr(bench_data, f"_{other}"))
+    )
+    assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_the_bench_of_data_has_a_row_per_pipeline(
+    monkeypatch: pytest.MonkeyPatch, amata: Callable[..., Any], tmp_path: Path
+) -> None:
+    for name, value in {"PICTURES": 4, "BATCH": 2, "TRIALS": 1, "cores": lambda: 1}.items():
+        monkeypatch.setattr(bench_data, name, value)
+    called = amata("bench", "--data", "--seconds", "0.01", "--out", tmp_path, "--json")
+    result = json.loads(called.out)
+    assert {"reference", "amata"} <= {row["pipeline"] for row in result["rows"]}
+    assert {(row["transform"], row["workers"]) for row in result["rows"]} == {
+        ("train", 1),
+        ("test", 1),
+    }
+    assert all(row["images_per_second"] > 0 for row in result["rows"])
+    kept = json.loads((tmp_path / "data.json").read_text())
+    assert kept["rows"] == result["rows"]

@@ -1,8 +1,9 @@
 """amata bench: time the engines on this device."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,19 +18,24 @@ from amata.cli.root import (
 )
 from amata.errors import InputError
 
+if TYPE_CHECKING:
+    import torch
+
+    from amata.console.grid import Grid
+
 
 @app.command(
     epilog="Example: amata bench cifar10-pgd10 --batch 128,512 --steps 10 --out runs/bench"
 )
 def bench(
     recipes: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="RECIPE...",
             help="Recipes whose training step is timed.",
             autocompletion=complete_recipe,
         ),
-    ],
+    ] = None,
     set_: Set = [],  # noqa: B006
     batch: Annotated[
         str, typer.Option(help="Comma-separated batch sizes; default: the recipe's.")
@@ -68,8 +74,12 @@ def bench(
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[
-        Path | None, typer.Option(help="A folder for bench.json and bench.svg, or wall.json.")
+        Path | None,
+        typer.Option(help="A folder for bench.json and bench.svg, wall.json or data.json."),
     ] = None,
+    data: Annotated[
+        bool, typer.Option("--data", help="Time the reading of image folders instead; no recipes.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Time training steps on random images: the usual implementation, the plain engine and the fast
@@ -92,6 +102,11 @@ def bench(
     from amata.training.device import resolve_device
 
     where = resolve_device(device, "--device", "--device cpu")
+    if data:
+        _bench_data(where, seconds, out, json_)
+        return
+    if not recipes:
+        raise InputError("bench needs a recipe, as in amata bench cifar10-pgd10; or --data")
     sizes, controls = whole_numbers(batch, "--batch", 65_536), whole_numbers(steps, "--steps")
     timed = [
         case for name in recipes for case in cases(recipe_files.load(name, set_), sizes, controls)
@@ -122,17 +137,37 @@ def bench(
 def _bench_wall(names: list[str], set_: list[str], out: Path | None, json_: bool) -> None:
     from amata import recipes as recipe_files
     from amata.console import err, wall_table
-    from amata.console import out as console
-    from amata.runs.files import write_json
     from amata.studies.bench_wall import bench_wall
 
     loaded = [recipe_files.load(name, set_) for name in names]
     if out is not None:
         make_folder(out, "wall.json")
     result = bench_wall(names, loaded, set_, lambda text: err.say(f"note: {text}"))
+    _show(result, wall_table, None if out is None else out / "wall.json", json_)
+
+
+def _bench_data(device: "torch.device", seconds: float, out: Path | None, json_: bool) -> None:
+    from amata.console import bench_data_table, err
+    from amata.studies.bench_data import bench_data
+
     if out is not None:
-        write_json(out / "wall.json", result)
+        make_folder(out, "data.json")
+    result = bench_data(device, seconds=seconds, note=lambda text: err.say(f"note: {text}"))
+    _show(result, bench_data_table, None if out is None else out / "data.json", json_)
+
+
+def _show(
+    result: dict[str, Any],
+    table: Callable[[dict[str, Any]], "Grid"],
+    file: Path | None,
+    json_: bool,
+) -> None:
+    from amata.console import out as console
+    from amata.runs.files import write_json
+
+    if file is not None:
+        write_json(file, result)
     if json_:
         print(json.dumps(result, indent=2))
     else:
-        console.print(wall_table(result))
+        console.print(table(result))

@@ -5,6 +5,7 @@ from amata.console.progress import ConsoleReporter, reporting, watching
 from amata.console.streams import PlainConsole, err, out
 from amata.console.tables import (
     audit_table,
+    bench_data_table,
     bench_table,
     comparison_table,
     criterion_table,
@@ -20,6 +21,7 @@ __all__ = [
     "ConsoleReporter",
     "PlainConsole",
     "audit_table",
+    "bench_data_table",
     "bench_table",
     "comparison_table",
     "criterion_table",

@@ -156,6 +156,28 @@ def wall_table(result: dict[str, Any]) -> Grid:
     return table
 
 
+def bench_data_table(result: dict[str, Any]) -> Grid:
+    """One row per transform, number of workers and pipeline."""
+    table = Grid(
+        Column("transform", text=True),
+        Column("workers"),
+        Column("pipeline", text=True),
+        Column("images/s"),
+        Column("per core"),
+        Column("ratio"),
+    )
+    for r in result["rows"]:
+        table.add_row(
+            r["transform"],
+            str(r["workers"]),
+            r["pipeline"],
+            f"{r['images_per_second']:,.0f}",
+            f"{r['images_per_second_per_core']:,.0f}",
+            f"{r['ratio']:.2f}",
+        )
+    return table
+
+
 def comparison_table(result: dict[str, Any]) -> Grid:
     """One row per recipe; the first is the baseline."""
     attacks = result["attacks"]

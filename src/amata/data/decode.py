@@ -76,7 +76,8 @@ def to_rgb(image: Any) -> Any:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image)
-    image = image.convert("RGB")
+    if image.mode != "RGB":  # else it would be a copy
+        image = image.convert("RGB")
     return image if turn is None else image.transpose(turn)
 
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -112,7 +112,7 @@ class Folder(ImageSet):
         self, batches: Sequence[Tensor], device: torch.device, draw: Draw | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         decoded = in_workers(
-            _Decoded(self, draw), batches, self.workers, _stack, pin_memory=device.type == "cuda"
+            _Batches(self, draw), batches, self.workers, _same, pin_memory=device.type == "cuda"
         )
         for positions, x in zip(batches, decoded, strict=True):
             if isinstance(x, InputError):
@@ -158,21 +158,18 @@ def as_bad(path: Path, error: InputError) -> Bad:
     return Bad(path, reason)
 
 
-def _stack(items: list[tuple[int, Tensor | InputError]]) -> Tensor | InputError:
+def _errors(items: list[tuple[int, np.ndarray | InputError]]) -> list[tuple[int, InputError]]:
     # Bad files are returned as values: an exception in a worker would arrive with its traceback.
-    tensors = [item for _, item in items if isinstance(item, Tensor)]
-    return torch.stack(tensors) if len(tensors) == len(items) else _errors(items)[0][1]
-
-
-def _errors(items: list[tuple[int, Tensor | InputError]]) -> list[tuple[int, InputError]]:
     return [(position, item) for position, item in items if isinstance(item, InputError)]
 
 
-class _Decoded(Dataset[tuple[int, Tensor | InputError]]):
+class _Decoded(Dataset[tuple[int, np.ndarray | InputError]]):
+    """The pixels of each image, of shape (H, W, 3)."""
+
     def __init__(self, folder: Folder, draw: Draw | None) -> None:
         self.folder, self.draw = folder, draw
 
-    def __getitem__(self, position: int) -> tuple[int, Tensor | InputError]:
+    def __getitem__(self, position: int) -> tuple[int, np.ndarray | InputError]:
         path, framing = self.folder.files[position], self.folder.framing
         try:
             image = decode(path, str(path), lambda w, h: framing.check(w, h, str(path)))
@@ -183,7 +180,24 @@ class _Decoded(Dataset[tuple[int, Tensor | InputError]]):
             rng = np.random.default_rng(
                 derive(self.draw.seed, self.draw.epoch, int(self.folder.ids[position]), "frame")
             )
-        return position, torch.from_numpy(framing.apply(image, rng).transpose(2, 0, 1).copy())
+        return position, framing.apply(image, rng)
+
+
+class _Batches(_Decoded):
+    """Whole batches, of shape (N, 3, H, W): every image is written to its place once."""
+
+    def __getitems__(self, positions: list[int]) -> Tensor | InputError:
+        batch = np.empty((len(positions), *self.folder.shape), np.uint8)
+        for index, position in enumerate(positions):
+            _, pixels = self[position]
+            if isinstance(pixels, InputError):
+                return pixels
+            batch[index] = pixels.transpose(2, 0, 1)
+        return torch.from_numpy(batch)
+
+
+def _same(batch: Any) -> Any:
+    return batch
 
 
 class Loaded(NamedTuple):
