@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 BACKEND = "inductor"
-"""The backend of torch.compile."""
+"""The backend of torch.compile; another one replaces it everywhere."""
 
 
 @cache
@@ -26,18 +26,18 @@ def has_compiler() -> bool:
     )
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], backend: Any = "inductor") -> Callable[..., Any]:
     """A module-level function, compiled for fixed shapes; the same object in every call.
 
     Pass networks and losses as arguments: Dynamo then checks their structure, not their identity.
-    Call it within `compiling`.
+    Call it within `compiling`. `backend` is Inductor, or something in front of it.
     """
-    return _compiled(function, BACKEND)
+    return _compiled(function, backend if BACKEND == "inductor" else BACKEND)
 
 
 @cache
 def _compiled(function: Callable[..., Any], backend: Any) -> Callable[..., Any]:
-    if backend == "inductor":
+    if BACKEND == "inductor":
         keep_on_disk()
     return torch.compile(function, dynamic=False, backend=backend)
 

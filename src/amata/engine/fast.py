@@ -413,9 +413,9 @@ class FastNet(PlainNet):
         if len(self.reached) > known:
             self.weights_changed()  # what is recorded of the optimiser does not know the new ones
 
-    def _best(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, compiled if compilation is on."""
-        return compiled(function) if self.compiled else function
+    def _best(self, function: Callable[..., Any], backend: Any = "inductor") -> Callable[..., Any]:
+        """A module-level function, compiled if compilation is on."""
+        return compiled(function, backend) if self.compiled else function
 
     def _run(
         self,
