@@ -61,7 +61,7 @@ def test_what_is_compiled_ahead_has_one_name_for_every_seed_and_length() -> None
 def test_only_the_update_is_compiled(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     functions = list[Any]()
 
-    def record(function: Any) -> Any:
+    def record(function: Any, backend: Any) -> Any:
         functions.append(function)
         return function
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 BACKEND = "inductor"
-"""The backend of torch.compile."""
+"""The backend of torch.compile; another one replaces it everywhere."""
 
 
 @cache
@@ -26,17 +26,13 @@ def has_compiler() -> bool:
     )
 
 
-def compiled(function: Callable[..., Any], *, updates: bool = False) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], backend: Any = "inductor") -> Callable[..., Any]:
     """A module-level function, compiled for fixed shapes; the same object in every call.
 
     Pass networks and losses as arguments: Dynamo then checks their structure, not their identity.
-    Call it within `compiling`. `updates` says that BatchNorms are in train mode, for which there
-    are kernels.
+    Call it within `compiling`. `backend` is Inductor, or something in front of it.
     """
-    from amata.engine.batchnorm import compile_with_batchnorm
-
-    own = updates and BACKEND == "inductor"
-    return _compiled(function, compile_with_batchnorm if own else BACKEND)
+    return _compiled(function, backend if BACKEND == "inductor" else BACKEND)
 
 
 @cache

@@ -29,6 +29,7 @@ from amata.engine import ahead
 from amata.engine.apply import ApplyGraph, is_graphable
 from amata.engine.ascent import AscentGraph, ascent_step
 from amata.engine.attack_copy import AttackCopy, copy_and_fold
+from amata.engine.batchnorm import compile_with_batchnorm
 from amata.engine.compiler import compiled, compiling, has_compiler
 from amata.engine.cudnn import no_cudnn_benchmark
 from amata.engine.early_stop import EarlyStop, bucket_size, stop_or_step
@@ -387,7 +388,7 @@ class FastNet(PlainNet):
     ) -> tuple[Tensor, Tensor | None]:
         def make(usual: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
             self.model.train()
-            objective = self._best(update_objective, updates=True) if usual else update_objective
+            objective = self._best(update_objective, compile_with_batchnorm) if usual else update_objective
             recorded = usual and self.graphed
             weights = [p for p in self.model.parameters() if p.requires_grad]
 
@@ -495,9 +496,9 @@ class FastNet(PlainNet):
         if len(self.reached) > known:
             self.weights_changed()  # what is recorded of the optimiser does not know the new ones
 
-    def _best(self, function: Callable[..., Any], *, updates: bool = False) -> Callable[..., Any]:
-        """The function, compiled if compilation is on."""
-        return compiled(function, updates=updates) if self.compiled else function
+    def _best(self, function: Callable[..., Any], backend: Any = "inductor") -> Callable[..., Any]:
+        """A module-level function, compiled if compilation is on."""
+        return compiled(function, backend) if self.compiled else function
 
     def _run(
         self,
