@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from amata.engine.batchnorm import batch_norm, batch_norm_sums, replace_batchnorms
 from tests.test_engine import gpu
 
-SHAPES = [(8, 5, 3, 3), (2, 64, 1, 1), (3, 130, 5, 7)]
+SHAPES = [(8, 5, 3, 3), (2, 64, 1, 1), (3, 2, 2, 2), (3, 130, 5, 7)]
 
 
 def tensors(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
@@ -49,9 +49,12 @@ def test_it_is_torchs_batchnorm(shape: tuple[int, ...], relu: bool) -> None:
     grads = torch.autograd.grad(y, leaves, g)
     for a, b in zip([y, mean, var, *grads], reference(x, weight, bias, g, relu), strict=True):
         torch.testing.assert_close(a, b)
-    if shape == SHAPES[0]:
-        torch.library.opcheck(batch_norm, (x, weight, bias, 1e-5, relu))
-        assert torch.autograd.gradcheck(lambda *t: batch_norm(*t, 1e-5, relu)[0], leaves, atol=1e-6)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_its_gradients_are_differences(relu: bool) -> None:
+    leaves = [t.requires_grad_() for t in tensors((2, 2, 2, 2), torch.float64)[:3]]
+    assert torch.autograd.gradcheck(lambda *t: batch_norm(*t, 1e-5, relu)[0], leaves, atol=1e-6)
 
 
 KERNELS = """
@@ -63,7 +66,7 @@ check_kernels(kernels, "cpu")
 
 
 def check_kernels(kernels: Any, device: str) -> None:
-    for shape, relu in [(s, r) for s in [*SHAPES, (64, 16, 32, 32)] for r in (False, True)]:
+    for shape, relu in [(s, r) for s in [*SHAPES, (8, 16, 24, 24)] for r in (False, True)]:
         for dtype, tolerance in [(torch.float32, 1e-4), (torch.bfloat16, 1e-2)]:
             x, weight, bias, g = tensors(shape, dtype, device)
             expected = reference(x, weight, bias, g, relu)
@@ -127,7 +130,9 @@ class Norms(nn.Module):
         x = self.none(x) + x
         x = self.twice(self.twice(x).relu() * 0.7)
         y = self.read(x)
-        x = F.relu(y) + y * self.read.running_mean[:, None, None]
+        mean = self.read.running_mean
+        assert mean is not None
+        x = F.relu(y) + y * mean[:, None, None]
         x = self.bare(self.fixed(self.own(x)))
         return self.flat(x.mean((2, 3)))
 
@@ -139,7 +144,7 @@ def test_batchnorms_of_a_compiled_graph_are_replaced() -> None:
         counted.append(replace_batchnorms(graph.graph, "cpu"))
         graph.graph.lint()
         graph.recompile()
-        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)  # type: ignore[arg-type]
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
     x = tensors((6, 4, 5, 5), torch.float32)[0]
     found: list[list[Tensor]] = []
@@ -154,7 +159,7 @@ def test_batchnorms_of_a_compiled_graph_are_replaced() -> None:
         found.append([out.detach(), *grads, *model.state_dict().values()])
     assert counted == [5]  # relu, none, twice, twice, own
     for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_sums_count_only_where_the_relu_is_open() -> None:
