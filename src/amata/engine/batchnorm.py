@@ -179,7 +179,9 @@ def _is_batchnorm(node: fx.Node, device: str) -> bool:
         return False
     args = _arguments(node)
     nodes = [args[k] for k in ("input", "running_mean", "running_var", "weight", "bias")]
-    values = [n.meta.get("example_value") if isinstance(n, fx.Node) else None for n in nodes]
+    values: list[Any] = [
+        n.meta.get("example_value") if isinstance(n, fx.Node) else None for n in nodes
+    ]
     if any(value is None for value in values):
         return False
     x, *others = values
