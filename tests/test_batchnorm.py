@@ -11,8 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from amata.engine import FastNet, PlainNet
 from amata.engine.batchnorm import batch_norm, batch_norm_sums, replace_batchnorms
+from amata.losses import ce
+from amata.models import build
 from tests.test_engine import gpu
+from tests.test_methods import sgd
 
 SHAPES = [(8, 5, 3, 3), (2, 64, 1, 1), (3, 2, 2, 2), (3, 130, 5, 7)]
 
@@ -167,3 +171,24 @@ def test_sums_count_only_where_the_relu_is_open() -> None:
     y, mean, rstd, _ = batch_norm(x, weight, bias, 1e-5, True)
     total, _ = batch_norm_sums(g, x, weight, bias, mean, rstd, True)
     torch.testing.assert_close(total, (g * (y > 0)).sum((0, 2, 3)))
+
+
+@gpu
+def test_a_compiled_update_is_the_plain_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two inputs in one pass, as in TRADES: each updates the running statistics."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    found: list[dict[str, Tensor]] = []
+    x, y = torch.rand(2, 32, 3, 32, 32).cuda(), torch.randint(10, (32,)).cuda()
+    for kind in (PlainNet, FastNet):
+        model = build("preactresnet18", in_channels=3, classes=10, seed=0).cuda()
+        net = kind(model, sgd(model), precision="fp32")
+        net.backward((x[0], x[1]), y, loss=summed)
+        grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        found.append({**grads, **dict(model.named_buffers())})
+    for name, a in found[0].items():
+        error = (found[1][name].double() - a.double()).norm() / a.double().norm()
+        assert error < 1e-3, (name, error)
+
+
+def summed(a: Tensor, b: Tensor, y: Tensor) -> Tensor:
+    return ce(a, y) + ce(b, y)
