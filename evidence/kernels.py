@@ -18,7 +18,10 @@ KINDS = {
     "convolutions, to their inputs": ("dgrad",),
     "convolutions, to their weights": ("wgrad", "init_device_workspace"),
     "matrix products": ("nvjet", "gemm", "cutlass"),
-    "BatchNorm, ReLU and sums between them": ("triton", "elementwise", "multi_tensor"),
+    "BatchNorm, ReLU and sums between them": (
+        *("triton", "elementwise", "multi_tensor"),
+        *("_statistics", "_normalise", "_sums"),
+    ),
 }
 
 

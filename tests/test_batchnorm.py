@@ -11,10 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from amata.engine import FastNet, PlainNet
 from amata.engine.batchnorm import batch_norm, batch_norm_sums, replace_batchnorms
+from amata.losses import ce
+from amata.models import build
 from tests.test_engine import gpu
+from tests.test_methods import sgd
 
-SHAPES = [(8, 5, 3, 3), (2, 64, 1, 1), (3, 130, 5, 7)]
+SHAPES = [(8, 5, 3, 3), (2, 64, 1, 1), (3, 2, 2, 2), (3, 130, 5, 7)]
 
 
 def tensors(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
@@ -49,9 +53,12 @@ def test_it_is_torchs_batchnorm(shape: tuple[int, ...], relu: bool) -> None:
     grads = torch.autograd.grad(y, leaves, g)
     for a, b in zip([y, mean, var, *grads], reference(x, weight, bias, g, relu), strict=True):
         torch.testing.assert_close(a, b)
-    if shape == SHAPES[0]:
-        torch.library.opcheck(batch_norm, (x, weight, bias, 1e-5, relu))
-        assert torch.autograd.gradcheck(lambda *t: batch_norm(*t, 1e-5, relu)[0], leaves, atol=1e-6)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_its_gradients_are_differences(relu: bool) -> None:
+    leaves = [t.requires_grad_() for t in tensors((2, 2, 2, 2), torch.float64)[:3]]
+    assert torch.autograd.gradcheck(lambda *t: batch_norm(*t, 1e-5, relu)[0], leaves, atol=1e-6)
 
 
 KERNELS = """
@@ -63,7 +70,7 @@ check_kernels(kernels, "cpu")
 
 
 def check_kernels(kernels: Any, device: str) -> None:
-    for shape, relu in [(s, r) for s in [*SHAPES, (64, 16, 32, 32)] for r in (False, True)]:
+    for shape, relu in [(s, r) for s in [*SHAPES, (8, 16, 24, 24)] for r in (False, True)]:
         for dtype, tolerance in [(torch.float32, 1e-4), (torch.bfloat16, 1e-2)]:
             x, weight, bias, g = tensors(shape, dtype, device)
             expected = reference(x, weight, bias, g, relu)
@@ -127,7 +134,9 @@ class Norms(nn.Module):
         x = self.none(x) + x
         x = self.twice(self.twice(x).relu() * 0.7)
         y = self.read(x)
-        x = F.relu(y) + y * self.read.running_mean[:, None, None]
+        mean = self.read.running_mean
+        assert mean is not None
+        x = F.relu(y) + y * mean[:, None, None]
         x = self.bare(self.fixed(self.own(x)))
         return self.flat(x.mean((2, 3)))
 
@@ -139,7 +148,7 @@ def test_batchnorms_of_a_compiled_graph_are_replaced() -> None:
         counted.append(replace_batchnorms(graph.graph, "cpu"))
         graph.graph.lint()
         graph.recompile()
-        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)  # type: ignore[arg-type]
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
     x = tensors((6, 4, 5, 5), torch.float32)[0]
     found: list[list[Tensor]] = []
@@ -154,7 +163,7 @@ def test_batchnorms_of_a_compiled_graph_are_replaced() -> None:
         found.append([out.detach(), *grads, *model.state_dict().values()])
     assert counted == [5]  # relu, none, twice, twice, own
     for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_sums_count_only_where_the_relu_is_open() -> None:
@@ -162,3 +171,24 @@ def test_sums_count_only_where_the_relu_is_open() -> None:
     y, mean, rstd, _ = batch_norm(x, weight, bias, 1e-5, True)
     total, _ = batch_norm_sums(g, x, weight, bias, mean, rstd, True)
     torch.testing.assert_close(total, (g * (y > 0)).sum((0, 2, 3)))
+
+
+@gpu
+def test_a_compiled_update_is_the_plain_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two inputs in one pass, as in TRADES: each updates the running statistics."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    found: list[dict[str, Tensor]] = []
+    x, y = torch.rand(2, 32, 3, 32, 32).cuda(), torch.randint(10, (32,)).cuda()
+    for kind in (PlainNet, FastNet):
+        model = build("preactresnet18", in_channels=3, classes=10, seed=0).cuda()
+        net = kind(model, sgd(model), precision="fp32")
+        net.backward((x[0], x[1]), y, loss=summed)
+        grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        found.append({**grads, **dict(model.named_buffers())})
+    for name, a in found[0].items():
+        error = float((found[1][name].double() - a.double()).norm())
+        assert error <= 1e-3 * float(a.double().norm()) + 1e-6, (name, error)
+
+
+def summed(a: Tensor, b: Tensor, y: Tensor) -> Tensor:
+    return ce(a, y) + ce(b, y)

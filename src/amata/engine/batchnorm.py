@@ -109,13 +109,13 @@ def replace_batchnorms(graph: fx.Graph, device: str = "cuda") -> int:
     """Replace each train-mode BatchNorm of channels_last images, with the ReLU behind it if nothing
     else reads its output. Running statistics are updated at the end, all at once. Returns how many
     there were."""
-    found = {node: args for node in graph.nodes if (args := _batchnorm(node, device))}
+    found = [node for node in graph.nodes if _is_batchnorm(node, device)]
     # Statistics that something else reads must be updated where they are now.
-    while others := [n for n, a in found.items() if not _statistics_users(a) <= found.keys()]:
-        for node in others:
-            del found[node]
+    while others := {n for n in found if not _statistics_users(n) <= set(found)}:
+        found = [node for node in found if node not in others]
     updates = _Updates(graph)
-    for node, args in found.items():
+    for node in found:
+        args = _arguments(node)
         x, weight, bias = (args[name] for name in ("input", "weight", "bias"))
         users = list(node.users)
         relu = len(users) == 1 and _is_relu(users[0])
@@ -167,18 +167,25 @@ class _Updates:
                 call(torch.ops.aten._foreach_lerp_.Scalar, (buffers, values, momentum))
 
 
-def _batchnorm(node: fx.Node, device: str) -> dict[str, Any] | None:
-    """The arguments of a BatchNorm that can be replaced."""
-    if node.op != "call_function" or node.target is not F.batch_norm:
-        return None
+def _arguments(node: fx.Node) -> dict[str, Any]:
     bound = inspect.signature(F.batch_norm).bind(*node.args, **node.kwargs)
     bound.apply_defaults()
-    args = bound.arguments
+    return bound.arguments
+
+
+def _is_batchnorm(node: fx.Node, device: str) -> bool:
+    """Whether it is a BatchNorm that can be replaced."""
+    if node.op != "call_function" or node.target is not F.batch_norm:
+        return False
+    args = _arguments(node)
     nodes = [args[k] for k in ("input", "running_mean", "running_var", "weight", "bias")]
-    if not all(isinstance(n, fx.Node) for n in nodes):
-        return None
-    x, *others = (n.meta["example_value"] for n in nodes)
-    suits = (
+    values: list[Any] = [
+        n.meta.get("example_value") if isinstance(n, fx.Node) else None for n in nodes
+    ]
+    if any(value is None for value in values):
+        return False
+    x, *others = values
+    return (
         args["training"] is True
         and isinstance(args["momentum"], float)
         and x.dim() == 4
@@ -188,10 +195,10 @@ def _batchnorm(node: fx.Node, device: str) -> dict[str, Any] | None:
         and x.numel() > x.shape[1]
         and all(t.dtype == torch.float32 for t in others)
     )
-    return args if suits else None
 
 
-def _statistics_users(args: dict[str, Any]) -> set[fx.Node]:
+def _statistics_users(node: fx.Node) -> set[fx.Node]:
+    args = _arguments(node)
     return {*args["running_mean"].users, *args["running_var"].users}
 
 
