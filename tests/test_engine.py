@@ -331,6 +331,24 @@ def test_a_network_is_split_before_a_layer_that_works_in_place() -> None:
     assert torch.equal(costates[0], costates[1])
 
 
+def test_the_costate_is_the_gradient_at_a_zero_added_to_the_first_layers_output() -> None:
+    model = foldable("cpu", torch.float64)
+    net, x, y = PlainNet(model, sgd(model)), images(4).double(), labels(4)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    model.train()
+    added = net.first_layer.zero_to_add(x, net._autocast())
+    assert added is not None
+    assert all(m.training for m in model.modules()), "modes are restored"
+    assert all(map(torch.equal, model.state_dict().values(), before.values()))
+    handle = net.first_layer.module.register_forward_hook(lambda module, args, z: z + added)
+    ce(model(x), y).mean().backward()
+    handle.remove()
+    torch.testing.assert_close(added.grad, net.costate(x, y, first=True))
+    twice = nn.Sequential(layer := nn.Linear(4, 4), nn.ReLU(), layer)
+    net = PlainNet(twice, sgd(twice), first_layer="0")
+    assert net.first_layer.zero_to_add(torch.rand(2, 4), net._autocast()) is None
+
+
 def test_ema_averages_weights_and_copies_counters() -> None:
     model = small_net()
     ema, tensors = EMA(model, 0.15), model.state_dict()
