@@ -531,6 +531,23 @@ def curve(kind: type[PlainNet], precision: str, seed: int, steps: int = 200) -> 
 
 
 @gpu
+@pytest.mark.parametrize("name", TABLE)
+def test_no_method_waits_for_the_device_within_a_batch(name: str) -> None:
+    model = foldable("cuda", torch.float32)
+    net = FastNet(model, sgd(model), first_layer="stem", precision="fp32", compiled=False)
+    batch = moved(batch_of(0), "cuda", torch.float32)
+    batch, memory = batch._replace(ids=batch.ids.cuda()), Memory()
+    rng = generator(0, device="cuda")
+    try:
+        for step in range(4):
+            # the first steps record
+            torch.cuda.set_sync_debug_mode("error" if step == 3 else "default")
+            TABLE[name][0].step(net, batch, U, rng, memory)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@gpu
 def test_an_old_graph_is_not_freed_while_another_is_recorded() -> None:
     x = torch.ones(4, device="cuda")
     old: list[Any] = [Graph(lambda t: t + 1, [x])]
