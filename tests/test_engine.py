@@ -440,6 +440,24 @@ def test_a_network_is_split_before_a_layer_that_works_in_place() -> None:
     assert torch.equal(costates[0], costates[1])
 
 
+def test_the_costate_is_the_gradient_at_a_zero_added_to_the_first_layers_output() -> None:
+    model = foldable("cpu", torch.float64)
+    net, x, y = PlainNet(model, sgd(model)), images(4).double(), labels(4)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    model.train()
+    added = net.first_layer.zero_to_add(x, net._autocast())
+    assert added is not None
+    assert all(m.training for m in model.modules()), "modes are restored"
+    assert all(map(torch.equal, model.state_dict().values(), before.values()))
+    handle = net.first_layer.module.register_forward_hook(lambda module, args, z: z + added)
+    ce(model(x), y).mean().backward()
+    handle.remove()
+    torch.testing.assert_close(added.grad, net.costate(x, y, first=True))
+    twice = nn.Sequential(layer := nn.Linear(4, 4), nn.ReLU(), layer)
+    net = PlainNet(twice, sgd(twice), first_layer="0")
+    assert net.first_layer.zero_to_add(torch.rand(2, 4), net._autocast()) is None
+
+
 @pytest.mark.parametrize("on_device", [False, True])
 def test_ema_averages_weights_and_copies_counters(on_device: bool) -> None:
     """With a weight that is a number, or a scalar on the device, as a CUDA graph needs it."""
@@ -672,6 +690,23 @@ def curve(kind: type[PlainNet], precision: str, seed: int, steps: int = 200) -> 
         assert net.last_loss is not None
         losses.append(net.last_loss.clone())
     return torch.stack(losses).view(-1, 20).mean(1).cpu()
+
+
+@gpu
+@pytest.mark.parametrize("name", TABLE)
+def test_no_method_waits_for_the_device_within_a_batch(name: str) -> None:
+    model = foldable("cuda", torch.float32)
+    net = FastNet(model, sgd(model), first_layer="stem", precision="fp32", compiled=False)
+    batch = moved(batch_of(0), "cuda", torch.float32)
+    batch, memory = batch._replace(ids=batch.ids.cuda()), Memory()
+    rng = generator(0, device="cuda")
+    try:
+        for step in range(4):
+            # the first steps record
+            torch.cuda.set_sync_debug_mode("error" if step == 3 else "default")
+            TABLE[name][0].step(net, batch, U, rng, memory)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @gpu

@@ -417,11 +417,33 @@ class FastNet(PlainNet):
         return self._train(("backward", loss, len(inputs), scale, wrt_input), make, (*inputs, y))
 
     def _costate(self, x: Tensor, y: Tensor, first: bool, scale: float) -> tuple[Tensor, Tensor]:
-        return self._uncompiled(
-            ("costate", first, scale),
-            lambda x, y: PlainNet._costate(self, x, y, first, scale),
-            (x, y),
-        )
+        def value(x: Tensor, y: Tensor) -> Tensor:
+            return self._mean(self.loss(self._forward(x), y), y)
+
+        def make(recorded: bool) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+            added = self.first_layer.zero_to_add(x, self._autocast()) if recorded else None
+            if added is None:
+                return lambda x, y: PlainNet._costate(self, x, y, first, scale)
+            self.model.train()
+            best = self._compiled(("costate", first), value)
+
+            def add(module: nn.Module, args: Any, z: Tensor) -> Tensor:
+                return (z if first else z.detach()) + added
+
+            def work(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+                added.grad = None
+                handle = self.first_layer.module.register_forward_hook(add)
+                try:
+                    total = best(x, y)
+                finally:
+                    handle.remove()
+                (total * scale if scale != 1 else total).backward()
+                assert added.grad is not None
+                return total.detach(), added.grad  # p
+
+            return work
+
+        return self._train(("costate", first, scale), make, (x, y))
 
     def _first_grad(self, x: Tensor, p: Tensor) -> Tensor:
         return self._uncompiled("first_grad", lambda x, p: PlainNet._first_grad(self, x, p), (x, p))

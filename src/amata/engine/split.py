@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from amata.errors import InputError, nearest
@@ -94,3 +95,18 @@ class FirstLayer:
             yield cut
         finally:
             handle.remove()
+
+    def zero_to_add(self, x: Tensor, autocast: torch.autocast) -> Tensor | None:
+        """A zero of the shape of f_0(x): added to f_0(x), its gradient is the co-state, which
+        torch.compile can follow. None if f_0 is not called once in a forward pass."""
+        found: list[Tensor] = []
+        modes = [(m, m.training) for m in self.model.modules()]
+        handle = self.module.register_forward_hook(lambda module, args, z: found.append(z))
+        try:
+            with torch.no_grad(), autocast:
+                self.model.eval()(x.detach().clone())  # the statistics of BatchNorm stay
+        finally:
+            handle.remove()
+            for module, mode in modes:
+                module.training = mode
+        return torch.zeros_like(found[0]).requires_grad_() if len(found) == 1 else None
