@@ -23,10 +23,12 @@ class PreActChain(nn.Module):
 
     def __init__(self, blocks: nn.Sequential, norm: nn.BatchNorm2d) -> None:
         super().__init__()
+        every: list[Any] = [*blocks]
+        norms = [*(block.bn1 for block in every), norm]
+        self.scales: list[Tensor] = [torch.ones_like(norm.weight) for norm in norms]
+        self.shifts: list[Tensor] = [torch.zeros_like(norm.weight) for norm in norms]
         self.blocks: Any = blocks
-        self.norms: Any = nn.ModuleList([*(block.bn1 for block in self.blocks), norm])
-        self.scales: list[Tensor] = [torch.ones_like(norm.weight) for norm in self.norms]
-        self.shifts: list[Tensor] = [torch.zeros_like(norm.weight) for norm in self.norms]
+        self.norms: Any = nn.ModuleList(norms)
         self.kernels = available(norm.weight.device)
 
     @staticmethod
