@@ -34,6 +34,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from amata.engine import fused_conv
+from amata.engine.fused_conv import Tile
+
 KINDS = {"relu": 1, "sum": 2, "last": 3, "mask": 4, "residual": 5}
 STAGES = {64: 32, 128: 16, 256: 8, 512: 4}
 """Height and width by channels."""
@@ -242,36 +245,19 @@ def _mask(case: Case, bits: bool) -> Tensor:
                        device=case.x.device)  # fmt: skip
 
 
-def halo(
-    case: Case, *, bm: int = 128, bn: int = 64, na: int = 2, nb: int = 9, halo: bool = True
-) -> Launch:  # fmt: skip
-    from conv_halo import halo_kernel
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
-
-    n, h, w, c = case.x.shape
-    co = case.weight.shape[0]
-    rows = min(h, bm // w)
-    box = [1, 2, w, 64] if halo else [bm // (rows * w), rows, w, 64]
-    layouts = [
-        gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
-        for rank in (4, 2)
-    ]
-    x_desc = GluonDescriptor.from_tensor(case.x, box, layouts[0])
-    w_desc = GluonDescriptor.from_tensor(case.weight.view(co, 9 * c), [bn, 64], layouts[1])
+def halo(case: Case, tile: Tile) -> Launch:
+    """The engine's kernel. Input gradients take the weights of the convolution they belong to."""
+    x, r, weight = (t.permute(0, 3, 1, 2) for t in (case.x, case.residual, case.weight))
+    if case.kind in ("mask", "residual"):
+        weight = _flipped(weight)
     out, mask = case.outputs(), _mask(case, bits=True)
-    pixels = n * h * w
-    pairs = triton.cdiv(pixels, 2 * bm)
-    processors = torch.cuda.get_device_properties(case.x.device).multi_processor_count
-    grid = (min(processors, pairs * (co // bn)),)
-    y, a = out.get("y", mask), out.get("a", mask)
+    arguments, options = fused_conv.arguments_for(
+        KINDS[case.kind], x, weight, tile, out.get("y"), out.get("a"), r, mask, case.scale,
+        case.shift,
+    )  # fmt: skip
 
     def launch() -> dict[str, Tensor]:
-        halo_kernel[grid](
-            x_desc, w_desc, y, a, case.residual, mask, case.scale, case.shift, pixels, pairs,
-            C=c, CO=co, H=h, W=w, BM=bm, BN=bn, HALO=halo, RESIDENT=c == co == bn, NA=na, NB=nb,
-            KIND=KINDS[case.kind], num_warps=4, maxnreg=168,
-        )  # fmt: skip
+        fused_conv.launch(arguments, options)
         return {**out, "bits": mask} if case.kind in ("relu", "sum", "last") else out
 
     return launch
@@ -281,7 +267,7 @@ def now(case: Case) -> Launch:
     """cuDNN's convolution and, compiled, the pointwise work behind it."""
     x, r, m = (t.permute(0, 3, 1, 2) for t in (case.x, case.residual, case.activation))
     weight = case.weight.permute(0, 3, 1, 2)
-    flipped = weight.flip(2, 3).transpose(0, 1).contiguous(memory_format=torch.channels_last)
+    flipped = _flipped(weight)
     shift, s, t = case.shift.to(DTYPE), case.scale.view(-1, 1, 1), case.shift.view(-1, 1, 1)
 
     def nhwc(**out: Tensor) -> dict[str, Tensor]:
@@ -313,7 +299,7 @@ def conv_only(case: Case) -> Launch:
 def masked_by_bits(case: Case) -> Launch:
     """cuDNN's input gradient, then a pointwise kernel that reads the mask as bits."""
     x, weight = case.x.permute(0, 3, 1, 2), case.weight.permute(0, 3, 1, 2)
-    flipped = weight.flip(2, 3).transpose(0, 1).contiguous(memory_format=torch.channels_last)
+    flipped = _flipped(weight)
     mask, y, size = case.bits(), torch.empty_like(case.x), case.x.numel()
     block = 256
 
@@ -325,6 +311,11 @@ def masked_by_bits(case: Case) -> Launch:
         return {"y": y}
 
     return launch
+
+
+def _flipped(weight: Tensor) -> Tensor:
+    """The weights whose input gradient is the convolution with these."""
+    return weight.flip(2, 3).transpose(0, 1).contiguous(memory_format=torch.channels_last)
 
 
 def _input_gradient(g: Tensor, weight: Tensor) -> Tensor:
@@ -357,25 +348,19 @@ def _mask_residual(g: Tensor, a: Tensor, r: Tensor, s: Tensor) -> Tensor:
 VARIANTS: dict[int, dict[str, Callable[[Case], Launch]]] = {
     64: {
         "tiled 128x64": partial(tiled, bm=128, bn=64, warps=4, stages=4),
-        "tiled 256x64": partial(tiled, bm=256, bn=64, warps=8, stages=3),
-        "halo 128x64": partial(halo, bm=128, bn=64, na=2, nb=9),
+        "halo 128x64": partial(halo, tile=Tile(128, 64, 2, 9)),
     },
     128: {
-        "tiled 128x128": partial(tiled, bm=128, bn=128, warps=8, stages=4),
-        "halo 128x128": partial(halo, bm=128, bn=128, na=2, nb=5),
-        "halo 128x64": partial(halo, bm=128, bn=64, na=3, nb=8),
+        "halo 128x64": partial(halo, tile=Tile(128, 64, 3, 8)),
+        "halo 128x128": partial(halo, tile=Tile(128, 128, 2, 5)),
     },
     256: {
-        "tiled 128x128": partial(tiled, bm=128, bn=128, warps=8, stages=4),
-        "halo 64x128": partial(halo, bm=64, bn=128, na=4, nb=6),
-        "taps 128x128": partial(halo, bm=128, bn=128, na=4, nb=4, halo=False),
-        "taps 64x128": partial(halo, bm=64, bn=128, na=5, nb=6, halo=False),
+        "halo 64x128": partial(halo, tile=Tile(64, 128, 4, 6)),
+        "taps 128x128": partial(halo, tile=Tile(128, 128, 4, 4, halo=False)),
     },
     512: {
-        "tiled 128x128": partial(tiled, bm=128, bn=128, warps=8, stages=4),
-        "taps 128x128": partial(halo, bm=128, bn=128, na=4, nb=4, halo=False),
-        "taps 64x128": partial(halo, bm=64, bn=128, na=5, nb=6, halo=False),
-        "taps 64x64": partial(halo, bm=64, bn=64, na=6, nb=8, halo=False),
+        "taps 128x128": partial(halo, tile=Tile(128, 128, 4, 4, halo=False)),
+        "taps 64x64": partial(halo, tile=Tile(64, 64, 6, 8, halo=False)),
     },
 }
 

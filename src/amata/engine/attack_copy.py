@@ -107,11 +107,14 @@ class AttackCopy:
     def _replace_chains(self) -> None:
         """Let pre-activation blocks run as one chain, where the model declares one."""
         for module in list(self.model.modules()):
-            blocks, norm = getattr(module, "preact_chain", None) or (None, None)
-            if blocks and PreActChain.suits(getattr(module, blocks), getattr(module, norm)):
-                chain = PreActChain(getattr(module, blocks), getattr(module, norm))
-                setattr(module, blocks, chain)
-                setattr(module, norm, nn.Identity())
+            names: tuple[str, str] | None = getattr(module, "preact_chain", None)
+            if names is None:
+                continue
+            blocks, norm = (getattr(module, name) for name in names)
+            if PreActChain.suits(blocks, norm):
+                chain = PreActChain(blocks, norm)
+                setattr(module, names[0], chain)
+                setattr(module, names[1], nn.Identity())
                 self.chains.append(chain)
 
     def refresh(self) -> None:

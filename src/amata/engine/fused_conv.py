@@ -5,7 +5,8 @@ Hopper GPUs have a kernel for it (`engine/halo.py`). On a CPU the operations com
 PyTorch's, for tests.
 """
 
-from typing import NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +36,7 @@ def available(device: torch.device) -> bool:
         import triton
     except ImportError:
         return False
-    return TorchVersion(triton.__version__) >= (3, 6)
+    return TorchVersion(triton.__version__) >= TorchVersion("3.6")
 
 
 def tile_for(x: Tensor, channels: int) -> Tile | None:
@@ -155,6 +156,9 @@ def unpack(bits: Tensor) -> Tensor:
     return bits.flatten(3).permute(0, 3, 1, 2) > 0
 
 
+_compiled: set[tuple[object, ...]] = set()
+
+
 def _launch(
     kind: int,
     x: Tensor,
@@ -167,57 +171,93 @@ def _launch(
     scale: Tensor | None,
     shift: Tensor | None,
 ) -> None:
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+    tile = tile_for(x, len(weight))
+    assert tile is not None
+    key = (x.device, *x.shape)
+    if key not in _compiled:
+        _compile_all(x, weight, tile)
+        _compiled.add(key)
+    launch(*arguments_for(kind, x, weight, tile, y, a, residual, mask, scale, shift))
+
+
+def launch(arguments: list[Any], options: dict[str, Any]) -> None:
+    """Start the kernel on as many multiprocessors as there are tiles for."""
+    from amata.engine.halo import halo_kernel
+
+    processors = torch.cuda.get_device_properties(arguments[2].device).multi_processor_count
+    tiles = arguments[-1] * (options["CO"] // options["BN"])
+    halo_kernel[(min(processors, tiles),)](*arguments, **options)
+
+
+def _compile_all(x: Tensor, weight: Tensor, tile: Tile) -> None:
+    """Compile all kinds for this shape at once, in parallel."""
+    from triton import AsyncCompileMode
 
     from amata.engine.halo import halo_kernel
 
-    tile = tile_for(x, weight.shape[0])
-    assert tile is not None
+    bits, values = (x.new_empty(16, dtype=dtype) for dtype in (torch.uint8, torch.float32))
+    with ThreadPoolExecutor(8) as pool, AsyncCompileMode(pool):
+        for kind, mask, scale, shift in (
+            (1, bits, None, None),
+            (2, bits, values, values),
+            (3, bits, values, values),
+            (4, bits, None, None),
+            (4, x, None, None),
+            (5, bits, values, None),
+        ):
+            arguments, options = arguments_for(
+                kind, x, weight, tile, None, None, None, mask, scale, shift
+            )
+            halo_kernel.warmup(*arguments, grid=(1,), **options)
+
+
+def arguments_for(
+    kind: int,
+    x: Tensor,
+    weight: Tensor,
+    tile: Tile,
+    y: Tensor | None,
+    a: Tensor | None,
+    residual: Tensor | None,
+    mask: Tensor,
+    scale: Tensor | None,
+    shift: Tensor | None,
+) -> tuple[list[Any], dict[str, Any]]:
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    """The arguments of the kernel and its compile-time constants."""
     x, weight = _nhwc(x), _nhwc(weight)
-    bits = mask.dtype == torch.uint8
+    bits, flip = mask.dtype == torch.uint8, kind >= 4
     n, height, width, channels = x.shape
     rows = min(height, tile.pixels // width)
     box = [1, 2, width, 64] if tile.halo else [tile.pixels // (rows * width), rows, width, 64]
-    flip = kind >= 4
     layouts = [
         gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
         for rank in (4, 2)
     ]
+    matrix = weight.reshape(channels, 9 * channels)
+    block = [64, tile.channels] if flip else [tile.channels, 64]
     pixels = n * height * width
-    pairs = -(-pixels // (2 * tile.pixels))
-    processors = torch.cuda.get_device_properties(x.device).multi_processor_count
-    halo_kernel[(min(processors, pairs * (channels // tile.channels)),)](
+    arguments = [
         TensorDescriptor.from_tensor(x, box, layouts[0]),
-        TensorDescriptor.from_tensor(
-            weight.reshape(channels, 9 * channels),
-            [64, tile.channels] if flip else [tile.channels, 64],
-            layouts[1],
-        ),
-        mask if y is None else y,
-        mask if a is None else a,
-        mask if residual is None else _nhwc(residual),
+        TensorDescriptor.from_tensor(matrix, block, layouts[1]),
+        x if y is None else y,
+        x if a is None else a,
+        x if residual is None else _nhwc(residual),
         mask if bits else _nhwc(mask),
-        mask if scale is None else scale,
-        mask if shift is None else shift,
+        x if scale is None else scale,
+        x if shift is None else shift,
         pixels,
-        pairs,
-        C=channels,
-        CO=channels,
-        H=height,
-        W=width,
-        BM=tile.pixels,
-        BN=tile.channels,
-        HALO=tile.halo,
-        RESIDENT=channels == 64,
-        NA=tile.inputs,
-        NB=tile.weights,
-        KIND=kind,
-        FLIP=flip,
-        BITS=bits,
-        num_warps=4,
-        maxnreg=168,
-    )
+        -(-pixels // (2 * tile.pixels)),
+    ]
+    options = {
+        "C": channels, "CO": channels, "H": height, "W": width, "BM": tile.pixels,
+        "BN": tile.channels, "HALO": tile.halo, "RESIDENT": channels == 64, "NA": tile.inputs,
+        "NB": tile.weights, "KIND": kind, "FLIP": flip, "BITS": bits, "num_warps": 4,
+        "maxnreg": 168,
+    }  # fmt: skip
+    return arguments, options
 
 
 def _nhwc(x: Tensor) -> Tensor:

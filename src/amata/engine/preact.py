@@ -23,10 +23,12 @@ class PreActChain(nn.Module):
 
     def __init__(self, blocks: nn.Sequential, norm: nn.BatchNorm2d) -> None:
         super().__init__()
-        self.blocks = blocks
-        self.norms = nn.ModuleList([*(block.bn1 for block in blocks), norm])
-        self.scales = [torch.ones_like(norm.weight) for norm in self.norms]
-        self.shifts = [torch.zeros_like(norm.weight) for norm in self.norms]
+        every: list[Any] = [*blocks]
+        norms = [*(block.bn1 for block in every), norm]
+        self.scales: list[Tensor] = [torch.ones_like(norm.weight) for norm in norms]
+        self.shifts: list[Tensor] = [torch.zeros_like(norm.weight) for norm in norms]
+        self.blocks: Any = blocks
+        self.norms: Any = nn.ModuleList(norms)
         self.kernels = available(norm.weight.device)
 
     @staticmethod
@@ -38,7 +40,7 @@ class PreActChain(nn.Module):
         device = next(norm.parameters()).device
         return (
             all(map(_is_block, blocks))
-            and any(block.conv2.out_channels in CHANNELS for block in blocks)
+            and any(_width(block) in CHANNELS for block in blocks)
             and (device.type == "cpu" or available(device))
         )
 
@@ -86,6 +88,11 @@ class PreActChain(nn.Module):
 
 def _has_statistics(norm: object) -> bool:
     return type(norm) is nn.BatchNorm2d and norm.affine and norm.track_running_stats
+
+
+def _width(block: Any) -> int:
+    width: int = block.conv2.out_channels
+    return width
 
 
 def _is_block(block: Any) -> bool:
