@@ -9,7 +9,9 @@ from torch import nn
 
 from amata.engine import EvalCopy
 from amata.engine.eval_copy import compiled_forward
+from amata.evaluation import evaluate
 from amata.losses import ce
+from amata.threat import Linf
 from tests.conftest import images, labels
 
 
@@ -103,3 +105,26 @@ def test_eval_copies_of_one_structure_share_compiled_code(monkeypatch: pytest.Mo
     finally:
         compiled_forward.cache_clear()
     assert 0 < counts[0] == counts[1] < counts[2]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("factor", [1.0, 1e6], ids=["in range", "out of range"])
+def test_a_search_in_fp16_gives_the_accuracy_of_tf32(factor: float) -> None:
+    """With huge weights all batches are attacked again in TF32: the images are the same."""
+    model = conv_net()
+    with torch.no_grad():
+        assert model.norm.running_var is not None
+        model.conv.weight.mul_(factor)
+        model.norm.running_var.mul_(factor**2)
+    model, x = model.cuda(), images(60).cuda()
+    y = model(x).argmax(1)
+    names = ["clean", "pgd-10-2", "cw-l2-5", "apgd-ce"]
+    found = [
+        evaluate(model, (x, y), ball=Linf(0.05), attacks=names, batch_size=20, precision=p)
+        for p in ("auto", "tf32")
+    ]
+    assert [r.params["precision"] for r in found[0].values()] == ["tf32", "fp16", "tf32", "fp16"]
+    for name in names:
+        half, full = (results[name] for results in found)
+        assert abs(half.accuracy - full.accuracy) <= (0.05 if factor == 1 else 0)
+        assert full.params["precision"] == "tf32"

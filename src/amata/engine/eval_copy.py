@@ -54,9 +54,9 @@ class EvalCopy(nn.Module):
 
     def refresh(self, model: nn.Module) -> None:
         """Copy the weights of a model with the same layers. Nothing is compiled again."""
+        own, new = _tensors(self._source[0]), _tensors(model)
         with torch.no_grad():
-            for name, value in _tensors(model).items():
-                _tensors(self._source[0])[name].copy_(value)
+            torch._foreach_copy_(list(own.values()), [new[name] for name in own])
         self._weights.refresh()
         self.out_of_range = torch.zeros_like(self.out_of_range)
 
