@@ -9,7 +9,9 @@ from torch import nn
 
 from amata.engine import EvalCopy
 from amata.engine.eval_copy import compiled_forward
+from amata.evaluation import evaluate
 from amata.losses import ce
+from amata.threat import Linf
 from tests.conftest import images, labels
 
 
@@ -45,7 +47,7 @@ def logits_and_gradient(net: nn.Module, x: torch.Tensor, scale: float) -> list[t
 def test_an_eval_copy_in_fp16_is_near_the_model_however_small_the_gradients() -> None:
     """Gradients of 1e-12 are zero in fp16."""
     model = conv_net()
-    fast, x = EvalCopy(model, fp16=True), images(20)
+    fast, x = EvalCopy(model, fp16=True), images(12)
     assert [p.dtype for p in fast.copy.parameters()].count(torch.float16) == 2
     for scale in (1.0, 1e-12, 1e12):
         (z, g), (z16, g16) = (logits_and_gradient(net, x, scale) for net in (model, fast))
@@ -53,9 +55,9 @@ def test_an_eval_copy_in_fp16_is_near_the_model_however_small_the_gradients() ->
         assert torch.allclose(z, z16, atol=3e-3)
         assert float((g - g16).norm() / g.norm()) < 0.02
     assert not fast.out_of_range
-    fast.compare(x, model(x))
+    fast.compare([(x, model(x))])
     assert not fast.out_of_range
-    fast.compare(x, model(x) + torch.eye(4)[0])
+    fast.compare([(x, model(x)), (x, model(x) + torch.eye(4)[0])])
     assert fast.out_of_range
 
 
@@ -65,7 +67,7 @@ def test_an_eval_copy_in_fp16_notices_what_fp16_cannot_hold() -> None:
         model.conv.weight.mul_(1e6)
         assert model.norm.running_var is not None
         model.norm.running_var.mul_(1e12)
-    fast, x = EvalCopy(model, fp16=True), images(20)
+    fast, x = EvalCopy(model, fp16=True), images(12)
     fast(x)
     assert fast.out_of_range
 
@@ -103,3 +105,26 @@ def test_eval_copies_of_one_structure_share_compiled_code(monkeypatch: pytest.Mo
     finally:
         compiled_forward.cache_clear()
     assert 0 < counts[0] == counts[1] < counts[2]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("factor", [1.0, 1e6], ids=["in range", "out of range"])
+def test_a_search_in_fp16_gives_the_accuracy_of_tf32(factor: float) -> None:
+    """With huge weights all batches are attacked again in TF32: the images are the same."""
+    model = conv_net()
+    with torch.no_grad():
+        assert model.norm.running_var is not None
+        model.conv.weight.mul_(factor)
+        model.norm.running_var.mul_(factor**2)
+    model, x = model.cuda(), images(60).cuda()
+    y = model(x).argmax(1)
+    names = ["clean", "pgd-10-2", "cw-l2-5", "apgd-ce"]
+    found = [
+        evaluate(model, (x, y), ball=Linf(0.05), attacks=names, batch_size=20, precision=p)
+        for p in ("auto", "tf32")
+    ]
+    assert [r.params["precision"] for r in found[0].values()] == ["tf32", "fp16", "tf32", "fp16"]
+    for name in names:
+        half, full = (results[name] for results in found)
+        assert abs(half.accuracy - full.accuracy) <= (0.05 if factor == 1 else 0)
+        assert full.params["precision"] == "tf32"

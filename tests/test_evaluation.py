@@ -177,6 +177,45 @@ def test_an_interrupted_evaluation_continues_with_the_same_results(stop: int) ->
     assert [r.outcomes for r in more.values()] == [r.outcomes for r in alone.values()]
 
 
+@pytest.mark.parametrize("stop", [3, 12])
+def test_autoattack_gathers_batches(
+    stop: int, monkeypatch: pytest.MonkeyPatch, short_autoattack: None
+) -> None:
+    """Two batches of five at a time, then what is left; also when it was interrupted."""
+    monkeypatch.setattr("amata.evaluation.loop.GATHERED_IMAGES", {"cpu": 10})
+    model, x = Linear(4), images(23)
+    y = model(x).argmax(1)
+    seen: list[Attacked] = []
+    given: dict[str, Any] = {
+        "ball": Linf(0.1),
+        "attacks": ["clean", "apgd-ce@13", "autoattack"],
+        "batch_size": 5,
+    }
+    whole = evaluate(model, (x, y), examine=seen.append, **given)
+    assert [r.n for r in whole.values()] == [23, 13, 23]
+    assert 0 < whole["autoattack"].accuracy < 1
+    for name, result in whole.items():
+        own = [found for found in seen if found.attack.name == name]
+        assert [len(found.x) for found in own] == ([5, 5, 3] if "@" in name else [5, 5, 5, 5, 3])
+        assert [right for found in own for right in found.outcomes] == result.outcomes
+        for found in own:
+            assert torch.equal(found.x, x[found.first : found.first + len(found.x)])
+            assert torch.equal(found.z_adv, model(found.x_adv))
+    memory, calls = Memory(), 0
+
+    def interrupt(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == stop:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(model, (x, y), store=memory, progress=interrupt, **given)
+    continued = evaluate(model, (x, y), store=memory, **given)
+    for name, result in whole.items():
+        assert replace(continued[name], seconds=0) == replace(result, seconds=0)
+
+
 def test_progress_names_what_is_running_and_the_time_left(short_autoattack: None) -> None:
     rows: list[tuple[Any, ...]] = []
     model, x = Linear(4), images(12)

@@ -27,7 +27,7 @@ from amata.attacks.square import square
 from amata.attacks.survivors import Found, judge_of
 from amata.errors import InputError
 from amata.losses import correct
-from amata.quantity import choice, whole
+from amata.quantity import Count, choice, whole
 from amata.threat import Ball, check_ball
 
 _MIN_CLASSES = {"apgd-t": 4, "apgd-dlr": 3}
@@ -173,7 +173,10 @@ def _attack(
 class AutoAttack(Attack):
     pattern: ClassVar[str] = "autoattack"
     examples: ClassVar[tuple[str, ...]] = ("autoattack",)
+    gathers: ClassVar[bool] = True
 
+    batch: Count | None = None
+    """How many images it attacks at a time; None: all."""
     part: Callable[[str], None] = field(default=lambda part: None, compare=False, repr=False)
     """Called with the name of each of PARTS as it starts."""
 
@@ -187,7 +190,10 @@ class AutoAttack(Attack):
         }
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ball: Ball, seed: int) -> Tensor:
-        return _run(model, x, y, ball, _PLANS["standard"], len(x), seed, self.part)
+        return _run(model, x, y, ball, _PLANS["standard"], self.batch or len(x), seed, self.part)
+
+    def in_batches(self, size: int) -> Attack:
+        return replace(self, batch=size)
 
     def reporting(self, part: Callable[[str], None]) -> Attack:
         return replace(self, part=part)
@@ -210,6 +216,9 @@ class AutoAttackPart(Attack):
 
     pattern: ClassVar[str] = "|".join(PARTS)
     examples: ClassVar[tuple[str, ...]] = PARTS
+    gathers: ClassVar[bool] = True
+
+    batch: Count | None = None
 
     @property
     def part(self) -> str:
@@ -220,7 +229,10 @@ class AutoAttackPart(Attack):
         return {"norm": ball.norm, "eps": ball.eps, **count}
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ball: Ball, seed: int) -> Tensor:
-        return _run(model, x, y, ball, _Plan((self.part,)), len(x), seed)
+        return _run(model, x, y, ball, _Plan((self.part,)), self.batch or len(x), seed)
+
+    def in_batches(self, size: int) -> Attack:
+        return replace(self, batch=size)
 
     def caveats(self, classes: int) -> list[str]:
         if classes >= _MIN_CLASSES.get(self.part, 2):

@@ -31,6 +31,8 @@ class Attack(ABC):
     """Names that error messages suggest."""
     perturbs: ClassVar[bool] = True
     """False only for the clean images."""
+    gathers: ClassVar[bool] = False
+    """Whether it is given many images at once, because it soon works on few of them."""
     in_ball: ClassVar[bool] = True
     """False for minimum-norm attacks: the ball does not limit their perturbations."""
 
@@ -66,6 +68,10 @@ class Attack(ABC):
     @abstractmethod
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ball: Ball, seed: int) -> Tensor:
         """Adversarial images for x. `seed` determines all random draws."""
+
+    def in_batches(self, size: int) -> "Attack":
+        """The same attack. One that `gathers` batches works on `size` images at a time."""
+        return self
 
     def reporting(self, part: Callable[[str], None]) -> "Attack":
         """The same attack. If it has parts, it calls `part` with the name of each as it starts."""

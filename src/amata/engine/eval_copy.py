@@ -6,7 +6,7 @@ speed, but a smaller range. Linear layers stay in fp32, so logits are not rounde
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -54,9 +54,9 @@ class EvalCopy(nn.Module):
 
     def refresh(self, model: nn.Module) -> None:
         """Copy the weights of a model with the same layers. Nothing is compiled again."""
+        own, new = _tensors(self._source[0]), _tensors(model)
         with torch.no_grad():
-            for name, value in _tensors(model).items():
-                _tensors(self._source[0])[name].copy_(value)
+            torch._foreach_copy_(list(own.values()), [new[name] for name in own])
         self._weights.refresh()
         self.out_of_range = torch.zeros_like(self.out_of_range)
 
@@ -81,12 +81,14 @@ class EvalCopy(nn.Module):
     def _note(self, values: Tensor) -> None:
         self.out_of_range = self.out_of_range | ~values.detach().isfinite().all()
 
-    def compare(self, x: Tensor, z: Tensor) -> None:
-        """Start again with `out_of_range`: whether the logits of x are far from z, which the model
-        computed."""
-        with torch.no_grad():
-            far = (self(x) - z).abs().amax(1) > TOLERANCE * (z.amax(1) - z.amin(1))
-        self.out_of_range = far.any()
+    def compare(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Begin again with `out_of_range`: whether the logits of x are far from z, which the model
+        computed, in any batch (x, z)."""
+        self.out_of_range = torch.zeros_like(self.out_of_range)
+        for x, z in batches:
+            with torch.no_grad():
+                far = (self(x) - z).abs().amax(1) > TOLERANCE * (z.amax(1) - z.amin(1))
+            self.out_of_range = self.out_of_range | far.any()
 
     def warm_up(self, x: Tensor) -> None:
         """Compile the forward and backward pass now, so that no attack's time includes it."""

@@ -1,9 +1,10 @@
 """Clean and robust accuracy with n, interval, cost and the attack's exact parameters."""
 
 from amata.attacks import parse_attack
-from amata.evaluation.accuracy import Attacked, Progress, evaluate
+from amata.evaluation.accuracy import Progress, evaluate
 from amata.evaluation.batches import SINGLE_PROCESS, Shard
 from amata.evaluation.counter import GradCounter
+from amata.evaluation.loop import Attacked
 from amata.evaluation.result import Result, class_counts, grouped_warnings, pack, unpack, wilson
 from amata.evaluation.tally import Store
 
