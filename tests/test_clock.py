@@ -19,11 +19,12 @@ from amata.console import ConsoleReporter
 from amata.data import feed
 from amata.engine import PlainNet
 from amata.errors import InputError
+from amata.evaluation import evaluate
 from amata.methods import Method
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
 from amata.schedules import Control
-from amata.training import clock, experiment, loop, saver, train_model, wall
+from amata.training import clock, experiment, saver, train_model, wall
 from amata.training.wall import PARTS, WallClock, process_age
 from tests.conftest import small_net
 from tests.disk import Disk
@@ -217,13 +218,12 @@ def test_validation_shares_the_copy_that_the_final_evaluation_compiles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engines: list[str] = []
-    evaluate = loop.evaluate
 
     def watched(*data: Any, engine: Any, **options: Any) -> Any:
         engines.append(engine)
         return evaluate(*data, engine=engine, **options)
 
-    monkeypatch.setattr(loop, "evaluate", watched)
+    monkeypatch.setattr("amata.training.loop.evaluate", watched)
     settings = "train.epochs=1", "train.valid_attack=pgd-1", "train.guard=ignore"
     for more in ([], ["train.engine=plain"], ["eval.attacks=[]"]):
         fit(small_net(), toy_data(), toy_data(), toy_recipe(*settings, *more))
