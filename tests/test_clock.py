@@ -19,6 +19,7 @@ from amata.console import ConsoleReporter
 from amata.data import feed
 from amata.engine import PlainNet
 from amata.errors import InputError
+from amata.evaluation import evaluate
 from amata.methods import Method
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
@@ -211,3 +212,19 @@ def test_errors_of_data_that_load_beside_come_first(
     with pytest.raises(InputError, match=message):
         experiment.train(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_validation_shares_the_copy_that_the_final_evaluation_compiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engines: list[str] = []
+
+    def watched(*data: Any, engine: Any, **options: Any) -> Any:
+        engines.append(engine)
+        return evaluate(*data, engine=engine, **options)
+
+    monkeypatch.setattr("amata.training.loop.evaluate", watched)
+    settings = "train.epochs=1", "train.valid_attack=pgd-1", "train.guard=ignore"
+    for more in ([], ["train.engine=plain"], ["eval.attacks=[]"]):
+        fit(small_net(), toy_data(), toy_data(), toy_recipe(*settings, *more))
+    assert engines == ["auto", "plain", "plain"]

@@ -5,7 +5,7 @@ from typing import Annotated, Any, NotRequired
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from amata.metrics import Amount, Count, EpochRow, Event, Index, Share
+from amata.metrics import Amount, Count, EpochRow, Event, Finite, Index, Share
 
 
 class Params(TypedDict, total=False):
@@ -37,14 +37,26 @@ class Evaluation(TypedDict):
     per_class: NotRequired[list[list[Index]]]
 
 
+class WallSeconds(TypedDict):
+    """What the process that finished a run spent its time on."""
+
+    start: Finite
+    data: Finite
+    compile: Finite
+    train: Finite
+    valid: Finite
+    evaluate: Finite
+    save: Finite
+    total: Finite
+
+
 class Summary(TypedDict):
     """summary.json."""
 
     recipe: str
     epochs: Count
     train_seconds: Amount
-    wall_seconds: NotRequired[dict[str, Annotated[float, Field(allow_inf_nan=False)]]]
-    """What the wall clock's seconds were spent on, in the process that finished the run."""
+    wall_seconds: NotRequired[WallSeconds]
     grad_evals: Count
     grad_evals_per_image: Annotated[Amount, Field(gt=0)]
     best_epoch: Index | None

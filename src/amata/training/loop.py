@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from amata.errors import AmataError, InputError, Interrupted, shorten
 from amata.evaluation import Result, Shard, evaluate, parse_attack
 from amata.metrics import EpochRow, Event, is_event
 from amata.recipes import Recipe
+from amata.recipes.schema import PythonData
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder, resume_call
 from amata.runs.checkpoint import load_checkpoint, read_checkpoint
@@ -396,8 +397,14 @@ class _Loop:
             progress=watch,
             part=part_of(self.ranks),
             batch_size=self.recipe.eval.batch_size,
-            engine="plain",  # too few images to compile a copy for
+            engine=self._validation_engine(),
         )
+
+    def _validation_engine(self) -> Literal["auto", "plain"]:
+        """A run by recipe compiles a copy for its final evaluation, and validation shares it. For
+        validation alone there are too few images."""
+        alone = isinstance(self.recipe.data, PythonData) or not self.recipe.eval.attacks
+        return "plain" if alone or self.recipe.train.engine == "plain" else "auto"
 
     def _guard_accuracy(self, images: Batches) -> float:
         """The guard tests the weights themselves: EMA weights show a failure epochs later."""
