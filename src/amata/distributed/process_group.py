@@ -1,9 +1,9 @@
 """Data-parallel training: the process group, as torchrun starts it.
 
 Every process holds the whole network and a part of each batch, and attacks that part without
-communication. Before every update weight gradients (`buckets.py`) and BatchNorm's running statistics
-are averaged over all images. The replicas then stay equal bit for bit, so rank 0 alone writes
-checkpoints, and a run may be resumed on another number of processes.
+communication. Before every update weight gradients (`buckets.py`) and BatchNorm's running
+statistics are averaged over all images. The replicas then stay equal bit for bit, so rank 0 alone
+writes checkpoints, and a run may be resumed on another number of processes.
 
 There are two groups. The device's own (NCCL where every process has a GPU) averages gradients.
 A gloo group beside it carries what is on the CPU: counts, Python objects, tensors for checkpoints.
