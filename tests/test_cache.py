@@ -119,7 +119,9 @@ def test_a_second_process_reads_the_same_images_without_decoding(
         read(name, folder)
 
 
-def test_what_decoding_depends_on_has_its_own_entry(tmp_path: Path, root: Path) -> None:
+def test_what_decoding_depends_on_has_its_own_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_parts(tmp_path / "data")
     shapes = [
         load("parquet", root=tmp_path / "data", framing=framing).train.shape
@@ -131,6 +133,9 @@ def test_what_decoding_depends_on_has_its_own_entry(tmp_path: Path, root: Path) 
     write_parquet(tmp_path / "data" / "test-0.parquet", CONTENTS[:9], range(9))
     assert len(read("parquet", tmp_path / "data").train) == 9
     assert len(cache.entries()) == 6, "a changed source replaces its entry"
+    monkeypatch.setenv("AMATA_MAX_BYTES", "20000")
+    with pytest.raises(InputError, match="above the limit of 20000"):
+        read("parquet", tmp_path / "data")
 
 
 def change_byte(file: Path, place: int) -> None:
@@ -233,6 +238,16 @@ def test_of_two_processes_one_decodes_and_the_other_waits(tmp_path: Path) -> Non
             assert (future.result().images == X.transpose(0, 3, 1, 2)).all()
     assert len(calls) == 1
     assert len(cache.entries()) == 1
+
+
+def test_the_command_prints_the_note(
+    tmp_path: Path, amata: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_parts(tmp_path / "data")
+    monkeypatch.setenv("AMATA_CACHE", "/dev/null/x")
+    called = amata("data", "check", tmp_path / "data")
+    assert (called.code, called.err.count("\n")) == (0, 1)
+    assert called.err.startswith("note: decoded images cannot be cached in /dev/null/x (Not a dir")
 
 
 def test_the_command_lists_and_clears(

@@ -25,6 +25,7 @@ import numpy as np
 
 from amata.data.class_names import check_names
 from amata.data.images import content_hash
+from amata.data.limits import DEFAULTS, limit
 from amata.errors import shorten
 
 FORMAT = 1
@@ -152,6 +153,8 @@ def _describe(paths: Sequence[bytes], settings: dict[str, Any]) -> dict[str, Any
         "sources": len(paths),
         "state": digest.hexdigest(),
         "settings": settings,
+        # A file that a lower limit refuses is refused, though it was decoded before.
+        "limits": [limit(name) for name in DEFAULTS],
     }
     return json.loads(json.dumps(about))
 
