@@ -90,7 +90,7 @@ def bench(
                 "--wall times whole trainings as their recipes say: drop --batch, --steps, "
                 "--variants and --device, or use --set"
             )
-        _bench_wall(recipes, set_, out, json_)
+        _bench_wall(recipes or [], set_, out, json_)
         return
     from amata import recipes as recipe_files
     from amata.console import bench_table, err

@@ -388,7 +388,9 @@ class FastNet(PlainNet):
     ) -> tuple[Tensor, Tensor | None]:
         def make(usual: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
             self.model.train()
-            objective = self._best(update_objective, compile_with_batchnorm) if usual else update_objective
+            objective = (
+                self._best(update_objective, compile_with_batchnorm) if usual else update_objective
+            )
             recorded = usual and self.graphed
             weights = [p for p in self.model.parameters() if p.requires_grad]
 
@@ -417,15 +419,14 @@ class FastNet(PlainNet):
         return self._train(("backward", loss, len(inputs), scale, wrt_input), make, (*inputs, y))
 
     def _costate(self, x: Tensor, y: Tensor, first: bool, scale: float) -> tuple[Tensor, Tensor]:
-        def value(x: Tensor, y: Tensor) -> Tensor:
-            return self._mean(self.loss(self._forward(x), y), y)
-
-        def make(recorded: bool) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-            added = self.first_layer.zero_to_add(x, self._autocast()) if recorded else None
+        def make(usual: bool) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+            added = self.first_layer.zero_to_add(x, self._autocast()) if usual else None
             if added is None:
                 return lambda x, y: PlainNet._costate(self, x, y, first, scale)
             self.model.train()
-            best = self._compiled(("costate", first), value)
+            objective = self._best(update_objective, compile_with_batchnorm)
+
+            bf16 = self.precision == "bf16"
 
             def add(module: nn.Module, args: Any, z: Tensor) -> Tensor:
                 return (z if first else z.detach()) + added
@@ -434,7 +435,7 @@ class FastNet(PlainNet):
                 added.grad = None
                 handle = self.first_layer.module.register_forward_hook(add)
                 try:
-                    total = best(x, y)
+                    total = objective(self.model, self.loss, self.class_weights, bf16, (x,), y)
                 finally:
                     handle.remove()
                 (total * scale if scale != 1 else total).backward()
