@@ -247,13 +247,12 @@ def _mask(case: Case, bits: bool) -> Tensor:
 
 def halo(case: Case, tile: Tile) -> Launch:
     """The engine's kernel. Input gradients take the weights of the convolution they belong to."""
-    x, r, weight = (t.permute(0, 3, 1, 2) for t in (case.x, case.residual, case.weight))
+    weight, out, mask = case.weight, case.outputs(), _mask(case, bits=True)
     if case.kind in ("mask", "residual"):
-        weight = _flipped(weight)
-    out, mask = case.outputs(), _mask(case, bits=True)
+        weight = _flipped(weight.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
     arguments, options = fused_conv.arguments_for(
-        KINDS[case.kind], x, weight, tile, out.get("y"), out.get("a"), r, mask, case.scale,
-        case.shift,
+        KINDS[case.kind], case.x.shape, tile, case.x, weight, out.get("y", case.x),
+        out.get("a", case.x), case.residual, mask, case.scale, case.shift,
     )  # fmt: skip
 
     def launch() -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ Hopper GPUs have a kernel for it (`engine/halo.py`). On a CPU the operations com
 PyTorch's, for tests.
 """
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -101,6 +101,8 @@ def _(
     residual: Tensor | None,
     keep_sum: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    kind = 1 if residual is None else 2 if keep_sum else 3
+    _compile_ahead(kind, x, torch.uint8, scale, shift)
     y, a, bits = _outputs(x, keep_sum)
     return a, bits, y
 
@@ -131,6 +133,7 @@ def fused_conv_gradient(
 def _(
     g: Tensor, weight: Tensor, mask: Tensor, scale: Tensor | None, residual: Tensor | None
 ) -> Tensor:
+    _compile_ahead(4 if residual is None else 5, g, mask.dtype, scale, None)
     return torch.empty_like(g, memory_format=torch.channels_last)
 
 
@@ -156,7 +159,49 @@ def unpack(bits: Tensor) -> Tensor:
     return bits.flatten(3).permute(0, 3, 1, 2) > 0
 
 
-_compiled: set[tuple[object, ...]] = set()
+_pool = ThreadPoolExecutor(8, "compile")
+_compiling: dict[tuple[object, ...], Future[None]] = {}
+
+
+def _compile_ahead(
+    kind: int, x: Tensor, mask: torch.dtype, scale: Tensor | None, shift: Tensor | None
+) -> Future[None] | None:
+    """Start compiling a kernel in the background, once. torch.compile asks for it while it traces
+    the network, so that all kernels compile in parallel and beside its own work."""
+    if x.device.type != "cuda" or not all(isinstance(size, int) for size in x.shape):
+        return None
+    dtypes = [None if t is None else t.dtype for t in (scale, shift)]
+    key = (kind, x.device, *x.shape, mask, *dtypes)
+    if key not in _compiling:
+        _compiling[key] = _pool.submit(_compile, kind, x.shape, x.device, mask, *dtypes)
+    return _compiling[key]
+
+
+def _compile(
+    kind: int,
+    shape: tuple[int, ...],
+    device: torch.device,
+    mask: torch.dtype,
+    scale: torch.dtype | None,
+    shift: torch.dtype | None,
+) -> None:
+    from triton.runtime.jit import MockTensor
+
+    from amata.engine.halo import halo_kernel
+
+    n, channels, height, width = shape
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    tile = tile_for(x, channels)
+    assert tile is not None
+    value, bits, *others = (
+        MockTensor(dtype)
+        for dtype in (x.dtype, mask, *(dtype or x.dtype for dtype in (scale, shift)))
+    )
+    arguments, options = arguments_for(
+        kind, (n, height, width, channels), tile, value, value, value, value, value, bits, *others
+    )
+    with torch.cuda.device(device):
+        halo_kernel.warmup(*arguments, grid=(1,), **options)
 
 
 def _launch(
@@ -173,11 +218,14 @@ def _launch(
 ) -> None:
     tile = tile_for(x, len(weight))
     assert tile is not None
-    key = (x.device, *x.shape)
-    if key not in _compiled:
-        _compile_all(x, weight, tile)
-        _compiled.add(key)
-    launch(*arguments_for(kind, x, weight, tile, y, a, residual, mask, scale, shift))
+    compiled = _compile_ahead(kind, x, mask.dtype, scale, shift)
+    if compiled is not None:
+        compiled.result()
+    x, weight = _nhwc(x), _nhwc(weight)
+    mask = mask if mask.dtype == torch.uint8 else _nhwc(mask)
+    residual = None if residual is None else _nhwc(residual)
+    y, a, residual, scale, shift = (x if t is None else t for t in (y, a, residual, scale, shift))
+    launch(*arguments_for(kind, x.shape, tile, x, weight, y, a, residual, mask, scale, shift))
 
 
 def launch(arguments: list[Any], options: dict[str, Any]) -> None:
@@ -189,73 +237,52 @@ def launch(arguments: list[Any], options: dict[str, Any]) -> None:
     halo_kernel[(min(processors, tiles),)](*arguments, **options)
 
 
-def _compile_all(x: Tensor, weight: Tensor, tile: Tile) -> None:
-    """Compile all kinds for this shape at once, in parallel."""
-    from triton import AsyncCompileMode
-
-    from amata.engine.halo import halo_kernel
-
-    bits, values = (x.new_empty(16, dtype=dtype) for dtype in (torch.uint8, torch.float32))
-    with ThreadPoolExecutor(8) as pool, AsyncCompileMode(pool):
-        for kind, mask, scale, shift in (
-            (1, bits, None, None),
-            (2, bits, values, values),
-            (3, bits, values, values),
-            (4, bits, None, None),
-            (4, x, None, None),
-            (5, bits, values, None),
-        ):
-            arguments, options = arguments_for(
-                kind, x, weight, tile, None, None, None, mask, scale, shift
-            )
-            halo_kernel.warmup(*arguments, grid=(1,), **options)
-
-
 def arguments_for(
     kind: int,
-    x: Tensor,
-    weight: Tensor,
+    shape: tuple[int, ...],
     tile: Tile,
-    y: Tensor | None,
-    a: Tensor | None,
-    residual: Tensor | None,
-    mask: Tensor,
-    scale: Tensor | None,
-    shift: Tensor | None,
+    x: Any,
+    weight: Any,
+    y: Any,
+    a: Any,
+    residual: Any,
+    mask: Any,
+    scale: Any,
+    shift: Any,
 ) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of the kernel and its compile-time constants, for an input of this shape
+    (N, H, W, C)."""
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    """The arguments of the kernel and its compile-time constants."""
-    x, weight = _nhwc(x), _nhwc(weight)
-    bits, flip = mask.dtype == torch.uint8, kind >= 4
-    n, height, width, channels = x.shape
+    flip = kind >= 4
+    n, height, width, channels = shape
     rows = min(height, tile.pixels // width)
     box = [1, 2, width, 64] if tile.halo else [tile.pixels // (rows * width), rows, width, 64]
+    strides = [height * width * channels, width * channels, channels, 1]
+    block = [64, tile.channels] if flip else [tile.channels, 64]
     layouts = [
         gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
         for rank in (4, 2)
     ]
-    matrix = weight.reshape(channels, 9 * channels)
-    block = [64, tile.channels] if flip else [tile.channels, 64]
     pixels = n * height * width
     arguments = [
-        TensorDescriptor.from_tensor(x, box, layouts[0]),
-        TensorDescriptor.from_tensor(matrix, block, layouts[1]),
-        x if y is None else y,
-        x if a is None else a,
-        x if residual is None else _nhwc(residual),
-        mask if bits else _nhwc(mask),
-        x if scale is None else scale,
-        x if shift is None else shift,
+        TensorDescriptor(x, [*shape], strides, box, layouts[0]),
+        TensorDescriptor(weight, [channels, 9 * channels], [9 * channels, 1], block, layouts[1]),
+        y,
+        a,
+        residual,
+        mask,
+        scale,
+        shift,
         pixels,
         -(-pixels // (2 * tile.pixels)),
     ]
     options = {
         "C": channels, "CO": channels, "H": height, "W": width, "BM": tile.pixels,
         "BN": tile.channels, "HALO": tile.halo, "RESIDENT": channels == 64, "NA": tile.inputs,
-        "NB": tile.weights, "KIND": kind, "FLIP": flip, "BITS": bits, "num_warps": 4,
-        "maxnreg": 168,
+        "NB": tile.weights, "KIND": kind, "FLIP": flip, "BITS": mask.dtype == torch.uint8,
+        "num_warps": 4, "maxnreg": 168,
     }  # fmt: skip
     return arguments, options
 
