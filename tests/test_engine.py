@@ -20,6 +20,7 @@ from amata.engine import EMA, EvalCopy, FastNet, PlainNet, backend_settings, com
 from amata.engine.attack_copy import AttackCopy, find_foldable_batchnorms
 from amata.engine.fused_conv import available, fused_conv, fused_conv_gradient, pack, tile_for
 from amata.engine.graphs import Graph
+from amata.engine.passes import attack_objective, update_objective
 from amata.errors import AmataError
 from amata.losses import ce, smooth_ce
 from amata.methods import Memory
@@ -287,6 +288,28 @@ def test_training_after_a_warm_up_gives_the_same_bytes(
     assert states[0] == states[1]
     assert len(values[0]) == len(values[1])
     assert all(map(torch.equal, *values))
+
+
+def test_compiled_attacks_and_updates_can_be_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._functorch._aot_autograd.autograd_cache import check_cacheable
+
+    checked = list[Any]()
+
+    def backend(module: Any, inputs: Any) -> Any:
+        check_cacheable(module)  # raises if torch's cache would skip it
+        checked.append(module)
+        return module.forward
+
+    monkeypatch.setattr(compiler, "BACKEND", backend)
+    model = build("lenet", in_channels=1, classes=4, seed=0)
+    attacked = AttackCopy(
+        model, train_mode=False, dtype=torch.bfloat16, tensor_core_layers=True
+    ).model
+    x, y = torch.rand(4, 1, 28, 28), labels(4)
+    with compiler.compiling():
+        compiler.compiled(attack_objective)(attacked, ce, True, x.clone().requires_grad_(), y)
+        compiler.compiled(update_objective)(model, ce, None, True, (x,), y)
+    assert len(checked) == 2
 
 
 def failing_backend(module: Any, inputs: Any) -> Any:

@@ -11,8 +11,13 @@ from typing import Any
 
 import torch
 
+_CHOSEN_FOLDER = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+"""The user's folder for compiled code. Read here: Inductor sets the variable when imported."""
+
 BACKEND = "inductor"
 """The backend of torch.compile; another one replaces it everywhere."""
+
+AUTOCAST = {f"torch.amp.autocast_mode._{verb}_autocast": "1" for verb in ("enter", "exit")}
 
 
 @cache
@@ -47,17 +52,21 @@ def compiling() -> Iterator[None]:
     """Settings under which compiled functions are called for the first time."""
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
 
     # Dynamo limits recompilations per function. All networks of a process share ours, each with its
     # own shapes, so the limits have to be high.
     with ExitStack() as stack:
         stack.enter_context(dynamo.patch(recompile_limit=1024, accumulated_recompile_limit=4096))
-        # The cache on disk skips autograd functions by default. Dynamo traces them, so their code
-        # is part of its key.
+        # The cache on disk skips autograd functions and autocast by default. Dynamo traces the
+        # functions, and the arguments of autocast are constants: both are part of its key.
         if hasattr(functorch, "autograd_cache_allow_custom_autograd_functions"):
             stack.enter_context(
                 functorch.patch(autograd_cache_allow_custom_autograd_functions=True)
             )
+        if hasattr(inductor, "unsafe_marked_cacheable_functions"):
+            known = {**inductor.unsafe_marked_cacheable_functions, **AUTOCAST}
+            stack.enter_context(inductor.patch(unsafe_marked_cacheable_functions=known))
         yield
 
 
@@ -70,7 +79,7 @@ def cache_folder() -> Path:
 def keep_on_disk() -> None:
     """Have Inductor and Triton keep compiled code where it survives a reboot, unless the user
     chose a folder. Inductor's default is the temporary folder."""
-    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+    if _CHOSEN_FOLDER is not None:
         return
     folder = cache_folder()
     try:
