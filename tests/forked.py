@@ -35,7 +35,11 @@ def import_everything() -> None:
 
     for module in pkgutil.walk_packages(amata.__path__, "amata."):
         if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
+            try:
+                importlib.import_module(module.name)
+            except ModuleNotFoundError as error:  # kernels for GPUs
+                if error.name != "triton":
+                    raise
     torch.set_num_threads(1)
 
 

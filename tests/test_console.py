@@ -91,6 +91,7 @@ def comparison() -> Grid:
             "target": 0.45,
             "images": [1_000, 10_000],
             "valid_n": 5_000,
+            "times_comparable": False,
             "rows": [{"recipe": name, **row} for name in names],
         }
     )

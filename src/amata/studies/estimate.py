@@ -64,6 +64,7 @@ def _time_batches(trainer: Trainer) -> tuple[float, float]:
         if trainer.device.type == "cuda":
             torch.cuda.synchronize(trainer.device)
         trainer.stop_clock()
+        trainer.update_account()
         trainer.start_clock()
         seen.append((spent.train_seconds, spent.data_seconds, spent.grad_evals, spent.images))
         return len(seen) > BATCHES or time.monotonic() - started > SECONDS

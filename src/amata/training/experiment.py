@@ -141,7 +141,7 @@ def _prepared_trainer(
     model = build_model_for(recipe, known.shape, known.classes, reporter.note)
     held_out = c.valid if c.valid >= 1 else c.valid * known.images
     count = min(int(known.images - held_out), c.limit or known.images)
-    trainer = prepare(model, recipe, device, Expected(known.shape, count))
+    trainer = prepare(model, recipe, device, Expected(known.shape, count), reporter.note)
     wall.move(trainer.state.spent.compile_seconds, "compile")
     return trainer
 

@@ -106,10 +106,17 @@ def train_model(
             return loop.run_all()
 
 
-def prepare(model: nn.Module, recipe: Recipe, device: torch.device, expected: Expected) -> Trainer:
+def prepare(
+    model: nn.Module,
+    recipe: Recipe,
+    device: torch.device,
+    expected: Expected,
+    note: Callable[[str], None],
+) -> Trainer:
     """The trainer of a model, its step compiled, while the data load."""
     with _settings(recipe, device):
         trainer = Trainer(model, expected, recipe, device)
+        trainer.net.note = note
         trainer.warm_up(expected)
     return trainer
 

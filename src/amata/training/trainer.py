@@ -109,16 +109,14 @@ class Trainer:
     def warm_up(self, expected: Expected) -> None:
         """Compile and record a step for such images. Nothing else changes: neither the weights nor
         the random state."""
-        if not hasattr(self.net, "warm_up"):
-            return
         n, device = self.recipe.data.batch_size, self.device
         x = torch.rand(n, *expected.shape, device=device)
         ids = torch.arange(n, device=device)
         batch = Batch(x, torch.zeros_like(ids), ids, total=n)
+        part = batch.parts(self.recipe.train.accumulate)[0]
+        self.net.part_weight = len(part.x) / n
         self.start_clock()
-        self.net.warm_up(
-            self.method(), batch.parts(self.recipe.train.accumulate)[0], self.control()
-        )
+        self.net.warm_up(self.method(), part, self.control())
         _, compiling = self.clock.stop(self.net.compile_seconds)
         self.state.spent.compile_seconds += compiling
 
@@ -237,7 +235,7 @@ class Trainer:
             if after_batch(u):
                 return True
         self.check_finite()
-        self._update_account()
+        self.update_account()
         self.stop_clock()
         return False
 
@@ -294,7 +292,7 @@ class Trainer:
             own = torch.cat([ids, ids[:1].expand(most - len(ids))])
             kept[self.ranks.gather_rows(own)] = self.ranks.gather_rows(kept[own])
 
-    def _update_account(self) -> None:
+    def update_account(self) -> None:
         """Add to the account what all processes have done since the last call."""
         counted = self.net.grad_evals, self.net.first_layer_evals
         done: list[float] = [now - then for now, then in zip(counted, self._counted, strict=True)]
@@ -374,7 +372,7 @@ class Trainer:
     def snapshot(self) -> Snapshot:
         """The whole state. With several processes, all of them must call it."""
         self.check_finite()
-        self._update_account()
+        self.update_account()
         tensors = {f"model/{k}": v for k, v in self.model.state_dict().items()}
         if not all(bool(v.isfinite().all()) for v in tensors.values() if v.is_floating_point()):
             raise AmataError(
