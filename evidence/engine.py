@@ -185,22 +185,39 @@ def buckets_table() -> str:
 
 
 def evaluation_table() -> str:
-    run = json.loads(
-        (ROOT / "evidence/results/paper/cifar10/runs/amata-seed0/summary.json").read_text()
-    )["evaluation"]
-    found = {
-        "pgd-20, eager": read("evaluation/pgd-20-plain.json")["pgd-20"],
-        "pgd-20": run["pgd-20"],
-        "cw-pgd-20": run["cw-pgd-20"],
-        "pgd-50-10": read("evaluation/pgd-50-10.json")["pgd-50-10"],
-        "autoattack": read("evaluation/autoattack.json")["autoattack@1000"],
-    }
-    lines = ["| attack | images | gradient evaluations | seconds | accuracy % |", "|---" * 5 + "|"]
+    trained = read("evaluation/quick-summary.json")["evaluation"]
+    found = {name: trained[name] for name in ("pgd-20", "cw-pgd-20")}
+    found |= read("evaluation/quick.json")
+    lines = [
+        "| attack | images | gradient evaluations | seconds | accuracy % | precision |",
+        "|---" * 6 + "|",
+    ]
     for name, r in found.items():
         lines.append(
             f"| {name} | {r['n']:,} | {r['grad_evals']:,} | {r['seconds']:.1f} | "
-            f"{100 * r['accuracy']:.1f} |"
+            f"{100 * r['accuracy']:.1f} | {r['params']['precision']} |"
         )
+    return "\n".join(lines)
+
+
+def wall_table() -> str:
+    """Where the seconds of a training go, with empty and with filled caches."""
+    rows = read("wall.json")["rows"]
+    parts = [part for part in rows[0]["wall_seconds"] if part != "total"]
+    columns = {f"`{part}`": [r["wall_seconds"][part] for r in rows] for part in parts}
+    columns["exit"] = [r["exit_seconds"] for r in rows]
+    lines = [f"| seconds | {' | '.join(r['caches'] for r in rows)} |", "|---" * 3 + "|"]
+    lines += [
+        f"| {name} | {' | '.join(f'{value:.1f}' for value in values)} |"
+        for name, values in columns.items()
+    ]
+    whole = " | ".join(f"{r['command_seconds']:.1f}" for r in rows)
+    accuracies = [
+        f"{100 * r['evaluation']['clean']:.1f}% clean and {100 * r['evaluation']['pgd-20']:.1f}% "
+        "under PGD-20"
+        for r in rows
+    ]
+    lines += [f"| whole command | {whole} |", "", f"The networks have {' and '.join(accuracies)}."]
     return "\n".join(lines)
 
 
@@ -224,6 +241,7 @@ PARTS = {
     "schedule": schedule_line,
     "methods": methods_table,
     "evaluation": evaluation_table,
+    "wall": wall_table,
     "kernels": kernels_table,
     "tried": tried_table,
     "lanes": lanes_line,

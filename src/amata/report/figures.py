@@ -200,5 +200,5 @@ def bench_figure(result: dict[str, Any], path: Path) -> None:
                 title=f"{for_figure(case[0])}\nbatch {case[1]}, K = {case[2]}",
                 xlabel="seconds per epoch",
             )
-            ax.set_xlim(0, 1.35 * max(r["seconds_per_epoch"] for r in rows))
+            ax.set_xlim(0, 1.75 * max(r["seconds_per_epoch"] for r in rows))
             ax.invert_yaxis()
