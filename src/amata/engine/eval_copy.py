@@ -1,8 +1,8 @@
 """Fast evaluation: the logits and input gradients of a frozen, compiled copy with folded
 BatchNorms.
 
-On a GPU the copy may compute its convolutions in fp16. That has the precision of TF32 at twice the
-speed, but a smaller range. Linear layers stay in fp32, so logits are not rounded to fp16.
+On a GPU the copy may compute its convolutions in fp16. That has the precision of TF32 at almost
+twice the speed, but a smaller range. Linear layers stay in fp32, so logits are not rounded to fp16.
 """
 
 import copy
