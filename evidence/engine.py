@@ -236,6 +236,33 @@ def lanes_line() -> str:
     return f"- Two half batches on two streams in parallel: slower ({'; '.join(cases)}; {lenet})."
 
 
+def fused_table() -> str:
+    """Convolutions with the work behind them: cuDNN and torch.compile against own kernels."""
+    kinds = {
+        "relu": "convolution, bias, ReLU",
+        "sum": "convolution, sum, BatchNorm, ReLU",
+        "mask": "input gradient, mask",
+        "residual": "input gradient, mask, scale, sum",
+    }
+    text = (RESULTS / "tried" / "fused_convolutions.txt").read_text()
+    lines = [
+        "| | 64 channels: cuDNN | own | 128: cuDNN | own | 256: cuDNN | own |",
+        "|---" * 7 + "|",
+    ]
+    for kind, title in kinds.items():
+        cells = []
+        for channels in (64, 128, 256):
+            found = re.search(
+                rf"^batch 512 channels +{channels} {kind} .* now ([\d.]+) .*halo \d+x\d+ ([\d.]+)",
+                text,
+                re.M,
+            )
+            assert found, (kind, channels)
+            cells += [f"{float(value):.0f}" for value in found.groups()]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 PARTS = {
     "speed": speed_table,
     "schedule": schedule_line,
@@ -245,6 +272,7 @@ PARTS = {
     "kernels": kernels_table,
     "tried": tried_table,
     "lanes": lanes_line,
+    "fused": fused_table,
     "buckets": buckets_table,
     "training": training_table,
 }

@@ -136,6 +136,7 @@ def test_recipes_that_hold_a_record_are_built_in(name: str, record: str) -> None
     assert differing == {
         ("data", "resize"),
         ("data", "crop"),
+        ("eval", "precision"),
         ("optim", "peak"),
         ("train", "guard"),
         ("train", "tensorboard"),
