@@ -498,6 +498,14 @@ BAD: dict[str, tuple[Setup, str]] = {
         lambda tmp: ["bench", "--out", str(tmp / "new")],
         r"bench needs a recipe, as in amata bench cifar10-pgd10; or --data",
     ),
+    "no whole training": (
+        lambda tmp: ["bench", "--wall", "--out", str(tmp / "new")],
+        r"bench needs a recipe, as in amata bench cifar10-pgd10; or --data",
+    ),
+    "data of a recipe": (
+        lambda tmp: ["bench", "--data", "mnist5k-pgd2", "--out", str(tmp / "new")],
+        r"--data times image folders alone: drop the recipes and --wall",
+    ),
     "huge seeds": (
         lambda tmp: ["compare", "mnist5k-pgd2", "--seeds", f"{10**20}", "--out", str(tmp / "new")],
         r"--seeds.* 1000 ",

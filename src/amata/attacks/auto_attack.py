@@ -11,6 +11,7 @@ by the others alone. Targeted attacks have nine target classes, or all but one o
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
@@ -123,50 +124,24 @@ def _attack(
     found: Found,
 ) -> None:
     """One of the attacks on one batch."""
+    common: Any = {"ball": ball, "rng": rng, "found": found}
+    run_apgd = partial(apgd, model, x, y, steps=ITERATIONS, **common)
+    run_fab = partial(fab, model, x, y, steps=ITERATIONS, **common)
     if name == "square":
-        square(model, x, y, ball=ball, rng=rng, found=found, queries=QUERIES)
+        square(model, x, y, queries=QUERIES, **common)
     elif name == "apgd-t":
         for target in targets:
-            apgd(
-                model,
-                x,
-                y,
-                ball=ball,
-                objective=targeted_dlr,
-                targets=target,
-                rng=rng,
-                found=found,
-                steps=ITERATIONS,
-            )
+            run_apgd(objective=targeted_dlr, targets=target)
     elif name == "fab-t":
         for target in targets:
-            fab(model, x, y, ball=ball, targets=target, rng=rng, found=found, steps=ITERATIONS)
+            run_fab(targets=target)
     elif name == "fab":
         for restart in range(plan.restarts):
-            fab(
-                model,
-                x,
-                y,
-                ball=ball,
-                rng=rng,
-                found=found,
-                steps=ITERATIONS,
-                random_start=restart > 0,
-            )
+            run_fab(random_start=restart > 0)
     else:
         loss = untargeted_ce if name == "apgd-ce" else dlr
         for _ in range(plan.restarts):
-            apgd(
-                model,
-                x,
-                y,
-                ball=ball,
-                objective=loss,
-                rng=rng,
-                found=found,
-                steps=ITERATIONS,
-                repeats=plan.repeats,
-            )
+            run_apgd(objective=loss, repeats=plan.repeats)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 )
 def bench(
     recipes: Annotated[
-        list[str] | None,
+        list[str],
         typer.Argument(
             metavar="RECIPE...",
             help="Recipes whose training step is timed.",
             autocompletion=complete_recipe,
+            show_default=False,
         ),
-    ] = None,
+    ] = [],  # noqa: B006
     set_: Set = [],  # noqa: B006
     batch: Annotated[
         str, typer.Option(help="Comma-separated batch sizes; default: the recipe's.")
@@ -84,13 +85,17 @@ def bench(
 ) -> None:
     """Time training steps on random images: the usual implementation, the plain engine and the fast
     engine."""
+    if data and (recipes or wall):
+        raise InputError("--data times image folders alone: drop the recipes and --wall")
+    if not recipes and not data:
+        raise InputError("bench needs a recipe, as in amata bench cifar10-pgd10; or --data")
     if wall:
         if batch or steps or variants or device != "auto":
             raise InputError(
                 "--wall times whole trainings as their recipes say: drop --batch, --steps, "
                 "--variants and --device, or use --set"
             )
-        _bench_wall(recipes or [], set_, out, json_)
+        _bench_wall(recipes, set_, out, json_)
         return
     from amata import recipes as recipe_files
     from amata.console import bench_table, err
@@ -105,8 +110,6 @@ def bench(
     if data:
         _bench_data(where, seconds, out, json_)
         return
-    if not recipes:
-        raise InputError("bench needs a recipe, as in amata bench cifar10-pgd10; or --data")
     sizes, controls = whole_numbers(batch, "--batch", 65_536), whole_numbers(steps, "--steps")
     timed = [
         case for name in recipes for case in cases(recipe_files.load(name, set_), sizes, controls)

@@ -94,6 +94,17 @@ def _finish_statistics(
 
 
 @triton.jit
+def _load_layer(mean, rstd, weight, bias, column, channels):
+    """What normalises these channels, each as a row."""
+    live = column < channels
+    m = tl.load(mean + column, mask=live, other=0.0)[None, :]
+    r = tl.load(rstd + column, mask=live, other=0.0)[None, :]
+    w = tl.load(weight + column, mask=live, other=0.0).to(tl.float32)[None, :]
+    b = tl.load(bias + column, mask=live, other=0.0).to(tl.float32)[None, :]
+    return m, r, w, b
+
+
+@triton.jit
 def _normalise(
     x,
     y,
@@ -109,11 +120,7 @@ def _normalise(
     COLUMNS: tl.constexpr,
 ):
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    live = column < channels
-    m = tl.load(mean + column, mask=live, other=0.0)[None, :]
-    r = tl.load(rstd + column, mask=live, other=0.0)[None, :]
-    w = tl.load(weight + column, mask=live, other=0.0).to(tl.float32)[None, :]
-    b = tl.load(bias + column, mask=live, other=0.0).to(tl.float32)[None, :]
+    m, r, w, b = _load_layer(mean, rstd, weight, bias, column, channels)
     start = tl.program_id(0) * rows_per_program
     end = tl.minimum(start + rows_per_program, rows)
     for row in range(start, end, ROWS):
@@ -141,11 +148,7 @@ def _sums(
     COLUMNS: tl.constexpr,
 ):
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    live = column < channels
-    m = tl.load(mean + column, mask=live, other=0.0)[None, :]
-    r = tl.load(rstd + column, mask=live, other=0.0)[None, :]
-    w = tl.load(weight + column, mask=live, other=0.0).to(tl.float32)[None, :]
-    b = tl.load(bias + column, mask=live, other=0.0).to(tl.float32)[None, :]
+    m, r, w, b = _load_layer(mean, rstd, weight, bias, column, channels)
     s1 = tl.zeros((ROWS, COLUMNS), tl.float32)
     s2 = tl.zeros((ROWS, COLUMNS), tl.float32)
     start = tl.program_id(0) * rows_per_program

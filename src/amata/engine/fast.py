@@ -89,8 +89,7 @@ class FastNet(PlainNet):
         self.reached: set[Tensor] = set()
         """The weights that gradients have reached."""
         self.attack_copy_is_used = False
-        self.stepped: int | None = None
-        """How many weights had gradients in the last step that was not recorded."""
+        self.has_stepped = False
         if self.graphed:
             if self.layout and self.ema is not None:
                 self.ema.model.to(memory_format=self.layout)  # type: ignore[call-overload]
@@ -99,8 +98,8 @@ class FastNet(PlainNet):
                 self.gradients = self.buckets.views()
         self.graphs: dict[Hashable, Graph] = {}
         self.ascent_graphs: dict[Hashable, AscentGraph] = {}
-        self.apply_graphs: dict[tuple[bool, int], ApplyGraph] = {}
-        """By whether the attack copy is refreshed, and how many weights have gradients."""
+        self.apply_graphs: dict[bool, ApplyGraph] = {}
+        """By whether the attack copy is refreshed."""
         self.early_stops: dict[Hashable, tuple[Hashable, EarlyStop]] = {}
         self.device_evals = torch.zeros((), device=self.device, dtype=torch.long)
         """Gradient evaluations of samples whose number only the device knows."""
@@ -149,28 +148,28 @@ class FastNet(PlainNet):
 
     def _step(self) -> None:
         self.attack_copy_is_stale = True
-        reached = len(self.reached)
-        if not (self.graphed and self.stepped == reached and is_graphable(self.optimizer)):
-            # The first step of a weight creates its optimiser state, so it is not recorded.
-            self.stepped = reached
+        if not (self.graphed and self.has_stepped and is_graphable(self.optimizer)):
+            # The first step creates the optimiser's state, so it is not recorded. Neither is the
+            # first after `weights_changed`, which is called for newly reached weights too.
+            self.has_stepped = True
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=not self.graphed)
             if self.ema is not None:
                 self.ema.update()
             return
-        used, key = self.attack_copy_is_used, (self.attack_copy_is_used, reached)
-        if key not in self.apply_graphs:
+        used = self.attack_copy_is_used
+        if used not in self.apply_graphs:
             with self._compiling():
                 refresh = self._refresher() if used else None
-                self.apply_graphs[key] = ApplyGraph(self.optimizer, self.ema, refresh, self.pool)
-        self.apply_graphs[key]()
+                self.apply_graphs[used] = ApplyGraph(self.optimizer, self.ema, refresh, self.pool)
+        self.apply_graphs[used]()
         self.attack_copy_is_stale = not used
 
     def weights_changed(self) -> None:
         self.attack_copy_is_stale = True
         # the optimiser's state may be in other tensors now
         self.apply_graphs.clear()
-        self.stepped = None
+        self.has_stepped = False
 
     def warm_up(self, method: Any, batch: Any, u: Any) -> None:
         if not (self.graphed or self.compiled):
@@ -316,9 +315,7 @@ class FastNet(PlainNet):
                 return eager(False)
         if not (self.graphed or self.compiled):
             return eager(False)
-        if self.step_size != step_size:
-            self.alpha.fill_(step_size)
-            self.step_size = step_size
+        self._set_step_size(step_size)
 
         def run() -> Tensor:
             if not self.graphed:
@@ -332,7 +329,7 @@ class FastNet(PlainNet):
 
         return run() if key in self.ascent_graphs else self._attempt(run, mutated)
 
-    def _ascent_while(
+    def ascent_while(
         self,
         ball: Ball,
         x: Tensor,
@@ -340,19 +337,19 @@ class FastNet(PlainNet):
         y: Tensor,
         steps: int,
         step_size: float,
+        *,
         goes_on: Callable[..., tuple[Tensor, ...]],
-        state: tuple[Tensor, ...],
-        noise: Noise | None,
+        state: tuple[Tensor, ...] = (),
+        noise: Noise | None = None,
     ) -> Tensor:
         self._check_variants("ascent_while", goes_on)
-        plain = partial(super()._ascent_while, ball, x, start, y, steps, step_size)
+        how: Any = {"goes_on": goes_on, "state": state, "noise": noise}
+        plain = partial(super().ascent_while, ball, x, start, y, steps, step_size, **how)
         # In train mode BatchNorm normalises over exactly the samples that are left.
         if not self.graphed or self.attack_mode == "train" or steps <= 0:
-            return plain(goes_on, state, noise)
+            return plain()
         self._refresh_attack_copy()
-        if self.step_size != step_size:
-            self.alpha.fill_(step_size)
-            self.step_size = step_size
+        self._set_step_size(step_size)
         std = None if noise is None else noise.std
         made_for = (ball, std, x.shape[1:], x.dtype)
         known = self.early_stops.get(goes_on)
@@ -361,7 +358,7 @@ class FastNet(PlainNet):
 
         def first() -> Tensor:
             if not self.graphed:
-                return plain(goes_on, state, noise)
+                return plain()
             attack = EarlyStop(
                 self._make_input_grad(self.attack_loss, True),
                 partial(self._best(stop_or_step), ball, goes_on, std, self.alpha),
@@ -373,6 +370,12 @@ class FastNet(PlainNet):
             return attack(x, start, y, steps, state, noise)
 
         return self._attempt(first)
+
+    def _set_step_size(self, step_size: float) -> None:
+        """Write the step size to the device, if it changed."""
+        if self.step_size != step_size:
+            self.alpha.fill_(step_size)
+            self.step_size = step_size
 
     def _record(self, work: Callable[[], None], mutated: list[Tensor]) -> Graph:
         with self._compiling():

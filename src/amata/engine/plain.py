@@ -141,7 +141,24 @@ class PlainNet:
         state: tuple[Tensor, ...] = (),
         noise: Noise | None = None,
     ) -> Tensor:
-        return self._ascent_while(ball, x, start, y, steps, step_size, goes_on, state, noise)
+        x_adv = now = start
+        region, active = ball.around(x), torch.arange(len(x), device=x.device)
+        for _ in range(steps):
+            self._evals += len(now)
+            g, z = self._input_grad(now, y[active], self.attack_loss)
+            goes, *state_now = goes_on(ball, now, y[active], g, z, *state)
+            stays, state = goes.nonzero().squeeze(1), tuple(state_now)
+            if len(stays) < len(active):  # those that stop leave the batch
+                x_adv = x_adv.index_copy(0, active, now)
+                active, now, g, *state_now = (t[stays] for t in (active, now, g, *state))
+                region, state = ball.around(x[active]), tuple(state_now)
+            if len(active) == 0:
+                break
+            moved = region.ascend(now, g, step_size)
+            if noise is not None:
+                moved = moved + noise.draw(x, active)
+            now = region.project(moved)
+        return x_adv.index_copy(0, active, now)
 
     def backward(
         self,
@@ -280,37 +297,6 @@ class PlainNet:
             g, _ = self._input_grad(x, y, loss)
             x = region.project(region.ascend(x, g, step_size))
         return x
-
-    def _ascent_while(
-        self,
-        ball: Ball,
-        x: Tensor,
-        start: Tensor,
-        y: Tensor,
-        steps: int,
-        step_size: float,
-        goes_on: Callable[..., tuple[Tensor, ...]],
-        state: tuple[Tensor, ...],
-        noise: Noise | None,
-    ) -> Tensor:
-        x_adv = now = start
-        region, active = ball.around(x), torch.arange(len(x), device=x.device)
-        for _ in range(steps):
-            self._evals += len(now)
-            g, z = self._input_grad(now, y[active], self.attack_loss)
-            goes, *state_now = goes_on(ball, now, y[active], g, z, *state)
-            stays, state = goes.nonzero().squeeze(1), tuple(state_now)
-            if len(stays) < len(active):  # those that stop leave the batch
-                x_adv = x_adv.index_copy(0, active, now)
-                active, now, g, *state_now = (t[stays] for t in (active, now, g, *state))
-                region, state = ball.around(x[active]), tuple(state_now)
-            if len(active) == 0:
-                break
-            moved = region.ascend(now, g, step_size)
-            if noise is not None:
-                moved = moved + noise.draw(x, active)
-            now = region.project(moved)
-        return x_adv.index_copy(0, active, now)
 
     def _backward(
         self,

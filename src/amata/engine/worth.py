@@ -20,8 +20,8 @@ SAVED_PER_FLOP = 2.65e-15
 SAVED_PER_LAYER = 3.1e-6
 """Seconds of one layer in one forward and backward pass, whatever its size."""
 COLD_SECONDS, WARM_SECONDS = 20.0, 8.0
-"""What compiling adds to the time of a run, without and with compiled code on disk, beside what
-overlaps with loading data."""
+"""What compiling adds to the time of a run, without and with compiled code on disk: estimates, not
+measured since attacks have their own kernels."""
 
 
 class Plan(NamedTuple):

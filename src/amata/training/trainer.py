@@ -92,7 +92,7 @@ class Trainer:
         )
         self.clock = Clock(device)
         self.rng = torch.Generator(device)
-        """What methods draw from, seeded anew for every batch."""
+        """The random generator of methods, seeded for every batch."""
         self.memory: Memory = {}
         self.state = TrainState()
         self.loss_sum = torch.zeros((), device=device, dtype=torch.float64)
