@@ -65,7 +65,7 @@ def test_only_the_update_is_compiled(method: str, monkeypatch: pytest.MonkeyPatc
         functions.append(function)
         return function
 
-    monkeypatch.setattr("amata.engine.fast.compiled", record)
+    monkeypatch.setattr("amata.engine.recorded.compiled", record)
     changes = [f"method.name={method}", "data.batch_size=4", "model.name=tinycnn"]
     recipe = recipes.load("mnist5k-amata", changes)
     ahead.compile_update(recipe, torch.device("cpu"), compiled=True)

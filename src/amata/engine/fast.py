@@ -16,28 +16,25 @@ compiled is recorded uncompiled, and one that cannot be recorded runs eagerly (`
 """
 
 import time
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Hashable
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from amata.engine import ahead
 from amata.engine.apply import ApplyGraph, is_graphable
 from amata.engine.ascent import AscentGraph, ascent_step
 from amata.engine.attack_copy import AttackCopy, copy_and_fold
 from amata.engine.batchnorm import compile_with_batchnorm
-from amata.engine.compiler import compiled, compiling, has_compiler
 from amata.engine.cudnn import no_cudnn_benchmark
 from amata.engine.early_stop import EarlyStop, bucket_size, stop_or_step
-from amata.engine.graphs import Graph, NotRecordable
+from amata.engine.graphs import Graph
 from amata.engine.passes import attack_objective, forward, update_objective
 from amata.engine.plain import PlainNet, Precision
+from amata.engine.recorded import RecordedNet
 from amata.engine.trial import on_trial
-from amata.errors import AmataError, shorten
+from amata.errors import AmataError
 from amata.losses import Loss
 from amata.seeds import Noise
 from amata.threat import Ball, Region
@@ -45,10 +42,8 @@ from amata.threat import Ball, Region
 MAX_VARIANTS = 16
 """How many different (loss, scale) pairs one verb may get: each is compiled and recorded."""
 
-T = TypeVar("T")
 
-
-class FastNet(PlainNet):
+class FastNet(RecordedNet):
     """The verbs, compiled and recorded as CUDA graphs on a GPU; eager on a CPU.
 
     There is one graph for every verb, loss function and `scale`. A method must therefore pass the
@@ -66,15 +61,7 @@ class FastNet(PlainNet):
         channels_last: bool | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(model, optimizer, precision=precision, **options)
-        self.graphed = self.device.type == "cuda"
-        self.compiled = self.graphed if compiled is None else compiled
-        self.not_compiled = ""
-        """Why not, if the device would profit from it."""
-        self.marker: Path | None = None
-        """The file that says that this work is compiled and on disk."""
-        if self.graphed and self.compiled and not has_compiler():
-            self.compiled, self.not_compiled = False, "no Triton or no C compiler"
+        super().__init__(model, optimizer, precision=precision, compiled=compiled, **options)
         self.layout = (
             torch.channels_last
             if (_suits_channels_last(model) if channels_last is None else channels_last)
@@ -84,10 +71,6 @@ class FastNet(PlainNet):
             model.to(memory_format=self.layout)  # type: ignore[call-overload]
         self.attack_copy = self._copy_for_attacks()
         self.attack_copy_is_stale = False
-        self.gradients: dict[Tensor, Tensor] = {}
-        """Where gradients accumulate: never reallocated, because graphs add to them."""
-        self.reached: set[Tensor] = set()
-        """The weights that gradients have reached."""
         self.attack_copy_is_used = False
         self.has_stepped = False
         if self.graphed:
@@ -96,20 +79,15 @@ class FastNet(PlainNet):
             self.gradients = {p: torch.zeros_like(p) for p in model.parameters() if p.requires_grad}
             if self.ranks.size > 1:
                 self.gradients = self.buckets.views()
-        self.graphs: dict[Hashable, Graph] = {}
-        self.ascent_graphs: dict[Hashable, AscentGraph] = {}
         self.apply_graphs: dict[bool, ApplyGraph] = {}
         """By whether the attack copy is refreshed."""
         self.early_stops: dict[Hashable, tuple[Hashable, EarlyStop]] = {}
         self.device_evals = torch.zeros((), device=self.device, dtype=torch.long)
         """Gradient evaluations of samples whose number only the device knows."""
-        self.usual_shapes: dict[Hashable, torch.Size] = {}
         self.largest_batches: dict[Hashable, int] = {}
         self.variants: dict[str, set[tuple[Callable[..., Any], float]]] = {}
-        self.is_compiling = False
         self.alpha = torch.zeros((), device=self.device)
         self.step_size: float | None = None
-        self.pool = torch.cuda.graph_pool_handle() if self.graphed else None
 
     def describe(self) -> str:
         parts = [f"fast engine, {self.precision}"]
@@ -377,10 +355,6 @@ class FastNet(PlainNet):
             self.alpha.fill_(step_size)
             self.step_size = step_size
 
-    def _record(self, work: Callable[[], None], mutated: list[Tensor]) -> Graph:
-        with self._compiling():
-            return Graph(work, (), mutated=mutated, pool=self.pool)
-
     def _backward(
         self,
         inputs: tuple[Tensor, ...],
@@ -473,140 +447,6 @@ class FastNet(PlainNet):
             "first_backward", lambda x, p: PlainNet._first_backward(self, x, p), (x, p)
         )
 
-    # How work is executed
-
-    def _uncompiled(
-        self, key: Hashable, plain: Callable[..., Any], tensors: tuple[Tensor, ...]
-    ) -> Any:
-        """The plain engine's work, recorded but not compiled: torch.compile cannot follow the hooks
-        that split a network."""
-        return self._train(key, lambda _: plain, tensors)
-
-    def _train(
-        self, key: Hashable, make: Callable[[bool], Callable[..., Any]], tensors: tuple[Tensor, ...]
-    ) -> Any:
-        """Run work that changes weight gradients; eagerly if it communicates, which a graph cannot
-        record."""
-        if self.syncs_in_forward:
-            return make(False)(*tensors)
-        if key in self.graphs or not self.graphed:
-            return self._run(key, make, tensors, self._train_state)
-        if self.compiled:
-            ahead.wait()
-        with self._static_gradients():
-            result = self._run(key, make, tensors, self._train_state)
-        if self.compiled and self.marker is not None:
-            self._mark(self.marker)
-        return result
-
-    def _mark(self, marker: Path) -> None:
-        with suppress(OSError):  # only an estimate needs it
-            marker.parent.mkdir(parents=True, exist_ok=True)
-            marker.touch()
-
-    @contextmanager
-    def _static_gradients(self) -> Iterator[None]:
-        """While graphs are recorded, every weight has its static gradient; afterwards only those
-        that gradients have reached. The others have none, so the optimiser leaves them alone."""
-        for p, g in self.gradients.items():
-            p.grad = g
-        hooks = [p.register_post_accumulate_grad_hook(self.reached.add) for p in self.gradients]
-        known = len(self.reached)
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            for p in self.gradients.keys() - self.reached:
-                p.grad = None
-        if len(self.reached) > known:
-            self.weights_changed()  # what is recorded of the optimiser does not know the new ones
-
-    def _best(self, function: Callable[..., Any], backend: Any = "inductor") -> Callable[..., Any]:
-        """A module-level function, compiled if compilation is on."""
-        return compiled(function, backend) if self.compiled else function
-
-    def _run(
-        self,
-        key: Hashable,
-        make: Callable[[bool], Callable[..., Any]],
-        tensors: tuple[Tensor, ...],
-        mutated: Callable[[], list[Tensor]],
-    ) -> Any:
-        """Replay the recorded work, after recording it once. On a rare shape, or without a GPU, run
-        it eagerly."""
-        if not self._is_usual(key, tensors[0]):
-            with no_cudnn_benchmark():
-                return make(False)(*tensors)
-        if key in self.graphs:
-            return self.graphs[key](*tensors)
-        if not (self.graphed or self.compiled):
-            return make(False)(*tensors)
-
-        def run() -> Any:
-            if not self.graphed:
-                return make(True)(*tensors)
-            self.graphs[key] = Graph(make(True), tensors, mutated=mutated(), pool=self.pool)
-            return self.graphs[key](*tensors)
-
-        return self._attempt(run, mutated)
-
-    def _attempt(self, run: Callable[[], T], mutated: Callable[[], list[Tensor]] = list) -> T:
-        """Run what compiles and records. Where this model cannot be compiled or recorded, restore
-        what the attempt changed, say so, and run it the next best way."""
-        while True:
-            states = torch.get_rng_state(), self._device_rng_state()
-            before = [] if self.graphed else [(t, t.detach().clone()) for t in mutated()]
-            try:
-                with self._compiling():
-                    return run()
-            except (AmataError, torch.OutOfMemoryError):
-                raise
-            except Exception as error:
-                if not self.compiled and not isinstance(error, NotRecordable):
-                    raise
-                with torch.no_grad():
-                    for t, value in before:
-                        t.copy_(value)
-                torch.set_rng_state(states[0])
-                if states[1] is not None:
-                    torch.cuda.set_rng_state(states[1], self.device)
-                self._fall_back(error)
-
-    def _device_rng_state(self) -> Tensor | None:
-        return torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
-
-    def _fall_back(self, error: Exception) -> None:
-        """Work without torch.compile, or without CUDA graphs too."""
-        why = shorten(error, 120)
-        if isinstance(error, NotRecordable):
-            self.note(f"CUDA graphs cannot record this model ({why}): it trains eagerly")
-            self.graphed = False
-        else:
-            self.note(f"torch.compile fails for this model ({why}): it trains uncompiled")
-            self.not_compiled = "torch.compile fails"
-        self.compiled = False
-        self.graphs.clear()
-        self.ascent_graphs.clear()
-        self.apply_graphs.clear()
-        self._evals += int(self.device_evals)
-        self.device_evals.zero_()
-        self.early_stops.clear()
-        self.attack_copy = self._copy_for_attacks()
-        self.attack_copy_is_stale = False
-
-    def _is_usual(self, key: Hashable, x: Tensor) -> bool:
-        """Whether x has the usual shape: the first one seen, or the largest since.
-
-        A smaller one, such as the last batch's, occurs once an epoch. The first one may itself be
-        that of a last batch, in a run that is resumed just before it.
-        """
-        if len(x) > self.usual_shapes.setdefault(key, x.shape)[0]:
-            self.usual_shapes[key] = x.shape
-            self.graphs.pop(key, None)
-            self.ascent_graphs.pop(key, None)
-        return self.usual_shapes[key] == x.shape
-
     def _refresh_attack_copy(self) -> None:
         """Copy the weights into the attack copy, once after each update."""
         self.attack_copy_is_used = True
@@ -635,31 +475,14 @@ class FastNet(PlainNet):
         """What an attack may change: in train mode, BatchNorm's statistics."""
         return list(self.model.buffers()) if self.attack_mode == "train" else []
 
-    def _train_state(self) -> list[Tensor]:
-        return [
-            *self.model.buffers(),
-            *(p.grad for p in self.model.parameters() if p.grad is not None),
-        ]
-
-    @contextmanager
-    def _compiling(self) -> Iterator[None]:
-        """Time what is compiled and recorded in the with block."""
-        if self.is_compiling:  # the outer block is timed
-            yield
-            return
-        self._synchronize()
-        started, self.is_compiling = time.perf_counter(), True
-        try:
-            with compiling() if self.compiled else nullcontext():
-                yield
-            self._synchronize()
-        finally:
-            self.is_compiling = False
-        self.compile_seconds += time.perf_counter() - started
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+    def _fall_back(self, error: Exception) -> None:
+        super()._fall_back(error)
+        self.apply_graphs.clear()
+        self._evals += int(self.device_evals)
+        self.device_evals.zero_()
+        self.early_stops.clear()
+        self.attack_copy = self._copy_for_attacks()
+        self.attack_copy_is_stale = False
 
 
 def _suits_channels_last(model: nn.Module) -> bool:
