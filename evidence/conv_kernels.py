@@ -34,8 +34,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from amata.engine import fused_conv
-from amata.engine.fused_conv import Tile
+from amata.engine import halo_launch
+from amata.engine.halo_launch import Tile
 
 KINDS = {"relu": 1, "sum": 2, "last": 3, "mask": 4, "residual": 5}
 STAGES = {64: 32, 128: 16, 256: 8, 512: 4}
@@ -250,13 +250,13 @@ def halo(case: Case, tile: Tile) -> Launch:
     weight, out, mask = case.weight, case.outputs(), _mask(case, bits=True)
     if case.kind in ("mask", "residual"):
         weight = _flipped(weight.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-    arguments, options = fused_conv.arguments_for(
+    arguments, options = halo_launch.arguments_for(
         KINDS[case.kind], case.x.shape, tile, case.x, weight, out.get("y", case.x),
         out.get("a", case.x), case.residual, mask, case.scale, case.shift,
     )  # fmt: skip
 
     def launch() -> dict[str, Tensor]:
-        fused_conv.launch(arguments, options)
+        halo_launch.launch(arguments, options)
         return {**out, "bits": mask} if case.kind in ("relu", "sum", "last") else out
 
     return launch

@@ -9,6 +9,9 @@ import torch
 
 from amata import recipes
 from amata.engine import ahead as helper
+from amata.engine import kernels_ahead
+from amata.engine.attack_copy import copy_and_fold
+from amata.engine.halo_launch import Kernel
 from amata.engine.passes import update_objective
 from amata.training import ahead
 
@@ -58,7 +61,7 @@ def test_what_is_compiled_ahead_has_one_name_for_every_seed_and_length() -> None
 
 
 @pytest.mark.parametrize("method", ["pgd", "trades", "free", "fast", "fat"])
-def test_only_the_update_is_compiled(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_its_own_piece_is_compiled(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     functions = list[Any]()
 
     def record(function: Any, backend: Any) -> Any:
@@ -70,32 +73,87 @@ def test_only_the_update_is_compiled(method: str, monkeypatch: pytest.MonkeyPatc
     recipe = recipes.load("mnist5k-amata", changes)
     ahead.compile_update(recipe, torch.device("cpu"), compiled=True)
     assert set(functions) == {update_objective}
+    functions.clear()
+    ahead.compile_refresh(recipe, torch.device("cpu"), compiled=True)
+    assert set(functions) == {copy_and_fold}
 
 
 def test_a_cpu_or_few_cores_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipes.load("cifar10-pgd10")
-    assert ahead.compile_ahead(recipe, torch.device("cpu")) is None
+    assert ahead.compile_ahead(recipe, torch.device("cpu")) == []
     monkeypatch.setattr(helper, "cores", lambda: 2)
-    assert ahead.compile_ahead(recipe, torch.device("cuda")) is None
+    assert ahead.compile_ahead(recipe, torch.device("cuda")) == []
 
 
 @pytest.mark.parametrize(
-    ("code", "marked"),
+    ("code", "noted"),
     [
-        ("print(input() == 'work', flush=True); input()", True),
-        ("raise SystemExit(1)", False),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", False),
+        ("print(input(), flush=True); input()", ""),
+        ("raise ValueError('no such device')", "ValueError: no such device"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", ""),
     ],
 )
 def test_a_process_that_dies_is_not_waited_for(
-    code: str, marked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: str, noted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "child.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    process = helper.Ahead("child", "work", tmp_path / "of" / "marker")
-    helper.start(process)
-    helper.wait()
-    assert (tmp_path / "of" / "marker").is_file() is marked
+    notes = list[str]()
+    process = helper.Helper("child", note=notes.append)
+    process.send("update")
+    helper.expect("update", process)
+    helper.wait("update")
+    assert process.done["update"].is_set() or process.ended
+    helper.wait("update")  # nobody is expected any more
     process.process.kill()
     process.thread.join(20)
     assert process.process.returncode is not None
+    assert noted in "".join(notes)
+    assert bool(notes) is bool(noted)
+
+
+def test_kernels_are_requested_once_and_the_processes_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Process:
+        def __init__(self, module: str) -> None:
+            self.pieces = list[str]()
+            self.waited = list[str]()
+            self.closed = False
+            started.append(self)
+
+        def send(self, line: str) -> None:
+            self.pieces.append(json.loads(line)[0])
+
+        def wait(self, piece: str) -> None:
+            self.waited.append(piece)
+
+        def close(self) -> None:
+            self.closed = True
+
+    started = list[Process]()
+    monkeypatch.setattr(kernels_ahead, "Helper", Process)
+    monkeypatch.setattr(kernels_ahead, "cores", lambda: 8)
+    monkeypatch.setattr(kernels_ahead, "_source", lambda: b"")
+    monkeypatch.setattr(kernels_ahead, "_known", set())
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "GPU")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("amata.engine.compiler._CHOSEN_FOLDER", str(tmp_path))
+    first, other, third = (
+        Kernel(kind, (n, 64, 32, 32), torch.uint8, None, torch.float32)
+        for kind, n in ((1, 128), (1, 64), (4, 128))
+    )
+    on_disk = kernels_ahead._marker(third.name(), "GPU")
+    assert on_disk is not None
+    for kernel in (first, other, first):  # the number of images is an argument of the kernel
+        kernels_ahead.request(kernel, torch.device("cuda", 0))
+    assert [p.pieces for p in started] == [[first.name()], [], [], []]
+    on_disk.parent.mkdir(parents=True)
+    on_disk.touch()
+    kernels_ahead.request(third, torch.device("cuda", 0))
+    kernels_ahead.wait(third)
+    assert not any(p.closed for p in started)
+    kernels_ahead.wait(other)
+    assert started[0].waited == [first.name()]
+    assert all(p.closed for p in started)
+    assert sum(len(p.pieces) for p in started) == 1

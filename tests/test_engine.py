@@ -18,8 +18,9 @@ from amata.batch import Batch
 from amata.distributed import convert_sync_batchnorm
 from amata.engine import EMA, EvalCopy, FastNet, PlainNet, backend_settings, compiler, make_net
 from amata.engine.attack_copy import AttackCopy, find_foldable_batchnorms
-from amata.engine.fused_conv import available, fused_conv, fused_conv_gradient, pack, tile_for
+from amata.engine.fused_conv import fused_conv, fused_conv_gradient, pack
 from amata.engine.graphs import Graph
+from amata.engine.halo_launch import available, tile_for
 from amata.engine.passes import attack_objective, update_objective
 from amata.errors import AmataError
 from amata.losses import ce, smooth_ce

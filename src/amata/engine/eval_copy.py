@@ -48,6 +48,9 @@ class EvalCopy(nn.Module):
         self.compiled: Callable[[nn.Module, Tensor], Tensor] = (
             compiled_forward(repr(self.copy)) if has_compiler() else _forward
         )
+        self.infers = False
+        """Whether passes without gradients have compiled code of their own: a little faster, but
+        twice the code to compile."""
         self.out_of_range = torch.zeros((), dtype=torch.bool, device=first.device)
         """Whether fp16 gave values that are not finite, or wrong logits. On the device."""
         self.eval()
@@ -75,6 +78,9 @@ class EvalCopy(nn.Module):
             return _forward(self.copy, x)
         if x.is_cuda and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
+        if not (self.infers or torch.is_grad_enabled()):
+            with torch.enable_grad():
+                return self._logits(x.detach().requires_grad_()).detach()
         torch._dynamo.maybe_mark_dynamic(x, 0)
         return self.compiled(self.copy, x)
 
@@ -90,10 +96,13 @@ class EvalCopy(nn.Module):
                 far = (self(x) - z).abs().amax(1) > TOLERANCE * (z.amax(1) - z.amin(1))
             self.out_of_range = self.out_of_range | far.any()
 
-    def warm_up(self, x: Tensor) -> None:
-        """Compile the forward and backward pass now, so that no attack's time includes it."""
-        with torch.no_grad():
-            self(x)
+    def warm_up(self, x: Tensor, *, infers: bool = False) -> None:
+        """Compile the forward and backward pass now, so that no attack's time includes it. With
+        `infers` also a forward pass alone, for attacks that make many of them."""
+        self.infers = infers
+        if infers:
+            with torch.no_grad():
+                self(x)
         x = x.detach().clone().requires_grad_()
         torch.autograd.grad(self(x).sum(), x)
 

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from amata.engine import ahead
 from amata.engine.apply import ApplyGraph, is_graphable
 from amata.engine.ascent import AscentGraph, ascent_step
 from amata.engine.attack_copy import AttackCopy, copy_and_fold
@@ -73,6 +74,7 @@ class FastNet(RecordedNet):
         self.attack_copy_is_stale = False
         self.attack_copy_is_used = False
         self.has_stepped = False
+        self.is_on_trial = False
         if self.graphed:
             if self.layout and self.ema is not None:
                 self.ema.model.to(memory_format=self.layout)  # type: ignore[call-overload]
@@ -157,6 +159,7 @@ class FastNet(RecordedNet):
         variants = {verb: set(seen) for verb, seen in self.variants.items()}
         evals = self.device_evals.clone()
         self.attack_copy_is_stale = True
+        self.is_on_trial = True
         try:
             with on_trial(self, keep_tensors=self.graphed):
                 # The second step starts from an update, and from the state that the first created.
@@ -166,6 +169,7 @@ class FastNet(RecordedNet):
         finally:
             self.device_evals.copy_(evals)
             self.variants = variants
+            self.is_on_trial = False
             self.attack_copy_is_stale = True
         self._synchronize()
         self.compile_seconds = compiled_before + time.perf_counter() - started
@@ -455,10 +459,18 @@ class FastNet(RecordedNet):
         self.attack_copy_is_stale = False
         if "refresh" in self.graphs:
             self.graphs["refresh"]()
+        elif (
+            self.is_on_trial
+        ):  # so that the attack is compiled first; another process compiles this
+            self.attack_copy.refresh()
         elif self.graphed or self.compiled:
             self._attempt(self._first_refresh)
         else:
             self.attack_copy.refresh()
+
+    def compile_refresh(self) -> None:
+        with self._compiling():
+            self._refresher()()
 
     def _first_refresh(self) -> None:
         refresh = self._refresher()
@@ -469,6 +481,8 @@ class FastNet(RecordedNet):
     def _refresher(self) -> Callable[[], None]:
         """The work that copies the weights into the attack copy, to be run or recorded."""
         copy, copy_weights = self.attack_copy, self._best(copy_and_fold)
+        if self.compiled:
+            ahead.wait("refresh")
         return lambda: copy_weights(copy.copied, copy.folded, copy.chains)
 
     def _attack_state(self) -> list[Tensor]:

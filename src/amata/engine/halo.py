@@ -200,7 +200,7 @@ def _consumer(
             gl.store(y_ptr + at, g.to(gl.bfloat16), mask=inside)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["pixels", "pairs"])
 def halo_kernel(
     x_desc, w_desc, y_ptr, a_ptr, r_ptr, m_ptr, s_ptr, t_ptr, pixels, pairs,
     C: gl.constexpr, CO: gl.constexpr, H: gl.constexpr, W: gl.constexpr, BM: gl.constexpr,

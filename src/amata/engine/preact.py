@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from amata.engine.fused_conv import CHANNELS, available, fused_conv, fused_conv_gradient, tile_for
+from amata.engine.fused_conv import fused_conv, fused_conv_gradient
+from amata.engine.halo_launch import CHANNELS, available, tile_for
 from amata.engine.layers import ConvReLU, conv_relu
 
 

@@ -73,7 +73,7 @@ class RecordedNet(PlainNet):
         if key in self.graphs or not self.graphed:
             return self._run(key, make, tensors, self._train_state)
         if self.compiled:
-            ahead.wait()
+            ahead.wait("update")
         with self._static_gradients():
             result = self._run(key, make, tensors, self._train_state)
         if self.compiled and self.marker is not None:

@@ -148,7 +148,7 @@ class Loop:
             stats = self.state.stats.with_gradients(self.model, x, y, z)
             self.state = replace(self.state, stats=stats)
         if not self.warm and isinstance(counter.model, EvalCopy):
-            counter.model.warm_up(x)
+            counter.model.warm_up(x, infers=any(attack.gathers for attack in self.attacks))
             if counter.model.fp16 and any(a.perturbs and not in_fp16(a) for a in self.attacks):
                 self._tf32_copy().warm_up(x)
         self.warm = True

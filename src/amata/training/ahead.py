@@ -1,11 +1,13 @@
-"""Compile a recipe's update, then its evaluation, in a second process while the first one compiles
-the attack. Only for built-in networks, methods and data sets: it never runs a user's code."""
+"""Compile a recipe's update in a second process, and the refresh of the attack copy and the
+evaluation in a third, while the first one compiles the attack. Only for built-in networks, methods
+and data sets: they never run a user's code."""
 
 import hashlib
 import json
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,31 +33,42 @@ from amata.training.optim import make_optimizer
 from amata.training.setup import build_network
 from amata.training.work import planned_work
 
+PROCESSES = (("update",), ("refresh", "evaluation"))
+"""The pieces that each process compiles."""
 MEMORY_SHARE = 0.25
-"""The most that the second process takes of the GPU's memory."""
+"""The most that each process takes of the GPU's memory."""
 
 
-def compile_ahead(recipe: Recipe, device: torch.device) -> ahead.Ahead | None:
-    """Start the second process, if it helps: None without a GPU, with few cores, for what is not
-    built in, or if the code is on disk already."""
+def compile_ahead(
+    recipe: Recipe, device: torch.device, note: Callable[[str], None] = lambda text: None
+) -> list[ahead.Helper]:
+    """Start the processes that help: none without a GPU, with few cores, for what is not built in,
+    or if the code is on disk already."""
     if device.type != "cuda" or launched() or ahead.cores() < ahead.MIN_CORES or not suits(recipe):
-        return None
+        return []
     if not has_compiler():
-        return None
+        return []
     keep_on_disk()
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if folder is None:
-        return None
-    marker = Path(folder) / "amata" / _key(recipe, torch.cuda.get_device_name(device))
-    if marker.is_file():
-        return None
-    description = json.dumps({"tables": recipe.tables, "device": str(device)})
-    try:
-        process = ahead.Ahead("amata.training.ahead", description, marker)
-    except OSError:  # no memory for another process
-        return None
-    ahead.start(process)
-    return process
+        return []
+    key = _key(recipe, torch.cuda.get_device_name(device))
+    threads = max(ahead.cores() // 2, 2)
+    helpers = list[ahead.Helper]()
+    for pieces in PROCESSES:
+        marker = Path(folder) / "amata" / f"{key}-{pieces[0]}"
+        if marker.is_file():
+            continue
+        try:
+            helper = ahead.Helper("amata.training.ahead", threads=threads, note=note)
+        except OSError:  # no memory for another process
+            return helpers
+        work = {"tables": recipe.tables, "device": str(device), "pieces": pieces}
+        helper.send(json.dumps({**work, "marker": str(marker)}))
+        for piece in pieces:
+            ahead.expect(piece, helper)
+        helpers.append(helper)
+    return helpers
 
 
 def suits(recipe: Recipe) -> bool:
@@ -112,22 +125,25 @@ class UpdateNet(FastNet):
         self.optimizer.zero_grad(set_to_none=not self.graphed)
 
 
-def compile_update(recipe: Recipe, device: torch.device, *, compiled: bool | None = None) -> None:
-    """Compile what the recipe's method does to the weights, on random images."""
+def _net(recipe: Recipe, device: torch.device, compiled: bool | None) -> UpdateNet:
     known = find_dataset(recipe.data.name)
     model = build_network(recipe, known.shape[0], known.classes).to(device).train()
-    on_gpu = device.type == "cuda"
-    net = UpdateNet(
+    return UpdateNet(
         model,
         make_optimizer(model, recipe.optim, known.shape),
-        precision=choose_precision(recipe.train.precision, on_gpu, True),
+        precision=choose_precision(recipe.train.precision, device.type == "cuda", True),
         loss=smooth_ce(recipe.optim.label_smoothing),
         attack_mode=recipe.train.attack_mode,
         first_layer=recipe.model.first_layer,
         compiled=compiled,
     )
+
+
+def compile_update(recipe: Recipe, device: torch.device, *, compiled: bool | None = None) -> None:
+    """Compile what the recipe's method does to the weights, on random images."""
+    net, shape = _net(recipe, device, compiled), find_dataset(recipe.data.name).shape
     n = recipe.data.batch_size
-    x, y = torch.rand(n, *known.shape, device=device), torch.zeros(n, dtype=torch.long).to(device)
+    x, y = torch.rand(n, *shape, device=device), torch.zeros(n, dtype=torch.long).to(device)
     ids = torch.arange(n, device=device)
     part = Batch(x, y, ids, n).parts(recipe.train.accumulate)[0]
     net.part_weight = len(part.x) / n
@@ -136,6 +152,11 @@ def compile_update(recipe: Recipe, device: torch.device, *, compiled: bool | Non
     assert plan
     rng = torch.Generator(device).manual_seed(0)
     recipe.method.step(net, part, plan[-1], rng, {})
+
+
+def compile_refresh(recipe: Recipe, device: torch.device, *, compiled: bool | None = None) -> None:
+    """Compile what copies the weights into the attack copy."""
+    _net(recipe, device, compiled).compile_refresh()
 
 
 def compile_evaluation(recipe: Recipe, device: torch.device) -> None:
@@ -150,8 +171,15 @@ def compile_evaluation(recipe: Recipe, device: torch.device) -> None:
     evaluate(model, images, ball=recipe.ball, attacks=["pgd-2"], **options)
 
 
+COMPILE = {
+    "update": compile_update,
+    "refresh": compile_refresh,
+    "evaluation": compile_evaluation,
+}
+
+
 def main() -> None:
-    """The second process: the description is the first line of its input."""
+    """Another process: the description of its work is the first line of its input."""
     described = json.loads(sys.stdin.readline())
 
     def end_with_parent() -> None:
@@ -165,14 +193,16 @@ def main() -> None:
         return
     if not pays(recipe):
         return
-    torch.cuda.set_per_process_memory_fraction(MEMORY_SHARE, device)
-    if device.index is not None:
-        torch.cuda.set_device(device)
+    torch.cuda.set_device(torch.device(device.type, device.index or 0))
+    torch.cuda.set_per_process_memory_fraction(MEMORY_SHARE)
     fixed = recipe.train.deterministic
-    with backend_settings(benchmark=not fixed, deterministic=fixed):
-        compile_update(recipe, device)
-    print("compiled", flush=True)
-    compile_evaluation(recipe, device)
+    for piece in described["pieces"]:
+        with backend_settings(benchmark=not fixed, deterministic=fixed):
+            COMPILE[piece](recipe, device)
+        print(piece, flush=True)
+    marker = Path(described["marker"])
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()
 
 
 if __name__ == "__main__":

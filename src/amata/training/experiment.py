@@ -99,7 +99,7 @@ def _run(
     device = resolve_device(recipe.train.device)
     check_attacks(recipe)
     check_consistent(recipe, planned_controls(recipe.schedule, recipe.train.epochs))
-    compile_ahead(recipe, device)
+    compile_ahead(recipe, device, reporter.note)
     loading = Loading(recipe)
     trainer = None
     with suppress(InputError):  # raised again below, after an error of the data

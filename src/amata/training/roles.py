@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from amata.attacks.preserve import untouched
+from amata.engine.cudnn import no_cudnn_benchmark
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
@@ -59,7 +60,7 @@ def _outer(model: nn.Module, shape: tuple[int, ...]) -> list[Tensor]:
     hooks = [m.register_forward_hook(record) for m in model.modules() if isinstance(m, kinds)]
     first = next(model.parameters())
     try:
-        with untouched(model):
+        with untouched(model), no_cudnn_benchmark():
             for p in model.parameters():  # frozen ones too: they are part of the graph then
                 p.requires_grad_(p.is_floating_point())
             x = torch.zeros(1, *shape, dtype=first.dtype, device=first.device)
