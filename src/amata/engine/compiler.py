@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,20 @@ BACKEND = "inductor"
 AUTOCAST = {f"torch.amp.autocast_mode._{verb}_autocast": "1" for verb in ("enter", "exit")}
 
 
-@cache
-def has_compiler() -> bool:
-    """Whether Triton is installed, and the C compiler that it calls."""
-    from torch.utils._triton import has_triton
-
+def may_compile() -> bool:
+    """Whether Triton seems to be installed, and the C compiler that it calls."""
     named = os.environ.get("CC")
-    return has_triton() and any(
+    return find_spec("triton") is not None and any(
         shutil.which(name) for name in ([named] if named else ["gcc", "cc", "clang"])
     )
+
+
+@cache
+def has_compiler() -> bool:
+    """Whether they are installed and Triton works on the GPU: to find out takes a second."""
+    from torch.utils._triton import has_triton
+
+    return may_compile() and has_triton()
 
 
 def compiled(function: Callable[..., Any], backend: Any = "inductor") -> Callable[..., Any]:

@@ -464,15 +464,12 @@ class FastNet(RecordedNet):
         ):  # so that the attack is compiled first; another process compiles this
             self.attack_copy.refresh()
         elif self.graphed or self.compiled:
-            self._attempt(self._first_refresh)
+            self._attempt(self.first_refresh)
         else:
             self.attack_copy.refresh()
 
-    def compile_refresh(self) -> None:
-        with self._compiling():
-            self._refresher()()
-
-    def _first_refresh(self) -> None:
+    def first_refresh(self) -> None:
+        """Compile and record the refresh of the attack copy."""
         refresh = self._refresher()
         if self.graphed:
             self.graphs["refresh"] = Graph(refresh, (), pool=self.pool)

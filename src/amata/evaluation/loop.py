@@ -223,7 +223,7 @@ class Loop:
     ) -> Tensor:
         """The attack's images. If fp16 cannot hold the values, the attack runs again in TF32."""
         copy, ball = counter.model, self.ball
-        if not (isinstance(copy, EvalCopy) and copy.fp16):
+        if not (isinstance(copy, EvalCopy) and copy.fp16 and attack.perturbs):
             return attack(counter, x, y, ball=ball, seed=seed)
         if in_fp16(attack):
             copy.compare(zip(x.split(size), z.split(size), strict=True))

@@ -5,6 +5,7 @@ and data sets: they never run a user's code."""
 import hashlib
 import json
 import os
+import platform
 import sys
 import threading
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from amata.batch import Batch
 from amata.data import find_dataset
 from amata.distributed import launched
 from amata.engine import FastNet, ahead, backend_settings, choose_precision
-from amata.engine.compiler import has_compiler, keep_on_disk
+from amata.engine.compiler import has_compiler, keep_on_disk, may_compile
 from amata.engine.worth import choose, seconds_saved
 from amata.evaluation import evaluate
 from amata.evaluation.corruptions import is_attack
@@ -46,13 +47,13 @@ def compile_ahead(
     or if the code is on disk already."""
     if device.type != "cuda" or launched() or ahead.cores() < ahead.MIN_CORES or not suits(recipe):
         return []
-    if not has_compiler():
+    if not may_compile():
         return []
     keep_on_disk()
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if folder is None:
         return []
-    key = _key(recipe, torch.cuda.get_device_name(device))
+    key = _key(recipe, f"{platform.node()} {device}")  # asking for the GPU's name takes a second
     threads = max(ahead.cores() // 2, 2)
     helpers = list[ahead.Helper]()
     for pieces in PROCESSES:
@@ -156,7 +157,7 @@ def compile_update(recipe: Recipe, device: torch.device, *, compiled: bool | Non
 
 def compile_refresh(recipe: Recipe, device: torch.device, *, compiled: bool | None = None) -> None:
     """Compile what copies the weights into the attack copy."""
-    _net(recipe, device, compiled).compile_refresh()
+    _net(recipe, device, compiled).first_refresh()
 
 
 def compile_evaluation(recipe: Recipe, device: torch.device) -> None:
@@ -189,15 +190,15 @@ def main() -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
     recipe = parse(described["tables"], "ahead")
     device = resolve_device(described["device"])
-    if not suits(recipe) or device.type != "cuda":
+    if not suits(recipe) or device.type != "cuda" or not has_compiler() or not pays(recipe):
         return
-    if not pays(recipe):
-        return
+    if "update" not in described["pieces"]:
+        os.nice(5)  # what is needed later must not hold up what is needed now
     torch.cuda.set_device(torch.device(device.type, device.index or 0))
     torch.cuda.set_per_process_memory_fraction(MEMORY_SHARE)
-    fixed = recipe.train.deterministic
     for piece in described["pieces"]:
-        with backend_settings(benchmark=not fixed, deterministic=fixed):
+        # cuDNN's choice of algorithms is not kept on disk.
+        with backend_settings(benchmark=False, deterministic=recipe.train.deterministic):
             COMPILE[piece](recipe, device)
         print(piece, flush=True)
     marker = Path(described["marker"])

@@ -138,7 +138,7 @@ def _prepared_trainer(
     known = data.find_dataset(c.name)
     if known.loader is None:
         return None
-    model = build_model_for(recipe, known.shape, known.classes, reporter.note)
+    model = build_model_for(recipe, known.shape, known.classes, device, reporter.note)
     held_out = c.valid if c.valid >= 1 else c.valid * known.images
     count = min(int(known.images - held_out), c.limit or known.images)
     trainer = prepare(model, recipe, device, Expected(known.shape, count), reporter.note)

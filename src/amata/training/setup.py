@@ -8,6 +8,7 @@ from torch import nn
 
 from amata import data, models
 from amata.attacks.checks import forward
+from amata.engine.cudnn import no_cudnn_benchmark
 from amata.errors import InputError, shorten
 from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
@@ -112,11 +113,16 @@ def build_model(
 
 
 def build_model_for(
-    recipe: Recipe, shape: tuple[int, int, int], classes: int, note: Callable[[str], None]
+    recipe: Recipe,
+    shape: tuple[int, int, int],
+    classes: int,
+    device: torch.device,
+    note: Callable[[str], None],
 ) -> nn.Module:
-    """The same as `build_model` for a caller's own recipe, before its images are there."""
-    model = _with_weights(recipe, shape[0], classes, True, None, note)
-    return _checked(model, torch.zeros(2, *shape), classes, recipe.model.name)
+    """The same as `build_model` for a caller's own recipe, before its images are there; on the
+    device, because the data are being decoded by all cores."""
+    model = _with_weights(recipe, shape[0], classes, True, None, note).to(device)
+    return _checked(model, torch.zeros(2, *shape, device=device), classes, recipe.model.name)
 
 
 def _with_weights(
@@ -142,7 +148,7 @@ def _with_weights(
 
 def _checked(model: nn.Module, x: torch.Tensor, classes: int, name: str) -> nn.Module:
     """The model in train mode, if it gives logits of these images."""
-    with torch.no_grad():
+    with torch.no_grad(), no_cudnn_benchmark():
         out = forward(model.eval(), x)
     if not isinstance(out, torch.Tensor) or out.dim() != 2 or len(out) != len(x):
         kind = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
