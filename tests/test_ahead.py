@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from amata import recipes
+from amata.engine import FastNet, kernels_ahead
 from amata.engine import ahead as helper
-from amata.engine import kernels_ahead
 from amata.engine.attack_copy import copy_and_fold
 from amata.engine.halo_launch import Kernel
 from amata.engine.passes import update_objective
+from amata.models import build
 from amata.training import ahead
 
 
@@ -157,3 +158,17 @@ def test_kernels_are_requested_once_and_the_processes_end(
     assert started[0].waited == [first.name()]
     assert all(p.closed for p in started)
     assert sum(len(p.pieces) for p in started) == 1
+
+
+def test_the_order_of_compiling_does_not_change_what_dynamo_knows_of_a_tensor() -> None:
+    model = build("preactresnet18", in_channels=3, classes=10, seed=0)
+    net = FastNet(model, torch.optim.SGD(model.parameters(), lr=0.1), compiled=True)
+    net._refresher()
+    attack_copy = net.attack_copy
+    tensors = [t for pair in attack_copy.copied for t in pair]
+    for weight, bias, conv, norm in attack_copy.folded:
+        tensors += [weight, bias, conv.weight, *norm.parameters(), *norm.buffers()]
+    for chain in attack_copy.chains:
+        tensors += [*chain.scales, *chain.shifts]
+    assert tensors
+    assert all(hasattr(t, "_dynamo_static_input_type") or t._is_view() for t in tensors)

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 _CHOSEN_FOLDER = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
 """The user's folder for compiled code. Read here: Inductor sets the variable when imported."""
@@ -74,6 +76,21 @@ def compiling() -> Iterator[None]:
             known = {**inductor.unsafe_marked_cacheable_functions, **AUTOCAST}
             stack.enter_context(inductor.patch(unsafe_marked_cacheable_functions=known))
         yield
+
+
+def mark_static(*models: nn.Module) -> None:
+    """Say that the tensors of these networks stay where they are. Dynamo does so itself when it
+    traces a network, and what is known of a tensor is part of the key of compiled code on disk. So
+    the order in which functions of the same network are compiled would change the key."""
+    import torch._dynamo
+
+    for model in models:
+        for module in model.modules():
+            lists = [v for v in vars(module).values() if isinstance(v, list)]
+            own = [*module._parameters.values(), *module._buffers.values(), *chain(*lists)]
+            for t in own:
+                if isinstance(t, Tensor):
+                    torch._dynamo.mark_static_address(t, guard=False)
 
 
 def cache_folder() -> Path:

@@ -28,6 +28,7 @@ from amata.engine.apply import ApplyGraph, is_graphable
 from amata.engine.ascent import AscentGraph, ascent_step
 from amata.engine.attack_copy import AttackCopy, copy_and_fold
 from amata.engine.batchnorm import compile_with_batchnorm
+from amata.engine.compiler import mark_static
 from amata.engine.cudnn import no_cudnn_benchmark
 from amata.engine.early_stop import EarlyStop, bucket_size, stop_or_step
 from amata.engine.graphs import Graph
@@ -479,6 +480,7 @@ class FastNet(RecordedNet):
         """The work that copies the weights into the attack copy, to be run or recorded."""
         copy, copy_weights = self.attack_copy, self._best(copy_and_fold)
         if self.compiled:
+            mark_static(self.model, copy.model)
             ahead.wait("refresh")
         return lambda: copy_weights(copy.copied, copy.folded, copy.chains)
 

@@ -27,6 +27,19 @@ _known: set[str] = set()
 _lock = threading.Lock()
 
 
+def prepare() -> None:
+    """Start the processes before the first request, if there is no kernel on disk yet: importing
+    torch takes them seconds."""
+    with _lock:
+        if cores() >= MIN_CORES and not _helpers and not _known and not _on_disk():
+            _start()
+
+
+def _start() -> None:
+    count = min(PROCESSES, cores() // 2)
+    _helpers.extend(Helper("amata.engine.kernels_ahead") for _ in range(count))
+
+
 def request(kernel: Kernel, device: torch.device) -> None:
     """Have a kernel compiled, once, unless it is on disk or there are few cores."""
     name = kernel.name()
@@ -38,8 +51,7 @@ def request(kernel: Kernel, device: torch.device) -> None:
         if marker is None or marker.is_file():
             return
         if not _helpers:
-            count = min(PROCESSES, cores() // 2)
-            _helpers.extend(Helper("amata.engine.kernels_ahead") for _ in range(count))
+            _start()
         helper = _helpers[len(_requested) % len(_helpers)]
         dtypes = [str(d).removeprefix("torch.") if d else None for d in kernel[2:]]
         helper.send(
@@ -71,14 +83,24 @@ def _source() -> bytes:
     return triton.__version__.encode() + Path(__file__).with_name("halo.py").read_bytes()
 
 
-def _marker(name: str, device: str) -> Path | None:
-    """The file that says that the kernel is on disk; None if nothing is kept there."""
+def _folder() -> Path | None:
     keep_on_disk()
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if folder is None:
+    return None if folder is None else Path(folder) / "amata"
+
+
+def _on_disk() -> bool:
+    """Whether any kernel is, or none can be kept there."""
+    folder = _folder()
+    return folder is None or any(folder.glob("kernel-*"))
+
+
+def _marker(name: str, device: str) -> Path | None:
+    """The file that says that the kernel is on disk; None if nothing is kept there."""
+    if (folder := _folder()) is None:
         return None
     key = hashlib.sha256(_source() + f"{device} {name}".encode()).hexdigest()[:32]
-    return Path(folder) / "amata" / f"kernel-{key}"
+    return folder / f"kernel-{key}"
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from amata.engine import kernels_ahead
 from amata.engine.fused_conv import fused_conv, fused_conv_gradient
 from amata.engine.halo_launch import CHANNELS, available, tile_for
 from amata.engine.layers import ConvReLU, conv_relu
@@ -31,6 +32,8 @@ class PreActChain(nn.Module):
         self.blocks: Any = blocks
         self.norms: Any = nn.ModuleList(norms)
         self.kernels = available(norm.weight.device)
+        if self.kernels:
+            kernels_ahead.prepare()
 
     @staticmethod
     def suits(blocks: nn.Module, norm: nn.Module) -> bool:

@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,8 @@ def compile_ahead(
         except OSError:  # no memory for another process
             return helpers
         work = {"tables": recipe.tables, "device": str(device), "pieces": pieces}
-        helper.send(json.dumps({**work, "marker": str(marker)}))
+        first = str(Path(folder) / "amata" / f"{key}-update")
+        helper.send(json.dumps({**work, "marker": str(marker), "first": first}))
         for piece in pieces:
             ahead.expect(piece, helper)
         helpers.append(helper)
@@ -179,6 +181,14 @@ COMPILE = {
 }
 
 
+def _wait_for(marker: Path) -> None:
+    """Wait until another process has created this file, but not for ever."""
+    for _ in range(200):
+        if marker.is_file():
+            return
+        time.sleep(0.2)
+
+
 def main() -> None:
     """Another process: the description of its work is the first line of its input."""
     described = json.loads(sys.stdin.readline())
@@ -197,6 +207,8 @@ def main() -> None:
     torch.cuda.set_device(torch.device(device.type, device.index or 0))
     torch.cuda.set_per_process_memory_fraction(MEMORY_SHARE)
     for piece in described["pieces"]:
+        if piece == "evaluation":  # it is needed last
+            _wait_for(Path(described["first"]))
         # cuDNN's choice of algorithms is not kept on disk.
         with backend_settings(benchmark=False, deterministic=recipe.train.deterministic):
             COMPILE[piece](recipe, device)
