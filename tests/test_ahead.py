@@ -1,6 +1,10 @@
-"""Compiling in a second process: it fills caches, and changes nothing else."""
+"""Compiling in other processes: they fill caches, and change nothing else."""
 
 import json
+import os
+import signal
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +12,9 @@ import pytest
 import torch
 
 from amata import recipes
+from amata.ahead import folder, process
+from amata.ahead.server import Forks, Piece
 from amata.engine import FastNet, kernels_ahead
-from amata.engine import ahead as helper
 from amata.engine.attack_copy import copy_and_fold
 from amata.engine.halo_launch import Kernel
 from amata.engine.passes import update_objective
@@ -40,8 +45,7 @@ def test_the_second_process_reads_the_same_recipe() -> None:
         assert recipes.parse(tables, "ahead").tables == recipe.tables
 
 
-def test_short_runs_are_not_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amata.engine.worth.has_compiler", lambda: True)
+def test_short_runs_are_not_compiled_ahead() -> None:
     assert ahead.pays(recipes.load("cifar10-amata-quick"))
     assert not ahead.pays(recipes.load("cifar10-amata-quick", ["train.epochs=2"]))
     assert ahead.pays(recipes.load("mnist5k-amata", ["train.compile=always"]))
@@ -49,7 +53,7 @@ def test_short_runs_are_not_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_is_compiled_ahead_has_one_name_for_every_seed_and_length() -> None:
     def key(*changes: str) -> str:
-        return ahead._key(recipes.load("cifar10-pgd10", list(changes)), "GPU")
+        return ahead._key(recipes.load("cifar10-pgd10", list(changes)))
 
     assert key() == key("train.seed=5", "train.epochs=3", "optim.lr=0.3")
     others = (
@@ -80,16 +84,27 @@ def test_only_its_own_piece_is_compiled(method: str, monkeypatch: pytest.MonkeyP
 
 
 def test_a_cpu_or_few_cores_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start() -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(ahead, "server", start)
+    monkeypatch.setattr(process, "server", start)
     recipe = recipes.load("cifar10-pgd10")
-    assert ahead.compile_ahead(recipe, torch.device("cpu")) == []
-    monkeypatch.setattr(helper, "cores", lambda: 2)
-    assert ahead.compile_ahead(recipe, torch.device("cuda")) == []
+    ahead.compile_ahead(recipe, torch.device("cpu"))
+    monkeypatch.setattr(process, "GPU_FILES", ())
+    process.start_early("cifar10-pgd10", [])
+    monkeypatch.setattr(process, "GPU_FILES", (__file__,))
+    for module in (ahead, process):
+        monkeypatch.setattr(module, "cores", lambda: 2)
+    ahead.compile_ahead(recipe, torch.device("cuda"))
+    process.start_early("cifar10-pgd10", [])
 
 
 @pytest.mark.parametrize(
     ("code", "noted"),
     [
-        ("print(input(), flush=True); input()", ""),
+        ("print(input()[1:-1].split(': ')[1][1:-1], flush=True); input()", ""),
+        ("print('failed update: ValueError: no such device', flush=True)", "no such device"),
         ("raise ValueError('no such device')", "ValueError: no such device"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", ""),
     ],
@@ -100,64 +115,112 @@ def test_a_process_that_dies_is_not_waited_for(
     (tmp_path / "child.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     notes = list[str]()
-    process = helper.Helper("child", note=notes.append)
-    process.send("update")
-    helper.expect("update", process)
-    helper.wait("update")
-    assert process.done["update"].is_set() or process.ended
-    helper.wait("update")  # nobody is expected any more
-    process.process.kill()
-    process.thread.join(20)
-    assert process.process.returncode is not None
+    child = process.Server("child")
+    child.note = notes.append
+    child.send({"piece": "update"})
+    process.expect("update", child, "update")
+    process.wait("update")
+    assert child.done["update"].is_set() or child.ended
+    process.wait("update")  # nobody is expected any more
+    child.process.kill()
+    child.thread.join(20)
+    assert child.process.returncode is not None
     assert noted in "".join(notes)
     assert bool(notes) is bool(noted)
 
 
-def test_kernels_are_requested_once_and_the_processes_end(
+def test_pieces_have_processes_of_their_own(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+
+    def work(name: str, seconds: float = 0.0) -> None:
+        if name == "bad":
+            raise ValueError("not this one")
+        if name == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(seconds)
+        with log.open("a") as file:
+            file.write(f"{name} {os.getpid()}\n")
+
+    names = ["first", "bad", "killed", "a", "b", "last"]
+    forks = Forks(most_kernels=1)
+    for name in names:
+        after = frozenset(names[:-1]) if name == "last" else frozenset[str]()
+        run = partial(work, name, 0.2 if name == "first" else 0.0)
+        forks.waiting.append(Piece(name, run, tmp_path / name, name in "ab", after))
+    while forks.waiting or forks.running:
+        forks.begin()
+        assert sum(p.kernel for p in forks.running.values()) <= 1
+        forks.reap()
+        time.sleep(0.01)
+    said = set(capfd.readouterr().out.splitlines())
+    assert said == {
+        "first", "a", "b", "last", "failed bad: ValueError: not this one",
+        "failed killed: killed by signal 9",
+    }  # fmt: skip
+    rows = [line.split() for line in log.read_text().splitlines()]
+    assert rows[-1][0] == "last"
+    assert len({pid for _, pid in rows} | {str(os.getpid())}) == 5
+    assert {path.name for path in tmp_path.iterdir()} == {"log", "first", "a", "b", "last"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it would compile")
+def test_the_server_reads_a_command_and_ends_with_its_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Process:
-        def __init__(self, module: str) -> None:
-            self.pieces = list[str]()
-            self.waited = list[str]()
-            self.closed = False
-            started.append(self)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    notes, server = list[str](), process.Server()
+    server.note = notes.append
+    recipe = recipes.load("cifar10-pgd10", ["data.batch_size=64"])
+    server.send({"recipe": "cifar10-pgd10", "overrides": ["data.batch_size=6x"]})  # ignored
+    server.send({"recipe": "cifar10-pgd10", "overrides": ["data.batch_size=64"]})
+    for name in ahead.COMPILE:
+        server.wait(f"{ahead._key(recipe)}-{name}")
+    assert server.process.poll() is None
+    assert len(notes) == 3
+    assert all("there is no GPU" in note for note in notes)
+    assert server.process.stdin is not None
+    server.process.stdin.close()
+    server.thread.join(20)
+    assert server.process.returncode == 0
+    assert not [path for path in tmp_path.rglob("*") if path.name.endswith("-update")]
 
-        def send(self, line: str) -> None:
-            self.pieces.append(json.loads(line)[0])
+
+def test_kernels_are_requested_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Process:
+        def __init__(self) -> None:
+            self.sent = list[str]()
+            self.waited = list[str]()
+
+        def send(self, work: dict[str, Any]) -> None:
+            self.sent.append(work["name"])
 
         def wait(self, piece: str) -> None:
             self.waited.append(piece)
 
-        def close(self) -> None:
-            self.closed = True
-
-    started = list[Process]()
-    monkeypatch.setattr(kernels_ahead, "Helper", Process)
+    server = Process()
+    monkeypatch.setattr(kernels_ahead, "server", lambda: server)
     monkeypatch.setattr(kernels_ahead, "cores", lambda: 8)
     monkeypatch.setattr(kernels_ahead, "_source", lambda: b"")
     monkeypatch.setattr(kernels_ahead, "_known", set())
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "GPU")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("amata.engine.compiler._CHOSEN_FOLDER", str(tmp_path))
+    monkeypatch.setattr(folder, "_CHOSEN_FOLDER", str(tmp_path))
     first, other, third = (
         Kernel(kind, (n, 64, 32, 32), torch.uint8, None, torch.float32)
         for kind, n in ((1, 128), (1, 64), (4, 128))
     )
     on_disk = kernels_ahead._marker(third.name(), "GPU")
     assert on_disk is not None
-    for kernel in (first, other, first):  # the number of images is an argument of the kernel
-        kernels_ahead.request(kernel, torch.device("cuda", 0))
-    assert [p.pieces for p in started] == [[first.name()], [], [], []]
     on_disk.parent.mkdir(parents=True)
     on_disk.touch()
-    kernels_ahead.request(third, torch.device("cuda", 0))
-    kernels_ahead.wait(third)
-    assert not any(p.closed for p in started)
-    kernels_ahead.wait(other)
-    assert started[0].waited == [first.name()]
-    assert all(p.closed for p in started)
-    assert sum(len(p.pieces) for p in started) == 1
+    for kernel in (first, other, first, third):  # the number of images is no part of a kernel
+        kernels_ahead.request(kernel, torch.device("cuda", 0))
+    assert server.sent == [first.name()]
+    for kernel in (third, other, first):
+        kernels_ahead.wait(kernel)
+    assert server.waited == [first.name()]
 
 
 def test_the_order_of_compiling_does_not_change_what_dynamo_knows_of_a_tensor() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from amata.engine import choose_precision, compiler, worth
-from amata.engine.compiler import keep_on_disk
+from amata.ahead import folder
+from amata.engine import choose_precision, worth
 from amata.engine.worth import Plan, choose, flops_of, marker_of, seconds_saved
 from amata.errors import InputError
 from tests.conftest import small_net
@@ -59,11 +59,10 @@ def test_compiled_code_is_kept_in_the_cache_folder(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
-    monkeypatch.setattr(compiler, "_CHOSEN_FOLDER", "/mine")
-    keep_on_disk()
+    monkeypatch.setattr(folder, "_CHOSEN_FOLDER", "/mine")
     assert marker_of(small_net(), plan(), "").parent == Path("/mine/amata")  # type: ignore[union-attr]
     # Inductor wrote its default there: nobody chose it.
-    monkeypatch.setattr(compiler, "_CHOSEN_FOLDER", None)
+    monkeypatch.setattr(folder, "_CHOSEN_FOLDER", None)
     markers = {
         marker_of(model, work, settings)
         for model in (small_net(), TinyViT())

@@ -77,6 +77,10 @@ def train(
             train_deterministic=deterministic or None,
         ),
     ]
+    if recipe is not None:
+        from amata.ahead import start_early
+
+        start_early(recipe, set_)
     from amata import recipes as recipe_files
     from amata.console import out as console
     from amata.console import results_table, wall_line

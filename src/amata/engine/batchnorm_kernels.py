@@ -15,7 +15,7 @@ from torch import Tensor
 
 COLUMNS = 64
 """Channels of a tile: 128 bytes in bf16."""
-TILE = 4096
+TILE = 8192
 """Elements of a tile."""
 WARPS = 4
 PROGRAMS_PER_SM = 4

@@ -1,34 +1,21 @@
 """torch.compile for the whole process: what is compiled once serves every network of the same
 structure, and compiled code is kept on disk."""
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from importlib.util import find_spec
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-_CHOSEN_FOLDER = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-"""The user's folder for compiled code. Read here: Inductor sets the variable when imported."""
+from amata.ahead import may_compile, use_folder
 
 BACKEND = "inductor"
 """The backend of torch.compile; another one replaces it everywhere."""
 
 AUTOCAST = {f"torch.amp.autocast_mode._{verb}_autocast": "1" for verb in ("enter", "exit")}
-
-
-def may_compile() -> bool:
-    """Whether Triton seems to be installed, and the C compiler that it calls."""
-    named = os.environ.get("CC")
-    return find_spec("triton") is not None and any(
-        shutil.which(name) for name in ([named] if named else ["gcc", "cc", "clang"])
-    )
 
 
 @cache
@@ -51,7 +38,7 @@ def compiled(function: Callable[..., Any], backend: Any = "inductor") -> Callabl
 @cache
 def _compiled(function: Callable[..., Any], backend: Any) -> Callable[..., Any]:
     if BACKEND == "inductor":
-        keep_on_disk()
+        use_folder()
     return torch.compile(function, dynamic=False, backend=backend)
 
 
@@ -91,23 +78,3 @@ def mark_static(*models: nn.Module) -> None:
             for t in own:
                 if isinstance(t, Tensor):
                     torch._dynamo.mark_static_address(t, guard=False)
-
-
-def cache_folder() -> Path:
-    """Where compiled code is kept: $XDG_CACHE_HOME/amata/compiled or ~/.cache/amata/compiled."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "amata" / "compiled"
-
-
-def keep_on_disk() -> None:
-    """Have Inductor and Triton keep compiled code where it survives a reboot, unless the user
-    chose a folder. Inductor's default is the temporary folder."""
-    if _CHOSEN_FOLDER is not None:
-        return
-    folder = cache_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except (OSError, RuntimeError):  # no home folder, or a read-only one: Inductor's default
-        return
-    if os.access(folder, os.W_OK):
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)

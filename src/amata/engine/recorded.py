@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from amata.engine import ahead
+from amata import ahead
 from amata.engine.ascent import AscentGraph
 from amata.engine.compiler import compiled, compiling, has_compiler
 from amata.engine.cudnn import no_cudnn_benchmark

@@ -2,7 +2,6 @@
 
 import copy
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -10,7 +9,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import nn
 
-from amata.engine.compiler import has_compiler, keep_on_disk
+from amata.ahead import use_folder
+from amata.engine.compiler import has_compiler
 
 Compile = Literal["auto", "always", "never"]
 
@@ -64,14 +64,18 @@ def seconds_saved(model: nn.Module, plan: Plan) -> float | None:
 
 def marker_of(model: nn.Module, plan: Plan | None, settings: str) -> Path | None:
     """The file that says that code for this work is on disk; None if none is kept."""
-    keep_on_disk()
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    folder = use_folder()
     if folder is None or plan is None:
         return None
     device = next(model.parameters()).device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     key = repr((torch.__version__, name, str(model), plan[:2], plan.batch, settings))
-    return Path(folder) / "amata" / hashlib.sha256(key.encode()).hexdigest()[:32]
+    return folder / hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+def is_worth(saved: float | None, takes: float) -> bool:
+    """Whether it saves as many seconds as it takes, or nobody knows."""
+    return saved is None or saved >= takes
 
 
 def choose(mode: Compile, saved: float | None, *, on_disk: bool) -> tuple[bool, str]:
@@ -81,6 +85,6 @@ def choose(mode: Compile, saved: float | None, *, on_disk: bool) -> tuple[bool, 
     if not has_compiler():
         return False, "no Triton or no C compiler"
     takes = WARM_SECONDS if on_disk else COLD_SECONDS
-    if mode == "always" or saved is None or saved >= takes:
+    if mode == "always" or is_worth(saved, takes):
         return True, ""
     return False, f"it would take about {takes:.0f} s and save about {saved:.0f} s"

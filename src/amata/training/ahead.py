@@ -1,33 +1,33 @@
-"""Compile a recipe's update in a second process, and the refresh of the attack copy and the
-evaluation in a third, while the first one compiles the attack. Only for built-in networks, methods
-and data sets: they never run a user's code."""
+"""A recipe's update, refresh of the attack copy and evaluation, compiled by other processes while
+this one compiles the attack. Only for built-in networks, methods and data sets: a user's code is
+never run there."""
 
 import hashlib
 import json
 import os
 import platform
-import sys
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from amata.ahead import MIN_CORES, cores, expect, may_compile, server, use_folder
 from amata.batch import Batch
 from amata.data import find_dataset
 from amata.distributed import launched
-from amata.engine import FastNet, ahead, backend_settings, choose_precision
-from amata.engine.compiler import has_compiler, keep_on_disk, may_compile
-from amata.engine.worth import choose, seconds_saved
+from amata.engine import FastNet, backend_settings, choose_precision
+from amata.engine.compiler import has_compiler
+from amata.engine.worth import COLD_SECONDS, is_worth, seconds_saved
+from amata.errors import AmataError, InputError
 from amata.evaluation import evaluate
 from amata.evaluation.corruptions import is_attack
 from amata.losses import smooth_ce
 from amata.methods import METHODS
 from amata.models import MODELS
-from amata.recipes import Recipe, parse
+from amata.recipes import Recipe, load, parse
 from amata.recipes.schema import PythonData
 from amata.schedules import closed_loop, planned_controls
 from amata.training.device import resolve_device
@@ -35,43 +35,75 @@ from amata.training.optim import make_optimizer
 from amata.training.setup import build_network
 from amata.training.work import planned_work
 
-PROCESSES = (("update",), ("refresh", "evaluation"))
-"""The pieces that each process compiles."""
 MEMORY_SHARE = 0.25
 """The most that each process takes of the GPU's memory."""
 
 
 def compile_ahead(
     recipe: Recipe, device: torch.device, note: Callable[[str], None] = lambda text: None
-) -> list[ahead.Helper]:
-    """Start the processes that help: none without a GPU, with few cores, for what is not built in,
-    or if the code is on disk already."""
-    if device.type != "cuda" or launched() or ahead.cores() < ahead.MIN_CORES or not suits(recipe):
-        return []
-    if not may_compile():
-        return []
-    keep_on_disk()
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if folder is None:
-        return []
-    key = _key(recipe, f"{platform.node()} {device}")  # asking for the GPU's name takes a second
-    threads = max(ahead.cores() // 2, 2)
-    helpers = list[ahead.Helper]()
-    for pieces in PROCESSES:
-        marker = Path(folder) / "amata" / f"{key}-{pieces[0]}"
-        if marker.is_file():
-            continue
-        try:
-            helper = ahead.Helper("amata.training.ahead", threads=threads, note=note)
-        except OSError:  # no memory for another process
-            return helpers
-        work = {"tables": recipe.tables, "device": str(device), "pieces": pieces}
-        first = str(Path(folder) / "amata" / f"{key}-update")
-        helper.send(json.dumps({**work, "marker": str(marker), "first": first}))
-        for piece in pieces:
-            ahead.expect(piece, helper)
-        helpers.append(helper)
-    return helpers
+) -> None:
+    """Have the recipe compiled, if that helps: not without a GPU, with few cores, for what is not
+    built in, or if the code is on disk already."""
+    if device.type != "cuda" or launched() or cores() < MIN_CORES or not suits(recipe):
+        return
+    folder = use_folder()
+    if folder is None or not may_compile():
+        return
+    key = _key(recipe)
+    missing = [name for name in COMPILE if not _marker(folder, key, name).is_file()]
+    if not missing:
+        return
+    try:
+        process = server()
+    except OSError:  # no memory for another process
+        return
+    process.note = note
+    if not process.has_recipe:
+        process.send({"tables": recipe.tables})
+    for name in missing:
+        expect(name, process, f"{key}-{name}")
+
+
+def pieces(job: dict[str, Any]) -> Iterator[tuple[str, Callable[[], None], Path, list[str]]]:
+    """What to compile for a recipe, in the server: names, work, the files that say that it is done,
+    and the names of pieces to wait for. Nothing for a recipe that is wrong or not built in."""
+    try:
+        recipe = (
+            parse(job["tables"], "ahead")
+            if "tables" in job
+            else load(job["recipe"], job["overrides"])
+        )
+    except (AmataError, OSError):  # the first process says what is wrong with it
+        return
+    folder = use_folder()
+    on_gpu = not recipe.train.device.startswith("cpu")
+    if folder is None or not (on_gpu and suits(recipe) and pays(recipe)):
+        return
+    key = _key(recipe)
+    names = [f"{key}-{name}" for name in COMPILE]
+    for name, full in zip(COMPILE, names, strict=True):
+        # What is needed last begins last.
+        after = names[:-1] if full == names[-1] else []
+        yield full, partial(_compile, name, recipe), _marker(folder, key, name), after
+    if "marker" in job:
+        yield "command", lambda: None, Path(job["marker"]), names
+
+
+def _compile(name: str, recipe: Recipe) -> None:
+    device = resolve_device(recipe.train.device)
+    if device.type != "cuda" or not has_compiler():
+        raise InputError("there is no GPU, or Triton does not work on it")
+    if name != "update":
+        os.nice(5)  # what is needed later must not hold up what is needed now
+    torch.cuda.set_device(torch.device(device.type, device.index or 0))
+    torch.cuda.set_per_process_memory_fraction(MEMORY_SHARE)
+    # cuDNN's choice of algorithms is not kept on disk.
+    with backend_settings(benchmark=False, deterministic=recipe.train.deterministic):
+        COMPILE[name](recipe, device)
+
+
+def _marker(folder: Path, key: str, name: str) -> Path:
+    return folder / f"{key}-{name}"
 
 
 def suits(recipe: Recipe) -> bool:
@@ -96,15 +128,16 @@ def pays(recipe: Recipe) -> bool:
     known = find_dataset(recipe.data.name)
     work = planned_work(recipe, known.shape, recipe.data.limit or known.images)
     model = build_network(recipe, known.shape[0], known.classes)
-    return work is None or choose("auto", seconds_saved(model, work), on_disk=False)[0]
+    return work is None or is_worth(seconds_saved(model, work), COLD_SECONDS)
 
 
-def _key(recipe: Recipe, device: str) -> str:
-    """A name for what is compiled: the same for every seed and length of a run."""
+def _key(recipe: Recipe) -> str:
+    """A name for what is compiled: the same for every seed and length of a run. It holds no name of
+    a GPU, because asking for that takes a second."""
     tables = {section: dict(table) for section, table in recipe.tables.items()}
-    for key in ("seed", "epochs", "device", "keep_epochs", "save_minutes", "tensorboard"):
+    for key in ("seed", "epochs", "keep_epochs", "save_minutes", "tensorboard"):
         tables["train"].pop(key, None)
-    of = [torch.__version__, device, tables["data"]["name"], tables["data"]["batch_size"]]
+    of = [torch.__version__, platform.node(), tables["data"]["name"], tables["data"]["batch_size"]]
     of += [tables[section] for section in ("model", "method", "train", "eval")]
     of += [recipe.optim.label_smoothing, recipe.ball.norm]
     return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:32]
@@ -174,49 +207,8 @@ def compile_evaluation(recipe: Recipe, device: torch.device) -> None:
     evaluate(model, images, ball=recipe.ball, attacks=["pgd-2"], **options)
 
 
-COMPILE = {
+COMPILE: dict[str, Callable[[Recipe, torch.device], None]] = {
     "update": compile_update,
     "refresh": compile_refresh,
     "evaluation": compile_evaluation,
 }
-
-
-def _wait_for(marker: Path) -> None:
-    """Wait until another process has created this file, but not for ever."""
-    for _ in range(200):
-        if marker.is_file():
-            return
-        time.sleep(0.2)
-
-
-def main() -> None:
-    """Another process: the description of its work is the first line of its input."""
-    described = json.loads(sys.stdin.readline())
-
-    def end_with_parent() -> None:
-        sys.stdin.read()
-        os._exit(0)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    recipe = parse(described["tables"], "ahead")
-    device = resolve_device(described["device"])
-    if not suits(recipe) or device.type != "cuda" or not has_compiler() or not pays(recipe):
-        return
-    if "update" not in described["pieces"]:
-        os.nice(5)  # what is needed later must not hold up what is needed now
-    torch.cuda.set_device(torch.device(device.type, device.index or 0))
-    torch.cuda.set_per_process_memory_fraction(MEMORY_SHARE)
-    for piece in described["pieces"]:
-        if piece == "evaluation":  # it is needed last
-            _wait_for(Path(described["first"]))
-        # cuDNN's choice of algorithms is not kept on disk.
-        with backend_settings(benchmark=False, deterministic=recipe.train.deterministic):
-            COMPILE[piece](recipe, device)
-        print(piece, flush=True)
-    marker = Path(described["marker"])
-    marker.parent.mkdir(parents=True, exist_ok=True)
-    marker.touch()
-
-
-if __name__ == "__main__":
-    main()
