@@ -28,7 +28,7 @@ from amata.methods import Memory
 from amata.models import build
 from amata.recipes.schema import Optim
 from amata.schedules import Control
-from amata.seeds import generator
+from amata.seeds import Noise, generator
 from amata.threat import L2
 from amata.training.optim import make_optimizer
 from tests.conftest import images, labels, small_net
@@ -120,6 +120,70 @@ def test_a_fast_step_is_the_plain_step(
         assert float((memory[key].double() - value.double()).norm()) <= 1e-5 * max(
             float(value.double().norm()), 1e-3
         ), key
+
+
+class CalledAgain:
+    """What a CPU has instead of a CUDA graph: static inputs and outputs, and work that is done
+    again in every call."""
+
+    def __init__(
+        self,
+        work: Any,
+        inputs: Any,
+        *,
+        mutated: Any = (),
+        pool: Any = None,
+        copy_inputs: bool = True,
+    ) -> None:
+        self.work = work
+        self.inputs = [t.detach().clone() for t in inputs] if copy_inputs else list(inputs)
+        before = [t.detach().clone() for t in mutated]
+        for _ in range(2):
+            self.outputs = work(*self.inputs)
+        with torch.no_grad():
+            for t, value in zip(mutated, before, strict=True):
+                t.copy_(value)
+            for static, given in zip(self.inputs, inputs, strict=True):
+                static.copy_(given)
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        for static, given in zip(self.inputs, tensors, strict=True):
+            if static is not given:
+                static[: len(given)].copy_(given)
+        return self.replay()
+
+    def replay(self) -> Any:
+        flat = [self.outputs] if isinstance(self.outputs, torch.Tensor) else self.outputs or ()
+        made = self.work(*self.inputs)
+        for static, value in zip(flat, [made] if len(flat) == 1 else made or (), strict=True):
+            if value is not None:
+                static.data.copy_(value)
+        return self.outputs
+
+
+class OnCPU(FastNet):
+    """The branches that a GPU takes, on a CPU."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.graphed = True
+        self.gradients = {p: torch.zeros_like(p) for p in self.model.parameters()}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_is_recorded_on_a_gpu_is_the_plain_step(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("recorded", "fast", "ascent", "apply"):
+        monkeypatch.setattr(f"amata.engine.{module}.Graph", CalledAgain)
+    monkeypatch.setattr(Noise, "draw", lambda self, x, rows: self.std * self.whole(x)[rows])
+    plain, _, _ = trained(PlainNet, name, "cpu", torch.float64)
+    fast, net, _ = trained(OnCPU, name, "cpu", torch.float64, compiled=False)
+    for (key, a), b in zip(fast.state_dict().items(), plain.state_dict().values(), strict=True):
+        assert float((a.double() - b.double()).norm()) <= 1e-6 * float(b.double().norm()), key
+    assert isinstance(net, OnCPU)
+    assert net.graphs
+    assert net.reached == set(net.gradients)
 
 
 class Standardised(nn.Conv2d):

@@ -16,7 +16,7 @@ compiled is recorded uncompiled, and one that cannot be recorded runs eagerly (`
 """
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -374,7 +374,6 @@ class FastNet(RecordedNet):
                 self._best(update_objective, compile_with_batchnorm) if usual else update_objective
             )
             recorded = usual and self.graphed
-            weights = [p for p in self.model.parameters() if p.requires_grad]
 
             def work(*tensors: Tensor) -> tuple[Tensor, Tensor | None]:
                 *xs, y = tensors
@@ -386,13 +385,8 @@ class FastNet(RecordedNet):
                 if not recorded:
                     scaled.backward()
                     return total.detach(), xs[0].grad
-                found = torch.autograd.grad(
-                    scaled, [*weights, *(xs[:1] if wrt_input else [])], allow_unused=True
-                )
-                used = [(p, g) for p, g in zip(weights, found, strict=False) if g is not None]
-                self.reached.update(p for p, _ in used)
-                torch._foreach_add_([self.gradients[p] for p, _ in used], [g for _, g in used])
-                return total.detach(), found[-1] if wrt_input else None
+                found = self._add_gradients(scaled, xs[:1] if wrt_input else [])
+                return total.detach(), found[0] if wrt_input else None
 
             return work
 
@@ -414,22 +408,26 @@ class FastNet(RecordedNet):
                 return (z if first else z.detach()) + added
 
             def work(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-                added.grad = None
                 handle = self.first_layer.module.register_forward_hook(add)
                 try:
                     total = objective(self.model, self.loss, self.class_weights, bf16, (x,), y)
                 finally:
                     handle.remove()
-                (total * scale if scale != 1 else total).backward()
+                scaled = total * scale if scale != 1 else total
+                if self.graphed:
+                    (p,) = self._add_gradients(scaled, [added])
+                    return total.detach(), p
+                added.grad = None
+                scaled.backward()
                 assert added.grad is not None
-                return total.detach(), added.grad  # p
+                return total.detach(), added.grad
 
             return work
 
         return self._train(("costate", first, scale), make, (x, y))
 
     def _first_grad(self, x: Tensor, p: Tensor) -> Tensor:
-        return self._uncompiled("first_grad", lambda x, p: PlainNet._first_grad(self, x, p), (x, p))
+        return self._train("first_grad", lambda _: partial(PlainNet._first_grad, self), (x, p))
 
     def _first_ascent(
         self, region: Region, x: Tensor, p: Tensor, steps: int, step_size: float
@@ -448,9 +446,32 @@ class FastNet(RecordedNet):
         )
 
     def _first_backward(self, x: Tensor, p: Tensor) -> None:
-        self._uncompiled(
-            "first_backward", lambda x, p: PlainNet._first_backward(self, x, p), (x, p)
-        )
+        def make(usual: bool) -> Callable[[Tensor, Tensor], None]:
+            def work(x: Tensor, p: Tensor) -> None:
+                if not (usual and self.graphed):
+                    return PlainNet._first_backward(self, x, p)
+                self.model.train()
+                with self._autocast():
+                    z = self.first_layer(x.detach())
+                if z.requires_grad:
+                    self._add_gradients(z, [], p.to(z.dtype))
+                return None
+
+            return work
+
+        self._train("first_backward", make, (x, p))
+
+    def _add_gradients(
+        self, output: Tensor, also: Sequence[Tensor], weight: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Add the gradients of the weights to the static ones, in a recording. Returns those of
+        `also`. (backward() may add up on another stream, which a recording does not follow.)"""
+        weights = [p for p in self.model.parameters() if p.requires_grad]
+        found = torch.autograd.grad(output, [*weights, *also], weight, allow_unused=True)
+        used = [(p, g) for p, g in zip(weights, found, strict=False) if g is not None]
+        self.reached.update(p for p, _ in used)
+        torch._foreach_add_([self.gradients[p] for p, _ in used], [g for _, g in used])
+        return found[len(weights) :]
 
     def _refresh_attack_copy(self) -> None:
         """Copy the weights into the attack copy, once after each update."""

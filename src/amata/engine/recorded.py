@@ -56,13 +56,6 @@ class RecordedNet(PlainNet):
         self.is_compiling = False
         self.pool = torch.cuda.graph_pool_handle() if self.graphed else None
 
-    def _uncompiled(
-        self, key: Hashable, plain: Callable[..., Any], tensors: tuple[Tensor, ...]
-    ) -> Any:
-        """The plain engine's work, recorded but not compiled: torch.compile cannot follow the hooks
-        that split a network."""
-        return self._train(key, lambda _: plain, tensors)
-
     def _train(
         self, key: Hashable, make: Callable[[bool], Callable[..., Any]], tensors: tuple[Tensor, ...]
     ) -> Any:
@@ -91,13 +84,10 @@ class RecordedNet(PlainNet):
         that gradients have reached. The others have none, so the optimiser leaves them alone."""
         for p, g in self.gradients.items():
             p.grad = g
-        hooks = [p.register_post_accumulate_grad_hook(self.reached.add) for p in self.gradients]
         known = len(self.reached)
         try:
             yield
         finally:
-            for hook in hooks:
-                hook.remove()
             for p in self.gradients.keys() - self.reached:
                 p.grad = None
         if len(self.reached) > known:
