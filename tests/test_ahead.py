@@ -165,6 +165,16 @@ def test_pieces_have_processes_of_their_own(
     assert {path.name for path in tmp_path.iterdir()} == {"log", "first", "a", "b", "last"}
 
 
+def test_a_short_run_has_only_its_evaluation_compiled() -> None:
+    def names(*overrides: str) -> list[str]:
+        job = {"recipe": "cifar10-amata-quick", "overrides": [*overrides], "marker": "done"}
+        return [name.rpartition("-")[2] for name, *_ in ahead.pieces(job)]
+
+    assert names() == ["update", "refresh", "evaluation", "command"]
+    assert names("train.epochs=2") == ["evaluation", "command"]
+    assert names("train.device=cpu") == names("train.engine=plain") == []
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it would compile")
 def test_the_server_reads_a_command_and_ends_with_its_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

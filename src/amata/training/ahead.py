@@ -22,7 +22,7 @@ from amata.engine import FastNet, backend_settings, choose_precision
 from amata.engine.compiler import has_compiler
 from amata.engine.worth import COLD_SECONDS, is_worth, seconds_saved
 from amata.errors import AmataError, InputError
-from amata.evaluation import evaluate
+from amata.evaluation import evaluate, parse_attack
 from amata.evaluation.corruptions import is_attack
 from amata.losses import smooth_ce
 from amata.methods import METHODS
@@ -76,12 +76,12 @@ def pieces(job: dict[str, Any]) -> Iterator[tuple[str, Callable[[], None], Path,
     except (AmataError, OSError):  # the first process says what is wrong with it
         return
     folder = use_folder()
-    on_gpu = not recipe.train.device.startswith("cpu")
-    if folder is None or not (on_gpu and suits(recipe) and pays(recipe)):
+    if folder is None or recipe.train.device.startswith("cpu") or not suits(recipe):
         return
     key = _key(recipe)
-    names = [f"{key}-{name}" for name in COMPILE]
-    for name, full in zip(COMPILE, names, strict=True):
+    wanted = list(COMPILE) if pays(recipe) else ["evaluation"]
+    names = [f"{key}-{name}" for name in wanted]
+    for name, full in zip(wanted, names, strict=True):
         # What is needed last begins last.
         after = names[:-1] if full == names[-1] else []
         yield full, partial(_compile, name, recipe), _marker(folder, key, name), after
@@ -198,13 +198,16 @@ def compile_refresh(recipe: Recipe, device: torch.device, *, compiled: bool | No
 def compile_evaluation(recipe: Recipe, device: torch.device) -> None:
     """Compile the copy that attacks of the evaluation use."""
     known, c = find_dataset(recipe.data.name), recipe.eval
-    if not any(is_attack(name) and name != "clean" for name in c.attacks):
+    attacks = [parse_attack(name) for name in c.attacks if is_attack(name)]
+    if not any(attack.perturbs for attack in attacks):
         return
+    short = ["pgd-2"]
+    short += [] if all(attack.in_ball for attack in attacks) else ["cw-l2-1"]  # not in fp16
     model = build_network(recipe, known.shape[0], known.classes).to(device).eval()
     n = c.batch_size
     images = torch.rand(n, *known.shape), torch.zeros(n, dtype=torch.long)
     options: Any = {"batch_size": n, "precision": c.precision}
-    evaluate(model, images, ball=recipe.ball, attacks=["pgd-2"], **options)
+    evaluate(model, images, ball=recipe.ball, attacks=short, **options)
 
 
 COMPILE: dict[str, Callable[[Recipe, torch.device], None]] = {
