@@ -13,13 +13,13 @@ import torch
 
 from amata import recipes
 from amata.ahead import folder, process
-from amata.ahead.server import Forks, Piece
 from amata.engine import FastNet, kernels_ahead
 from amata.engine.attack_copy import copy_and_fold
 from amata.engine.halo_launch import Kernel
 from amata.engine.passes import update_objective
 from amata.models import build
 from amata.training import ahead
+from amata.training.compile_server import Forks, Piece
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ ARROWS: dict[str, set[str]] = {
     "metrics": set(),
     "reporter": {"metrics"},
     "loggers": {"errors", "metrics", "reporter"},
-    "engine": {"distributed", "errors", "losses", "seeds", "threat"},
+    "ahead": {"errors"},
+    "engine": {"ahead", "distributed", "errors", "losses", "seeds", "threat"},
     "tensors": {"checksums", "errors"},
     "models": {"errors", "seeds", "tensors"},
     "data": {"batch", "errors", "seeds"},
@@ -60,6 +61,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "report": {"errors", "quantity", "runs"},
     "training": {
+        "ahead",
         "attacks",
         "batch",
         "checksums",
@@ -111,6 +113,7 @@ ARROWS: dict[str, set[str]] = {
     "runs": {"checksums", "data", "errors", "metrics", "recipes", "tensors"},
     "console": {"errors", "metrics", "quantity", "reporter"},
     "cli": {
+        "ahead",
         "console",
         "control",
         "data",

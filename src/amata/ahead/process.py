@@ -28,7 +28,7 @@ class Server:
     """A process `python -m module`. It is sent lines of work, and writes a line for every piece
     that is done. It ends when its input is closed, at the latest with this process."""
 
-    def __init__(self, module: str = "amata.ahead.server") -> None:
+    def __init__(self, module: str = "amata.training.compile_server") -> None:
         self.note: Callable[[str], None] = lambda text: None
         """Is told of failures."""
         self.has_recipe = False
@@ -42,6 +42,12 @@ class Server:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env={
+                **os.environ,
+                # torch.cuda.is_available() asks the driver's library instead of starting CUDA.
+                "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+                "TORCHINDUCTOR_COMPILE_THREADS": str(max(cores() // 2, 2)),
+            },
             start_new_session=True,  # Ctrl-C is for this process alone
         )
         self.thread = threading.Thread(target=self._listen, daemon=True)

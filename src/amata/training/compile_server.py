@@ -1,4 +1,4 @@
-"""Compiles what its input asks for: `python -m amata.ahead.server`.
+"""Compiles what its input asks for: `python -m amata.training.compile_server`.
 
 A line of input is a JSON object. A line of output is the name of a piece that is done, or `failed
 NAME: why`. Every piece has a process of its own, forked from this one, which imports what all of
@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amata.ahead.folder import cores
+from amata.ahead import cores
+from amata.engine.kernels_ahead import compile_kernel
+from amata.training.ahead import pieces
 
 KERNELS = 6
 """How many kernels are compiled at a time, at most."""
@@ -94,12 +96,8 @@ def _work(piece: Piece) -> None:
 def pieces_of(job: dict[str, Any]) -> list[Piece]:
     """The pieces of a line of input, without those that are on disk."""
     if "kernel" in job:
-        from amata.engine.kernels_ahead import compile_kernel
-
         kernel = job["kernel"]
         return [Piece(job["name"], lambda: compile_kernel(kernel), Path(job["marker"]), True)]
-    from amata.training.ahead import pieces
-
     return [
         Piece(name, work, marker, after=frozenset(after))
         for name, work, marker, after in pieces(job)
@@ -107,11 +105,7 @@ def pieces_of(job: dict[str, Any]) -> list[Piece]:
 
 
 def main() -> None:
-    # torch.cuda.is_available() then asks the driver's library instead of starting CUDA.
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(max(cores() // 2, 2))
-    import torch._dynamo
-    import torch._inductor.compile_fx  # noqa: F401
+    import torch._inductor.compile_fx  # noqa: F401  (for the forks)
 
     forks, text, last = Forks(min(KERNELS, max(cores() // 2, 1))), b"", time.monotonic()
     while forks.waiting or forks.running or time.monotonic() - last < IDLE_SECONDS:
