@@ -113,7 +113,7 @@ def test_a_process_that_dies_is_not_waited_for(
     code: str, noted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "child.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
     notes = list[str]()
     child = process.Server("child")
     child.note = notes.append
@@ -134,7 +134,7 @@ def test_pieces_have_processes_of_their_own(
 ) -> None:
     log = tmp_path / "log"
 
-    def work(name: str, seconds: float = 0.0) -> None:
+    def work(name: str, seconds: float = 0.0) -> bool:
         if name == "bad":
             raise ValueError("not this one")
         if name == "killed":
@@ -142,6 +142,7 @@ def test_pieces_have_processes_of_their_own(
         time.sleep(seconds)
         with log.open("a") as file:
             file.write(f"{name} {os.getpid()}\n")
+        return name != "b"  # nothing to compile here
 
     names = ["first", "bad", "killed", "a", "b", "last"]
     forks = Forks(most_kernels=1)
@@ -162,7 +163,7 @@ def test_pieces_have_processes_of_their_own(
     rows = [line.split() for line in log.read_text().splitlines()]
     assert rows[-1][0] == "last"
     assert len({pid for _, pid in rows} | {str(os.getpid())}) == 5
-    assert {path.name for path in tmp_path.iterdir()} == {"log", "first", "a", "b", "last"}
+    assert {path.name for path in tmp_path.iterdir()} == {"log", "first", "a", "last"}
 
 
 def test_a_short_run_has_only_its_evaluation_compiled() -> None:
@@ -188,8 +189,7 @@ def test_the_server_reads_a_command_and_ends_with_its_input(
     for name in ahead.COMPILE:
         server.wait(f"{ahead._key(recipe)}-{name}")
     assert server.process.poll() is None
-    assert len(notes) == 3
-    assert all("there is no GPU" in note for note in notes)
+    assert notes == []
     assert server.process.stdin is not None
     server.process.stdin.close()
     server.thread.join(20)

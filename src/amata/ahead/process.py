@@ -19,13 +19,18 @@ from amata.errors import shorten
 
 TIMEOUT = 90.0
 """Seconds after which this process no longer waits."""
+START = (
+    "import json, runpy, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "runpy.run_module(sys.argv[2], run_name='__main__')"
+)
+"""Finds modules where this process does, and not in the current folder."""
 FAILED = "failed "
 GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")
 """One of them exists where CUDA can work: the second in Windows' Linux."""
 
 
 class Server:
-    """A process `python -m module`. It is sent lines of work, and writes a line for every piece
+    """A process that runs a module. It is sent lines of work, and writes a line for every piece
     that is done. It ends when its input is closed, at the latest with this process."""
 
     def __init__(self, module: str = "amata.training.compile_server") -> None:
@@ -37,7 +42,7 @@ class Server:
         self.ended = False
         self.last_error = "no message"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, "-P", "-c", START, json.dumps(sys.path), module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -129,13 +134,13 @@ def start_early(recipe: str, overrides: Sequence[str]) -> None:
     folder = use_folder()
     if folder is None or not may_compile():
         return
-    path = Path(recipe)
-    content = path.read_bytes() if path.is_file() else b""
-    of = [recipe, *overrides, version("torch"), platform.node()]
-    key = hashlib.sha256(repr(of).encode() + content).hexdigest()[:32]
-    marker = folder / f"{key}-command"
-    if marker.is_file():
-        return
-    with suppress(OSError):  # no memory for another process
-        server().send({"recipe": recipe, "overrides": list(overrides), "marker": str(marker)})
+    with suppress(OSError, ValueError):  # a name that cannot be a file's, or no memory
+        content = Path(recipe).read_bytes() if Path(recipe).is_file() else b""
+        of = [recipe, *overrides, version("torch"), platform.node()]
+        key = hashlib.sha256(repr(of).encode() + content).hexdigest()[:32]
+        marker = folder / f"{key}-command"
+        if marker.is_file():
+            return
+        job = {"recipe": recipe, "overrides": list(overrides), "marker": str(marker)}
+        server().send(job)
         server().has_recipe = True

@@ -44,7 +44,7 @@ def _timed(name: str, overrides: Sequence[str], folder: Path, caches: str) -> di
     """One training, timed from outside. `exit_seconds` is what its own clock cannot see: from the
     summary to the end of the process."""
     own = {key: str(folder / key.lower()) for key in CACHES}
-    command = [sys.executable, "-m", "amata", "train", name, "--json"]
+    command = [sys.executable, "-P", "-m", "amata", "train", name, "--json"]
     options = [word for text in overrides for word in ("--set", text)]
     options += ["--out", str(folder / caches)]
     started = time.perf_counter()

@@ -21,7 +21,7 @@ from amata.distributed import launched
 from amata.engine import FastNet, backend_settings, choose_precision
 from amata.engine.compiler import has_compiler
 from amata.engine.worth import COLD_SECONDS, is_worth, seconds_saved
-from amata.errors import AmataError, InputError
+from amata.errors import AmataError
 from amata.evaluation import evaluate, parse_attack
 from amata.evaluation.corruptions import is_attack
 from amata.losses import smooth_ce
@@ -35,8 +35,10 @@ from amata.training.optim import make_optimizer
 from amata.training.setup import build_network
 from amata.training.work import planned_work
 
-MEMORY_SHARE = 0.25
+MEMORY_SHARE = 0.2
 """The most that each process takes of the GPU's memory."""
+MIN_MEMORY = 16e9
+"""Bytes of a GPU that has room for them."""
 
 
 def compile_ahead(
@@ -51,7 +53,7 @@ def compile_ahead(
         return
     key = _key(recipe)
     missing = [name for name in COMPILE if not _marker(folder, key, name).is_file()]
-    if not missing:
+    if not missing or not _has_room(device):
         return
     try:
         process = server()
@@ -64,7 +66,7 @@ def compile_ahead(
         expect(name, process, f"{key}-{name}")
 
 
-def pieces(job: dict[str, Any]) -> Iterator[tuple[str, Callable[[], None], Path, list[str]]]:
+def pieces(job: dict[str, Any]) -> Iterator[tuple[str, Callable[[], bool], Path, list[str]]]:
     """What to compile for a recipe, in the server: names, work, the files that say that it is done,
     and the names of pieces to wait for. Nothing for a recipe that is wrong or not built in."""
     try:
@@ -86,13 +88,14 @@ def pieces(job: dict[str, Any]) -> Iterator[tuple[str, Callable[[], None], Path,
         after = names[:-1] if full == names[-1] else []
         yield full, partial(_compile, name, recipe), _marker(folder, key, name), after
     if "marker" in job:
-        yield "command", lambda: None, Path(job["marker"]), names
+        yield "command", lambda: True, Path(job["marker"]), names
 
 
-def _compile(name: str, recipe: Recipe) -> None:
+def _compile(name: str, recipe: Recipe) -> bool:
+    """Compile a piece, if the GPU has room for this besides the training."""
     device = resolve_device(recipe.train.device)
-    if device.type != "cuda" or not has_compiler():
-        raise InputError("there is no GPU, or Triton does not work on it")
+    if device.type != "cuda" or not has_compiler() or not _has_room(device):
+        return False
     if name != "update":
         os.nice(5)  # what is needed later must not hold up what is needed now
     torch.cuda.set_device(torch.device(device.type, device.index or 0))
@@ -100,6 +103,12 @@ def _compile(name: str, recipe: Recipe) -> None:
     # cuDNN's choice of algorithms is not kept on disk.
     with backend_settings(benchmark=False, deterministic=recipe.train.deterministic):
         COMPILE[name](recipe, device)
+    return True
+
+
+def _has_room(device: torch.device) -> bool:
+    memory: int = torch.cuda.get_device_properties(device).total_memory
+    return memory >= MIN_MEMORY
 
 
 def _marker(folder: Path, key: str, name: str) -> Path:

@@ -31,9 +31,10 @@ IDLE_SECONDS = 30
 @dataclass
 class Piece:
     name: str
-    work: Callable[[], None]
+    work: Callable[[], bool | None]
+    """Returns False if there is nothing to compile here."""
     marker: Path
-    """Is created when it is done."""
+    """Is created when it is compiled."""
     kernel: bool = False
     after: frozenset[str] = frozenset()
     """It begins when these have ended."""
@@ -82,9 +83,9 @@ def say(line: str) -> None:
 def _work(piece: Piece) -> None:
     """The life of a forked process."""
     try:
-        piece.work()
-        piece.marker.parent.mkdir(parents=True, exist_ok=True)
-        piece.marker.touch()
+        if piece.work() is not False:
+            piece.marker.parent.mkdir(parents=True, exist_ok=True)
+            piece.marker.touch()
         say(piece.name)
     except BaseException as error:
         traceback.print_exc()
