@@ -428,6 +428,16 @@ def test_cw_l2_searches_the_constant_that_a_sample_needs() -> None:
     assert (model(searched).argmax(1) != y).all()
 
 
+def test_cw_l2_leaves_images_that_are_successes_already() -> None:
+    model, x = Linear(4), images(8)
+    right = model(x).argmax(1)
+    y = torch.where(torch.arange(8) % 2 == 0, right, (right + 1) % 4)
+    x_adv, all_right = cw_l2(model, x, y, c=100.0), cw_l2(model, x, right, c=100.0)
+    assert torch.equal(x_adv[1::2], x[1::2])
+    assert torch.equal(x_adv[::2], all_right[::2])
+    assert not torch.equal(x_adv[::2], x[::2])
+
+
 def test_cw_l2_reaches_the_confidence_kappa() -> None:
     model, x = Linear(3, seed=4), images(10, low=0.3, high=0.7)
     y = model(x).argmax(1)

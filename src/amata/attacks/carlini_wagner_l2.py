@@ -46,35 +46,56 @@ def cw_l2(
     check_images(x, y)
     c, lr, kappa = positive(c, "c"), positive(lr, "lr"), not_negative(kappa, "kappa")
     steps, search_steps = whole(steps, "steps", 1), whole(search_steps, "search_steps", 0)
+    with untouched(model):
+        check_model(model, x, y)
+        with torch.no_grad():
+            lead = margin(model(x), y)
+        # The nearest success of an image that is one already is the image itself.
+        left = (~((lead > 0) & (lead >= kappa))).nonzero().squeeze(1)
+        nearest = x.clone()
+        if len(left):
+            nearest[left] = _search(model, x[left], y[left], c, steps, lr, kappa, search_steps)
+        return nearest
+
+
+def _search(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    c: float,
+    steps: int,
+    lr: float,
+    kappa: float,
+    search_steps: int,
+) -> Tensor:
+    """The nearest successes for images that are none."""
     nearest, distance = x.clone(), torch.full((len(x),), torch.inf, device=x.device)
     constant = torch.full((len(x),), c, device=x.device)
     low, high = torch.zeros_like(constant), torch.full_like(constant, torch.inf)
-    with untouched(model):
-        check_model(model, x, y)
-        for _ in range(1 + search_steps):
-            x_adv = x.clone().requires_grad_()
-            adam = torch.optim.Adam([x_adv], lr=lr)
-            succeeded = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-            for _ in range(steps):
-                squared = (x_adv - x).flatten(1).square().sum(1)
-                lead = margin(model(x_adv), y)
-                loss = squared + constant * (kappa - lead).clamp_min(0)
-                (g,) = torch.autograd.grad(loss.sum(), x_adv)
-                x_adv.grad = torch.nan_to_num(g, 0.0, 0.0, 0.0)
-                with torch.no_grad():
-                    success = (lead > 0) & (lead >= kappa)
-                    succeeded |= success
-                    closer = success & (squared < distance)
-                    distance = torch.where(closer, squared, distance)
-                    nearest = torch.where(closer.view(-1, *[1] * (x.dim() - 1)), x_adv, nearest)
-                    adam.step()
-                    x_adv.clamp_(0, 1)
-            # Binary search: decrease c after a success, increase it after a failure (tenfold until
-            # the first success).
-            high = torch.where(succeeded, torch.minimum(high, constant), high)
-            low = torch.where(succeeded, low, torch.maximum(low, constant))
-            constant = torch.where(high.isinf(), constant * 10, (low + high) / 2)
-        return _pull_to_boundary(model, x, y, nearest.detach(), distance, kappa)
+    for _ in range(1 + search_steps):
+        x_adv = x.clone().requires_grad_()
+        adam = torch.optim.Adam([x_adv], lr=lr)
+        succeeded = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        for _ in range(steps):
+            squared = (x_adv - x).flatten(1).square().sum(1)
+            lead = margin(model(x_adv), y)
+            loss = squared + constant * (kappa - lead).clamp_min(0)
+            (g,) = torch.autograd.grad(loss.sum(), x_adv)
+            x_adv.grad = torch.nan_to_num(g, 0.0, 0.0, 0.0)
+            with torch.no_grad():
+                success = (lead > 0) & (lead >= kappa)
+                succeeded |= success
+                closer = success & (squared < distance)
+                distance = torch.where(closer, squared, distance)
+                nearest = torch.where(closer.view(-1, *[1] * (x.dim() - 1)), x_adv, nearest)
+                adam.step()
+                x_adv.clamp_(0, 1)
+        # Binary search: decrease c after a success, increase it after a failure (tenfold until
+        # the first success).
+        high = torch.where(succeeded, torch.minimum(high, constant), high)
+        low = torch.where(succeeded, low, torch.maximum(low, constant))
+        constant = torch.where(high.isinf(), constant * 10, (low + high) / 2)
+    return _pull_to_boundary(model, x, y, nearest.detach(), distance, kappa)
 
 
 def _pull_to_boundary(
