@@ -103,6 +103,7 @@ def criterion() -> Grid:
         "c": 123.456,
         "c_stderr": 0.123,
         "fosc": 0.123,
+        "feasible_gap": 0.012,
         "robust_accuracy": 0.894,
         "robust_attack": "pgd-40-10",
         "train_seconds": 12_345.6,

@@ -154,7 +154,7 @@ def test_the_running_costs() -> None:
     assert found.seconds > 0
 
 
-def test_fosc_of_a_probe_is_the_formula_at_the_image_reached() -> None:
+def test_gaps_of_a_probe_are_the_formulas_at_the_image_reached() -> None:
     method, u = PGD(ball=BALL), Control(3, 0.05)
     p = probe(method)
     p.gradient(u)
@@ -165,8 +165,16 @@ def test_fosc_of_a_probe_is_the_formula_at_the_image_reached() -> None:
         0.1 * float(gi.abs().sum()) - float(((xi - x0) * gi).sum())
         for gi, xi, x0 in zip(g, x_adv.detach(), b.x, strict=True)
     ]
-    assert p.fosc(u, BALL).tolist() == pytest.approx(expected, rel=1e-4)
-    assert p.fosc(Control(40, 0.01), BALL).mean() < p.fosc(Control(1, 0.01), BALL).mean()
+    low, high = (b.x - 0.1).clamp_min(0), (b.x + 0.1).clamp_max(1)
+    best = torch.where(g > 0, high, low)
+    feasible = ((best - x_adv.detach()) * g).sum((1, 2, 3)).tolist()
+    found = p.gaps(u, BALL)
+    assert found.fosc.tolist() == pytest.approx(expected, rel=1e-4)
+    assert found.feasible.tolist() == pytest.approx(feasible, rel=1e-3, abs=1e-5)
+    assert (found.feasible < found.fosc).all()
+    few, many = p.gaps(Control(1, 0.01), BALL), p.gaps(Control(40, 0.01), BALL)
+    assert many.fosc.mean() < few.fosc.mean()
+    assert many.feasible.mean() < few.feasible.mean()
 
 
 # The criterion
@@ -268,7 +276,7 @@ def test_a_strategys_error_is_over_the_batches_that_its_epochs_share() -> None:
     from amata.control import Criterion
 
     def epoch(*per_batch: float) -> Criterion:
-        return Criterion(Control(1, 0.1), list(per_batch), 0.0, 0.0, Control(1, 0.1), 0.5, 0.0)
+        return Criterion(Control(1, 0.1), list(per_batch), 0.0, 0.0, Control(1, 0.1), 0.5, 0.0, 0.0)
 
     found = strategy([epoch(1, 3), epoch(3, 5)])
     assert found.c == 3

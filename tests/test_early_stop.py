@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from amata.engine import FastNet, PlainNet, early_stop
 from amata.engine.early_stop import EarlyStop, stop_or_step
-from amata.methods.dat import not_stationary
+from amata.methods.dat import not_maximal, not_stationary
 from amata.methods.fat import friendly
 from amata.seeds import Noise, Rows, generator
 from amata.threat import Linf
@@ -44,6 +44,11 @@ RULES: dict[str, tuple[Any, Callable[[Tensor, Tensor], tuple[Tensor, ...]], floa
     "fat": (friendly, lambda x, y: (torch.full_like(y, 1),), 0.01),
     "dat": (
         not_stationary,
+        lambda x, y: (x, torch.full_like(y, 0.4, dtype=x.dtype)),
+        None,
+    ),
+    "dat, feasible gap": (
+        not_maximal,
         lambda x, y: (x, torch.full_like(y, 0.4, dtype=x.dtype)),
         None,
     ),

@@ -195,6 +195,34 @@ def oracle_dat_from_start(s: Scene, b: Batch, rng: torch.Generator) -> None:
     oracle_dat(s, b, rng, from_start=True)
 
 
+def oracle_dat_feasible(s: Scene, b: Batch, rng: torch.Generator) -> None:
+    c = 0.02 * (1 - b.epoch / 4)
+    x_adv = uniform(b.x, rng)
+    alive = list(range(N))
+    for k in range(U.steps):
+        g, _ = s.grad_x(x_adv[alive], b.y[alive])
+        if k:
+            rows = []
+            for r, i in enumerate(alive):
+                gap = 0.0
+                for p, p0, slope in zip(
+                    x_adv[i].flatten().tolist(),
+                    b.x[i].flatten().tolist(),
+                    g[r].flatten().tolist(),
+                    strict=True,
+                ):
+                    best = min(1, p0 + EPS) if slope > 0 else max(0, p0 - EPS)
+                    gap += (best - p) * slope
+                if gap > c:
+                    rows.append(r)
+            s.kept["stopped"] = s.kept.get("stopped", 0) + len(alive) - len(rows)
+            g, alive = g[rows], [alive[r] for r in rows]
+            if not alive:
+                break
+        x_adv[alive] = clip(x_adv[alive] + U.step_size * g.sign(), b.x[alive])
+    s.descend(x_adv, b.y)
+
+
 def oracle_yopo(reference: bool) -> Callable[..., None]:
     def oracle(s: Scene, b: Batch, rng: torch.Generator) -> None:
         f0, rest = s.model[0], s.model[1:]
@@ -284,6 +312,11 @@ VARIANTS: dict[str, Row] = {
     "dat from the random start": (
         DAT(ball=BALL, c_max=0.02, dynamic_epochs=4, centre="start"),
         oracle_dat_from_start,
+        None,
+    ),
+    "dat, feasible gap": (
+        DAT(ball=BALL, c_max=0.02, dynamic_epochs=4, criterion="feasible"),
+        oracle_dat_feasible,
         None,
     ),
     "atta, loss of the reference": (
@@ -714,6 +747,27 @@ def test_fosc_is_zero_exactly_at_the_worst_case_of_a_linear_loss() -> None:
     ):
         torch.testing.assert_close(ball.fosc(worst, x, g), torch.zeros(6), atol=1e-5, rtol=0)
         assert (ball.fosc(x, x, g) > 0.1).all()
+
+
+def test_dats_feasible_gap_stops_samples_that_fosc_keeps() -> None:
+    """A linear loss on black and white images: one step reaches the maximum, which FOSC misses."""
+    cost = []
+    for criterion in ("fosc", "feasible"):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4)).double()
+        net = PlainNet(model, sgd(model))
+        b = batch_of(0)._replace(x=images(N).double().round())
+        method = DAT(ball=BALL, c_max=0, criterion=criterion)
+        method.step(net, b, Control(5, 2 * EPS), generator(0), {})
+        cost.append(net.grad_evals)
+    # a first step, a look that stops all, and the update; without a stop K + 1
+    assert cost == [6 * N, 3 * N]
+
+
+def test_dats_feasible_gap_has_no_other_centre() -> None:
+    from amata.errors import InputError
+
+    with pytest.raises(InputError, match='centre = "start" applies to FOSC'):
+        DAT(ball=BALL, centre="start", criterion="feasible")
 
 
 def test_equal_bounds_train_bit_for_bit_like_a_constant() -> None:

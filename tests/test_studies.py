@@ -135,7 +135,8 @@ def test_criterion_trains_measures_and_resumes(amata: Amata, tmp_path: Path) -> 
     assert [r["strategy"] for r in rows] == ["mnist5k-pgd2", "mnist5k-adaptive"]
     for row in rows:
         assert row["c"] >= row["c_of_means"] >= 0
-        assert {"c_stderr", "robust_accuracy", "train_seconds", "grad_evals", "fosc"} <= row.keys()
+        assert {"c_stderr", "robust_accuracy", "train_seconds", "grad_evals"} <= row.keys()
+        assert 0 < row["feasible_gap"] < row["fosc"]
         assert len(row["epochs"]) == 2
     assert [e["steps"] for e in rows[0]["epochs"]] == [2, 2]
     assert (tmp_path / "c" / "criterion.svg").is_file()

@@ -1,13 +1,15 @@
 """Balls: what every start, step and projection must respect."""
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linprog, minimize
 
 from amata.errors import InputError
 from amata.seeds import derive, generator
-from amata.threat import BALLS, L2, Linf
+from amata.threat import BALLS, L2, Linf, feasible_gap
 from tests.conftest import images
 
 seeds = st.integers(0, 2**31)
@@ -93,6 +95,82 @@ def test_fosc_is_zero_at_the_corner_and_the_dual_norm_at_the_centre() -> None:
         assert float(ball.fosc(x, x, g)) == pytest.approx(0.1 * dual)
         assert float(ball.fosc(best, x, g)) == pytest.approx(0, abs=1e-6)
         assert float(ball.fosc(2 * x - best, x, g)) == pytest.approx(0.2 * dual)
+
+
+@settings(max_examples=40)
+@given(balls, seeds)
+def test_the_feasible_gap_is_at_least_0_at_most_fosc_and_0_at_the_maximiser(
+    ball: Linf | L2, seed: int
+) -> None:
+    x = images(seed=seed).double().round(decimals=1)  # some pixels are at 0 or 1
+    g = torch.randn(x.shape, generator=generator(seed), dtype=x.dtype)
+    g = g * (g.abs() > 0.3)
+    region = ball.around(x)
+    best, scale = region.maximiser(g), ball.eps * float(g.abs().sum())
+    assert float(ball.distance(best, x).max()) <= ball.eps * (1 + 1e-12)
+    assert 0 <= float(best.min()) <= float(best.max()) <= 1
+    assert float(feasible_gap(region, best, g).abs().max()) <= 1e-12 * scale
+    for point in (x, region.start(generator(seed)), region.project(x + ball.direction(g))):
+        gap, fosc = feasible_gap(region, point, g), ball.fosc(point, x, g)
+        assert float(gap.min()) >= -1e-12 * scale
+        assert float((gap - fosc).max()) <= 1e-12 * scale
+
+
+@pytest.mark.parametrize("eps", [0.05, 0.3, 0.6, 0.9, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_feasible_gap_is_what_scipy_finds(eps: float, dtype: torch.dtype) -> None:
+    """From pixels inside and at the edge of [0, 1], up to a ball that holds all of it."""
+    x = torch.tensor([[0.5, 0.9, 0.0, 1.0], [0.1, 0.2, 0.98, 0.6], [0.0, 1.0, 0.0, 1.0]])
+    g = torch.tensor([[1.0, 5.0, -2.0, -0.1], [-3.0, 0.0, 0.7, 1e-3], [-1.0, 2.0, -3.0, 4.0]])
+    for row in range(3):
+        at, slope = x[row].double().numpy(), g[row].double().numpy()
+        bounds = [(0.0, 1.0)] * 4
+        box = [(max(0.0, a - eps), min(1.0, a + eps)) for a in at]
+        l2 = minimize(
+            lambda p, slope=slope: -p @ slope,
+            at,
+            jac=lambda p, slope=slope: -slope,
+            bounds=bounds,
+            constraints={
+                "type": "ineq",
+                "fun": lambda p, at=at: eps**2 - np.sum((p - at) ** 2),
+                "jac": lambda p, at=at: 2 * (at - p),
+            },
+            method="SLSQP",
+            options={"ftol": 1e-12, "maxiter": 500},
+        )
+        assert l2.success
+        for ball, most in (
+            (L2(eps), -l2.fun),
+            (Linf(min(eps, 1)), -linprog(-slope, bounds=box).fun),
+        ):
+            point = x[row : row + 1].to(dtype)
+            found = feasible_gap(ball.around(point), point, g[row : row + 1].to(dtype))
+            assert float(found) == pytest.approx(most - at @ slope, rel=2e-6, abs=2e-6)
+
+
+def test_fosc_stays_above_0_at_a_maximiser_on_the_edge_of_the_box_and_the_gap_does_not() -> None:
+    x, g = torch.tensor([[1.0, 0.5]]), torch.tensor([[3.0, 4.0]])
+    for ball, fosc in ((Linf(0.1), 0.3), (L2(0.1), 0.1)):
+        region = ball.around(x)
+        best = torch.tensor([[1.0, 0.6]])
+        torch.testing.assert_close(region.maximiser(g), best)
+        assert float(ball.fosc(best, x, g)) == pytest.approx(fosc)
+        assert float(feasible_gap(region, best, g)) == pytest.approx(0, abs=1e-6)
+        assert float(feasible_gap(region, x, g)) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_zero_gradient_has_no_gap_and_a_tiny_one_a_maximiser(dtype: torch.dtype) -> None:
+    x = images().to(dtype)
+    g = torch.randn(x.shape, generator=generator(1)).to(dtype)
+    tiny = g * torch.finfo(dtype).tiny
+    for ball in (Linf(0.5), L2(0.5), L2(9)):
+        region = ball.around(x)
+        assert not feasible_gap(region, x, torch.zeros_like(x)).any()
+        if dtype.itemsize > 2:
+            torch.testing.assert_close(region.maximiser(1e-30 * g), region.maximiser(g))
+        assert region.maximiser(tiny).isfinite().all()
 
 
 def test_an_l2_projection_is_feasible_but_not_always_the_nearest_point() -> None:

@@ -2,8 +2,10 @@
 
 `Linf(8 / 255)` is a ball. `ball.around(x)` is its feasible set for a batch of images in [0, 1]. It
 has the three operations of every inner maximisation: `start`, `ascend` and `project`.
+`feasible_gap` says how far an image is from the maximum of the linearised loss.
 """
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -30,6 +32,10 @@ class Region(Protocol):
     def project(self, x_adv: Tensor) -> Tensor:
         """Project x_adv into the ball, then into [0, 1]. The result is feasible. In L-inf it is the
         nearest feasible point; in L2 there may be a nearer one, as in the usual implementations."""
+        ...
+
+    def maximiser(self, g: Tensor) -> Tensor:
+        """The feasible point with the largest inner product with g."""
         ...
 
 
@@ -63,9 +69,17 @@ class Ball(Protocol):
         ...
 
     def fosc(self, x_adv: Tensor, x: Tensor, g: Tensor) -> Tensor:
-        """Each sample's first-order stationary condition eps |g|_dual - <x_adv - x, g>. It is 0
-        where no move in the ball increases the linearised loss."""
+        """Each sample's first-order stationary condition eps |g|_dual - <x_adv - x, g>: the most
+        that a move in the ball could increase the linearised loss, ignoring [0, 1]. Where the best
+        move leaves [0, 1], it stays above 0 at the maximiser; `feasible_gap` does not."""
         ...
+
+
+def feasible_gap(region: Region, x_adv: Tensor, g: Tensor) -> Tensor:
+    """Each sample's max over x' in the region of <x' - x_adv, g>: the most that a feasible move can
+    increase the linearised loss (the Frank-Wolfe gap). For feasible images it is at least 0, 0
+    exactly at the maximisers of the linearised loss, and at most FOSC."""
+    return ((region.maximiser(g) - x_adv) * g).flatten(1).sum(1)
 
 
 def check_ball(ball: object) -> None:
@@ -132,6 +146,9 @@ class LinfRegion:
     def project(self, x_adv: Tensor) -> Tensor:
         # The ball and [0, 1] are boxes, so their intersection is a box and one clamp projects.
         return torch.clamp(x_adv, self.low, self.high)
+
+    def maximiser(self, g: Tensor) -> Tensor:
+        return torch.where(g > 0, self.high, self.low)
 
 
 def _per_sample_norm(v: Tensor) -> Tensor:
@@ -201,6 +218,20 @@ class L2Region:
     def project(self, x_adv: Tensor) -> Tensor:
         # x is in [0, 1], so clamping to [0, 1] does not increase the distance to x.
         return (self.x + self.ball.limit(x_adv - self.x)).clamp(0, 1)
+
+    def maximiser(self, g: Tensor) -> Tensor:
+        # By the KKT conditions it is x + eps g / (m |g|), clamped to [0, 1], with the smallest m in
+        # [0, 1] for which that is in the ball. Bisect m: the value falls short of the maximum by
+        # at most eps |g| times the width of the last interval, which is below rounding.
+        step = self.ball.eps * self.ball.direction(g)
+        high = g.new_ones(len(g), *[1] * (g.dim() - 1))
+        low = torch.zeros_like(high)
+        for _ in range(2 - round(math.log2(torch.finfo(g.dtype).eps))):
+            m = (low + high) / 2
+            distance = self.ball.distance((self.x + step / m).clamp(0, 1), self.x)
+            outside = (distance > self.ball.eps).view_as(m)
+            low, high = torch.where(outside, m, low), torch.where(outside, high, m)
+        return (self.x + step / high).clamp(0, 1)
 
 
 BALLS: dict[str, type[Linf] | type[L2]] = {ball.norm: ball for ball in (Linf, L2)}

@@ -61,11 +61,12 @@ def _describe(params: dict[str, Any]) -> str:
 
 
 def criterion_table(rows: list[dict[str, Any]]) -> Grid:
-    """The paper's Table 1 with standard errors, cost and FOSC."""
+    """The paper's Table 1 with standard errors, cost, FOSC and the feasible gap."""
     table = Grid(
         Column("strategy"),
         Column("C"),
         Column("FOSC", 1),
+        Column("feasible gap", 1),
         Column("robust"),
         Column("seconds", 2),
         Column("gradients", 3),
@@ -81,6 +82,7 @@ def criterion_table(rows: list[dict[str, Any]]) -> Grid:
             r["strategy"],
             f"{r['c']:.3f}{error}",
             f"{r['fosc']:.3f}",
+            f"{r['feasible_gap']:.3f}",
             robust,
             f"{r['train_seconds']:.1f}",
             (f"{r['grad_evals']:,}", short_count(r["grad_evals"])),

@@ -126,7 +126,9 @@ class Criterion:
     """The criterion of the averages, max_v mean H(v) - mean H(u): less biased than a maximum for
     each batch."""
     fosc: float
-    """The mean FOSC of the inner maximisation under u, for comparison."""
+    """The mean FOSC of the inner maximisation under u, for comparison. It ignores [0, 1]."""
+    feasible_gap: float
+    """The mean feasible gap, which is at most FOSC: only moves in [0, 1] count."""
 
     @property
     def c(self) -> float:
@@ -148,6 +150,7 @@ class Criterion:
             "best_steps": self.argmax.steps,
             "best_step_size": self.argmax.step_size,
             "fosc": self.fosc,
+            "feasible_gap": self.feasible_gap,
             "per_batch": self.per_batch,
         }
 
@@ -220,6 +223,7 @@ def criterion(
     best = max(tried, key=lambda t: t.mean)
     own = tried[0]
     highest = [max(values) for values in zip(*(t.values for t in tried), strict=True)]
+    gaps = [probe.gaps(u, ball) for probe in probes]
     return Criterion(
         control=u,
         per_batch=[high - h for high, h in zip(highest, own.values, strict=True)],
@@ -227,7 +231,8 @@ def criterion(
         best_hamiltonian=sum(highest) / len(highest),
         argmax=best.control,
         of_means=best.mean - own.mean,
-        fosc=sum(float(probe.fosc(u, ball).mean()) for probe in probes) / len(probes),
+        fosc=sum(float(gap.fosc.mean()) for gap in gaps) / len(gaps),
+        feasible_gap=sum(float(gap.feasible.mean()) for gap in gaps) / len(gaps),
     )
 
 

@@ -23,7 +23,7 @@ from amata.engine import ProbeNet
 from amata.methods import Memory, Method
 from amata.schedules import Control
 from amata.seeds import derive, generator
-from amata.threat import Ball
+from amata.threat import Ball, feasible_gap
 
 
 class Measured(NamedTuple):
@@ -35,6 +35,15 @@ class Measured(NamedTuple):
     grad_evals: float
     """Full-network gradient evaluations per image."""
     seconds: float
+
+
+class Gaps(NamedTuple):
+    """Two measures of convergence of the inner maximisation, for each sample."""
+
+    fosc: Tensor
+    """As in the paper. It ignores [0, 1], so saturated pixels keep it above 0."""
+    feasible: Tensor
+    """The feasible gap: 0 where no feasible move increases the linearised loss."""
 
 
 class RunningCost(Protocol):
@@ -126,14 +135,13 @@ class Probe:
             seconds,
         )
 
-    def fosc(self, u: Control, ball: Ball) -> Tensor:
-        """Each sample's FOSC at the adversarial image under u: 0 where the inner maximisation has
-        converged."""
+    def gaps(self, u: Control, ball: Ball) -> Gaps:
+        """How far the adversarial images under u are from a maximum of the linearised loss."""
         self.gradient(u)
         self.net.rewind()
-        return ball.fosc(
-            self.net.x_adv, self.batch.x, self.net.input_grad(self.net.x_adv, self.batch.y)
-        )
+        x, x_adv = self.batch.x, self.net.x_adv
+        g = self.net.input_grad(x_adv, self.batch.y)
+        return Gaps(ball.fosc(x_adv, x, g), feasible_gap(ball.around(x), x_adv, g))
 
 
 def hamiltonian(measured: Measured, cost: RunningCost) -> float:

@@ -6,6 +6,9 @@ once FOSC <= c_t, and c_t falls from c_max to 0 over `dynamic_epochs`. In the pa
 natural image. The reference code takes the random start (`centre = "start"`), and FOSC may then be
 negative. The reference also weights each sample's loss by itself; the paper does not, nor do we.
 Finished samples leave the batch.
+
+FOSC ignores [0, 1], so it can stay above 0 where no feasible move increases the linearised loss.
+With `criterion = "feasible"` samples stop at the feasible gap instead, which is 0 there.
 """
 
 from dataclasses import dataclass
@@ -15,20 +18,31 @@ import torch
 from torch import Tensor
 
 from amata.batch import Batch
+from amata.errors import InputError
 from amata.methods.contract import Memory, Method, Net
 from amata.quantity import Count, NotNegative
 from amata.schedules import Control
-from amata.threat import Ball
+from amata.threat import Ball, feasible_gap
 
 
 @dataclass(frozen=True, kw_only=True)
 class DAT(Method):
     c_max: NotNegative = 0.5
-    """The FOSC at which samples stop in the first epoch."""
+    """The value of the criterion at which samples stop in the first epoch."""
     dynamic_epochs: Count = 100
     """Epochs over which that falls to 0."""
     centre: Literal["natural", "start"] = "natural"
     """What FOSC is measured from: the image, or the random start as in the reference."""
+    criterion: Literal["fosc", "feasible"] = "fosc"
+    """FOSC as in the paper, or the feasible gap, which takes [0, 1] into account."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.criterion == "feasible" and self.centre == "start":
+            raise InputError(
+                'centre = "start" applies to FOSC, not to the feasible gap; drop it, or set '
+                'criterion = "fosc"'
+            )
 
     def step(
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
@@ -46,7 +60,7 @@ class DAT(Method):
             y,
             u.steps - 1,
             u.step_size,
-            goes_on=not_stationary,
+            goes_on=not_stationary if self.criterion == "fosc" else not_maximal,
             state=(centre, least),
         )
         net.backward(x_adv, y)
@@ -57,3 +71,9 @@ def not_stationary(
     ball: Ball, x_adv: Tensor, y: Tensor, g: Tensor, z: Tensor, centre: Tensor, least: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     return ball.fosc(x_adv, centre, g) > least, centre, least
+
+
+def not_maximal(
+    ball: Ball, x_adv: Tensor, y: Tensor, g: Tensor, z: Tensor, x: Tensor, least: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return feasible_gap(ball.around(x), x_adv, g) > least, x, least

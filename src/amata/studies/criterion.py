@@ -65,6 +65,7 @@ class EpochCriterion(TypedDict):
     best_steps: Index
     best_step_size: Finite
     fosc: Finite
+    feasible_gap: Finite
     per_batch: list[Finite]
 
 
@@ -326,7 +327,7 @@ def _row(run: RunFolder, epochs: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "strategy": run.path.name,
         **total._asdict(),
-        "fosc": sum(e["fosc"] for e in epochs) / len(epochs),
+        **{k: sum(e[k] for e in epochs) / len(epochs) for k in ("fosc", "feasible_gap")},
         "robust_accuracy": result["accuracy"] if result else None,
         "robust_attack": attack,
         "robust_n": result["n"] if result else None,
@@ -350,6 +351,7 @@ def _criterion(row: dict[str, Any]) -> Criterion:
         Control(row["best_steps"], row["best_step_size"]),
         row["c_of_means"],
         row["fosc"],
+        row["feasible_gap"],
     )
 
 
