@@ -5,7 +5,8 @@ python evidence/layer_one.py FORM [M SIGMA]
 
 FORM is "paper" or "reference" (YOPO's code). A SmallCNN is trained on noisy digits for 100 batches,
 then by YOPO with M passes of ten steps of SIGMA, in fp32. The default is Amata's control in its
-first epochs, 2 and 0.025; YOPO's own is 5 and 0.01. MNIST is read from $AMATA_DATA.
+first epochs, 2 and 0.025; YOPO's own is 5 and 0.01. Weight gradients are summed over the passes, so
+an update with 5 passes is longer than one with 2. MNIST is read from $AMATA_DATA.
 """
 
 import json
@@ -39,7 +40,7 @@ def curve_of(form: str, u: Control) -> Path:
 def main(form: str, u: Control) -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # a dying layer is full of denormals, which are slow on a CPU
-    recipe = recipes.load("mnist-amata-yopo", [f"method.layer_one={form}"])
+    recipe = recipes.load("mnist-yopo-5-10", [f"method.layer_one={form}"])
     splits = load_data(recipe)
     assert isinstance(splits.train, Arrays)
     assert isinstance(splits.valid, Arrays)

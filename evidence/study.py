@@ -62,8 +62,11 @@ TABLE_1 = {
 
 
 def yopo(layer_one: str) -> dict[str, tuple[str, Sets]]:
+    """Weight gradients are summed over the m passes with one learning rate, for the annealed m too:
+    its updates get longer as m rises."""
     sets = ("train.epochs=20", "optim.milestones=[15,18,19]", f"method.layer_one={layer_one}")
-    return {"yopo": ("mnist-yopo-5-10", sets), "amata-yopo": ("mnist-amata-yopo", sets)}
+    summed = ("method.pass_average=false", "optim.lr=0.002", "optim.weight_decay=5e-4")
+    return {"yopo": ("mnist-yopo-5-10", sets), "amata-yopo": ("mnist-amata-yopo", (*sets, *summed))}
 
 
 def criterion(title: str) -> Command:

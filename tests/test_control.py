@@ -112,6 +112,7 @@ def test_a_probe_sees_what_the_methods_last_update_would_use() -> None:
     for method, u, passes in (
         (PGD(ball=BALL), Control(3, 0.04), 1),
         (YOPO(ball=BALL, inner=2), Control(3, 0.04), 3),
+        (YOPO(ball=BALL, inner=2, pass_average=True), Control(3, 0.04), 1),
     ):
         model = small_net(smooth=True)
         model[3].p = 0.0  # type: ignore[assignment]

@@ -32,6 +32,7 @@ from amata.methods import (
 from amata.schedules import Constant, Control, Linear
 from amata.seeds import generator
 from amata.threat import L2, Linf, Region
+from amata.training.optim import make_optimizer
 from tests.conftest import images, labels, small_net
 
 EPS = 0.1
@@ -223,7 +224,7 @@ def oracle_dat_feasible(s: Scene, b: Batch, rng: torch.Generator) -> None:
     s.descend(x_adv, b.y)
 
 
-def oracle_yopo(reference: bool) -> Callable[..., None]:
+def oracle_yopo(reference: bool, average: bool = False) -> Callable[..., None]:
     def oracle(s: Scene, b: Batch, rng: torch.Generator) -> None:
         f0, rest = s.model[0], s.model[1:]
         s.model.train()
@@ -243,6 +244,10 @@ def oracle_yopo(reference: bool) -> Callable[..., None]:
                 (g,) = torch.autograd.grad((f0(leaf) * p).sum(), leaf)
                 x_adv = clip(x_adv + U.step_size * g.sign(), b.x)
             (f0(x_adv) * p).sum().backward()
+        if average:
+            for weight in s.model.parameters():
+                assert weight.grad is not None
+                weight.grad /= U.steps
         s.sgd.step()
 
     return oracle
@@ -306,6 +311,11 @@ VARIANTS: dict[str, Row] = {
     "yopo, layer one as in the paper": (
         YOPO(ball=BALL, inner=2, layer_one="paper"),
         oracle_yopo(reference=False),
+        K,
+    ),
+    "yopo, mean over passes": (
+        YOPO(ball=BALL, inner=2, pass_average=True),
+        oracle_yopo(reference=True, average=True),
         K,
     ),
     "fat in stages": (FAT(ball=BALL, tau=((0, 2), (1, 0), (2, 1))), oracle_fat_stages, None),
@@ -546,6 +556,55 @@ def test_yopo_behind_an_identity_is_accumulated_pgd() -> None:
             net.apply()
 
     assert both(YOPO(ball=BALL, inner=1), Accumulated(ball=BALL), net=net)
+
+
+@pytest.mark.parametrize("m", [1, 3, 4])
+@pytest.mark.parametrize("ball", [Linf(EPS), L2(0.3)])
+@pytest.mark.parametrize("layer_one", ["paper", "reference"])
+def test_the_mean_over_m_passes_is_their_sum_with_another_learning_rate(
+    layer_one: Any, ball: Any, m: int
+) -> None:
+    """Learning rate m lr and a weight decay of 1/m. The images are the same, because ascent steps
+    do not depend on the length of the co-state."""
+    nets = []
+    for average, factor in ((False, 1), (True, m)):
+        model = still(small_net()).double()
+        options: Any = {"lr": 0.02 * factor, "momentum": 0.9, "weight_decay": 1e-3 / factor}
+        net = PlainNet(model, torch.optim.SGD(model.parameters(), **options), first_layer="0")
+        method = YOPO(ball=ball, inner=2, layer_one=layer_one, pass_average=average)
+        for index in range(BATCHES):
+            b = batch_of(index)
+            b = b._replace(x=b.x.double())
+            method.step(net, b, Control(m, 0.05), generator(0, index, "method"), {})
+        nets.append(model)
+    for a, b in zip(*(net.parameters() for net in nets), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-9)
+
+
+def test_recipes_that_anneal_yopo_end_with_the_update_of_the_constant_recipe() -> None:
+    from amata import recipes
+
+    found = {name: recipes.load(name) for name in recipes.built_in()}
+    yopo = {name: r for name, r in found.items() if isinstance(r.method, YOPO)}
+    averaging = {name for name, r in yopo.items() if r.method.pass_average}  # type: ignore[attr-defined]
+    assert averaging == {name for name, r in yopo.items() if not isinstance(r.schedule, Constant)}
+    assert averaging == {"mnist-amata-yopo", "mnist5k-amata-yopo"}
+    for *pair, tolerance in (
+        ("mnist-amata-yopo", "mnist-yopo-5-10", 1e-6),
+        # Adam magnifies the rounding of gradients that are zero: a bias in front of BatchNorm
+        ("mnist5k-amata-yopo", "mnist5k-yopo", 0.01),
+    ):
+        nets = []
+        for recipe in (found[str(name)] for name in pair):
+            model = still(small_net()).double()
+            net = PlainNet(model, make_optimizer(model, recipe.optim), first_layer="0")
+            for index in range(3):
+                b = batch_of(index)
+                b = b._replace(x=b.x.double())
+                recipe.method.step(net, b, Control(5, 0.01), generator(index), {})
+            nets.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        start = torch.cat([p.detach().flatten() for p in small_net().double().parameters()])
+        assert (nets[0] - nets[1]).norm() < float(tolerance) * (nets[1] - start).norm(), pair
 
 
 @pytest.mark.parametrize("weak", ["fixed", "skip"])

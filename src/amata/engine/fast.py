@@ -91,6 +91,10 @@ class FastNet(RecordedNet):
         self.variants: dict[str, set[tuple[Callable[..., Any], float]]] = {}
         self.alpha = torch.zeros((), device=self.device)
         self.step_size: float | None = None
+        self.costate_scale = torch.ones((), device=self.device)
+        self.scale = 1.0
+        """What `costate_scale` holds: a device scalar, so that YOPO's m may change between epochs
+        without recording again."""
 
     def describe(self) -> str:
         parts = [f"fast engine, {self.precision}"]
@@ -394,11 +398,18 @@ class FastNet(RecordedNet):
         self.attack_copy_is_stale |= self.accumulating
         return self._train(("backward", loss, len(inputs), scale, wrt_input), make, (*inputs, y))
 
-    def _costate(self, x: Tensor, y: Tensor, first: bool, scale: float) -> tuple[Tensor, Tensor]:
+    def _costate(
+        self, x: Tensor, y: Tensor, first: bool, scale: float | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if self.scale != scale:
+            self.costate_scale.fill_(scale)
+            self.scale = float(scale)
+
         def make(usual: bool) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
             added = self.first_layer.zero_to_add(x, self._autocast()) if usual else None
             if added is None:
-                return lambda x, y: PlainNet._costate(self, x, y, first, scale)
+                factor = self.costate_scale if usual else scale
+                return lambda x, y: PlainNet._costate(self, x, y, first, factor)
             self.model.train()
             objective = self._best(update_objective, compile_with_batchnorm)
 
@@ -413,18 +424,18 @@ class FastNet(RecordedNet):
                     total = objective(self.model, self.loss, self.class_weights, bf16, (x,), y)
                 finally:
                     handle.remove()
-                scaled = total * scale if scale != 1 else total
+                factor = self.costate_scale.to(total.dtype)
                 if self.graphed:
-                    (p,) = self._add_gradients(scaled, [added])
+                    (p,) = self._add_gradients(total, [added], factor)
                     return total.detach(), p
                 added.grad = None
-                scaled.backward()
+                total.backward(factor)
                 assert added.grad is not None
                 return total.detach(), added.grad
 
             return work
 
-        return self._train(("costate", first, scale), make, (x, y))
+        return self._train(("costate", first), make, (x, y))
 
     def _first_grad(self, x: Tensor, p: Tensor) -> Tensor:
         return self._train("first_grad", lambda _: partial(PlainNet._first_grad, self), (x, p))

@@ -243,10 +243,10 @@ class PlainNet:
         if self.ema is not None:
             self.ema.update()
 
-    def costate(self, x: Tensor, y: Tensor, *, first: bool) -> Tensor:
+    def costate(self, x: Tensor, y: Tensor, *, first: bool, scale: float = 1.0) -> Tensor:
         self._evals += len(x)
         self._samples += len(y)
-        self.last_loss, p = self._costate(x, y, first, self._loss_weight(y))
+        self.last_loss, p = self._costate(x, y, first, scale * self._loss_weight(y))
         return p
 
     def first_grad(self, x: Tensor, p: Tensor) -> Tensor:
@@ -312,11 +312,13 @@ class PlainNet:
         (value * scale if scale != 1 else value).backward()
         return value.detach(), inputs[0].grad
 
-    def _costate(self, x: Tensor, y: Tensor, first: bool, scale: float) -> tuple[Tensor, Tensor]:
+    def _costate(
+        self, x: Tensor, y: Tensor, first: bool, scale: float | Tensor
+    ) -> tuple[Tensor, Tensor]:
         self.model.train()
         with self.first_layer.cut() as cut:
             loss = self._mean(self.loss(self._forward(x.detach()), y), y)
-        (loss * scale if scale != 1 else loss).backward()
+        (loss * scale).backward()
         p = cut.after.grad
         assert p is not None
         if first and cut.before.requires_grad:

@@ -67,7 +67,7 @@ class ProbeNet(PlainNet):
             precision=precision,
         )
         self.buffers = [(b, b.detach().clone()) for b in copied.buffers()]
-        self.passes = 0
+        self.passes = 0.0
         # In train mode every attack step changes BatchNorm's statistics; a shared step would do so
         # once only.
         self.share_paths = share_paths and attack_mode == "eval"
@@ -79,7 +79,7 @@ class ProbeNet(PlainNet):
             for buffer, value in self.buffers:
                 buffer.copy_(value)
         self.optimizer.zero_grad()
-        self.passes = 0
+        self.passes = 0.0
 
     def _ascent(
         self, region: Region, x: Tensor, y: Tensor, steps: int, step_size: float, loss: Loss
@@ -102,10 +102,10 @@ class ProbeNet(PlainNet):
         self.x_adv = (x[-1] if isinstance(x, tuple) else x).detach()
         return super().backward(x, y, **options)  # type: ignore[arg-type]
 
-    def costate(self, x: Tensor, y: Tensor, *, first: bool) -> Tensor:
+    def costate(self, x: Tensor, y: Tensor, *, first: bool, scale: float = 1.0) -> Tensor:
         self.x_adv = x.detach()
-        self.passes += 1
-        return super().costate(x, y, first=first)
+        self.passes += scale
+        return super().costate(x, y, first=first, scale=scale)
 
     def apply(self) -> None:
         parts = [
@@ -115,4 +115,4 @@ class ProbeNet(PlainNet):
         self._in_update = False
         self.gradient = torch.cat(parts) / max(self.passes, 1)
         self.optimizer.zero_grad()
-        self.passes = 0
+        self.passes = 0.0

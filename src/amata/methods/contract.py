@@ -108,9 +108,10 @@ class Net(Protocol):
 
     # The network split after its first layer, z = f_0(x):
 
-    def costate(self, x: Tensor, y: Tensor, *, first: bool) -> Tensor:
-        """A full pass: adds the weight gradients of the layers behind the first (and of the first
-        too, if asked), returns p = dl/dz."""
+    def costate(self, x: Tensor, y: Tensor, *, first: bool, scale: float = 1.0) -> Tensor:
+        """A full pass for l, the batch-mean loss times `scale`: adds the weight gradients of the
+        layers behind the first (and of the first too, if asked), returns p = dl/dz. Any number of
+        scales is fine."""
         ...
 
     def first_grad(self, x: Tensor, p: Tensor) -> Tensor:

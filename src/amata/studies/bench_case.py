@@ -51,9 +51,9 @@ class CountingNet(PlainNet):
         self.updated_images += sum(len(t) for t in (x if isinstance(x, tuple) else (x,)))
         return super().backward(x, y, **options)
 
-    def costate(self, x: Tensor, y: Tensor, *, first: bool) -> Tensor:
+    def costate(self, x: Tensor, y: Tensor, **options: Any) -> Tensor:
         self.updated_images += len(x)
-        return super().costate(x, y, first=first)
+        return super().costate(x, y, **options)
 
 
 @dataclass(frozen=True)
