@@ -83,7 +83,14 @@ def test_convergence_prints_measured_and_bound(
     called = amata("convergence", "--repeats", "2", "--out", tmp_path, "--json")
     result = json.loads(called.out)
     for row in [*result["over_steps"], *result["over_delta"]]:
-        assert row["squares"] <= row["printed"]
+        assert row["squares"] <= row["corrected"] <= row["printed"] * (1 + 1e-9)
+    equal = {row["schedule"]: row["cost"] for row in result["over_steps"]}
+    assert list(result["over_time"]) == ["Amata 2 to 10", "PGD-6", "reversed"]
+    assert [equal[name] for name in result["over_time"]] == pytest.approx([6] * 3, rel=0.02)
+    for name, curve in result["over_time"].items():
+        longest = [row for row in result["over_steps"] if row["schedule"] == name][-1]
+        assert 0 < len(curve) <= longest["steps"]
+        assert min(curve) <= longest["mean_delta_squared"] <= max(curve)
     assert (tmp_path / "convergence.png").is_file()
 
 

@@ -248,12 +248,12 @@ def toy(
         abs(a / b - 1) for a, b in zip(result["k_msa"], result["k_closed_form"], strict=True)
     )
     console.print(
-        f"K*(t) from {result['k_closed_form'][0]:.3f} to {result['k_closed_form'][-1]:.3f}; "
+        f"K*(t) from {problem.first_order(0):.3f} to {problem.constant():.3f}; "
         f"MSA agrees to {worst:.1e}"
     )
-    console.print("schedule   C over the whole interval")
-    for name in ("optimal", "msa", "linear", "constant"):
-        console.print(f"{name:10} {result[f'c_{name}']:.3g}")
+    console.print("schedule     C over the whole interval")
+    for name in ("optimal", "msa", "linear", "first_order", "constant"):
+        console.print(f"{name:12} {result[f'c_{name}']:.3g}")
 
 
 @app.command(epilog="Example: amata convergence --out runs/convergence")
@@ -275,11 +275,15 @@ def convergence(
     if json_:
         print(json.dumps(result, indent=2))
         return
-    console.print(f"{'schedule':14} {'T':>6} {'delta':>7} {'mean |grad L|^2':>16} {'bound':>8}")
+    console.print(
+        f"{'schedule':14} {'T':>6} {'mean K':>7} {'delta':>7} {'mean delta_t^2':>15} "
+        f"{'mean |grad L|^2':>16} {'bound':>8} {'printed':>8}"
+    )
     for row in [*result["over_steps"], *result["over_delta"]]:
         console.print(
-            f"{row['schedule']:14} {row['steps']:6d} {row['delta']:7.3f} "
-            f"{row['squares']:16.4f} {row['printed']:8.3f}"
+            f"{row['schedule']:14} {row['steps']:6d} {row['cost']:7.2f} {row['delta']:7.3f} "
+            f"{row['mean_delta_squared']:15.4f} {row['squares']:16.4f} {row['corrected']:8.3f} "
+            f"{row['printed']:8.3f}"
         )
 
 

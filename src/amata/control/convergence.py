@@ -1,5 +1,5 @@
-"""Theorem 1 on a problem with known constants: the measured gradient against the bound, over T and
-over delta.
+"""Theorem 1 on a problem with known constants: the measured gradient against the bound, over T,
+over delta and for schedules of equal cost.
 
     l_i(theta, x) = sum_j a/2 theta_j^2 + c cos(theta_j) - b_ij theta_j
                           + s theta_j x_j - mu/2 (x_j - x_ij)^2,    |x - x_i|_inf <= eps
@@ -9,16 +9,29 @@ L_x_theta = s. The inner maximum is x*_ij = x_ij + clip(s theta_j / mu, eps) for
 noise of a sampled gradient, -b_i + s x_i, does not depend on theta, and sigma is known too. Delta
 comes from the minimum of L, which is a sum over coordinates.
 
-The theorem as printed, (1/T) sum E|grad L|^2 <= 4 sigma sqrt(beta Delta / T) + 5 L_theta_x^2
-delta^2, omits two things. First, its step is min(1/beta, sqrt(Delta / (T beta sigma^2))). The proof
-gives a term of order 1 / sqrt(T) only where the second is smaller, T >= beta Delta / sigma^2.
-Without noise the printed bound would claim a zero gradient after one step. Second, the proof's own
-chain ends with (4 sigma sqrt(beta Delta / T) + (1 + 1.5 beta eta) L_theta_x^2 delta^2) / (1 - beta
-eta / 2), up to twice the printed first term. `derived` is this bound.
+The theorem as printed is (1/T) sum E|grad L|^2 <= 4 sigma sqrt(beta Delta / T) + 5 L_theta_x^2
+delta^2 for eta = min(1/beta, sqrt(Delta / (T beta sigma^2))). Without noise it would claim a zero
+gradient after one step, and the third line of its proof has eta (1 - beta eta / 2) for eta (1 -
+beta eta). The proof, corrected: let g~ = grad L + n + e be the gradient that a step uses. E n = 0
+and E|n|^2 <= sigma^2; e comes from the inexact inner maximum, E|e|^2 <= L_theta_x^2 delta_t^2.
+L is beta-smooth, so
+
+    L(theta - eta g~) <= L - eta <grad L, g~> + beta eta^2 / 2 |g~|^2
+        = L - eta (1 - beta eta / 2) |grad L|^2 - eta (1 - beta eta) <grad L, n + e>
+            + beta eta^2 / 2 |n + e|^2.
+
+For eta <= 1/beta, -<grad L, e> <= (|grad L|^2 + |e|^2) / 2 and |n + e|^2 <= 2 |n|^2 + 2 |e|^2 give
+
+    E L(theta_t+1) <= E L(theta_t) - eta/2 E|grad L|^2 + eta/2 (1 + beta eta) L_theta_x^2 delta_t^2
+                      + beta eta^2 sigma^2.
+
+The sum over t is `corrected`: (1/T) sum E|grad L|^2 <= 2 Delta / (eta T) + 2 beta eta sigma^2 +
+(1 + beta eta) L_theta_x^2 (1/T) sum delta_t^2. For T >= beta Delta / sigma^2 the first two terms
+are 4 sigma sqrt(beta Delta / T), and the printed bound follows.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -26,9 +39,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from amata.errors import InputError
 from amata.quantity import positive, whole
 from amata.schedules import Constant, Linear, Schedule
 from amata.seeds import generator
+
+PARTS = 40
+"""The number of means that delta_t^2 over time is reported as."""
 
 
 class Bounds(NamedTuple):
@@ -43,7 +60,7 @@ class Bounds(NamedTuple):
 
     @property
     def least_steps(self) -> float:
-        """The smallest T for which the theorem holds."""
+        """The smallest T for which the printed theorem holds."""
         return self.beta * self.gap / self.sigma**2
 
     def learning_rate(self, steps: int) -> float:
@@ -56,13 +73,16 @@ class Bounds(NamedTuple):
             + 5 * (self.coupling * delta) ** 2
         )
 
-    def derived(self, steps: int, delta: float) -> float:
-        """The bound from the proof's last inequality before the telescoping sum."""
+    def corrected(self, deltas: Sequence[float]) -> float:
+        """The bound that the proof gives, for any T = len(deltas): delta_t is the error of the
+        inner maximisation at step t, as a root mean square over batches and runs."""
+        steps = len(deltas)
+        if steps == 0:
+            raise InputError("deltas is empty; give delta_t of at least one step")
         eta = self.learning_rate(steps)
         noise = 2 * self.gap / (eta * steps) + 2 * self.beta * eta * self.sigma**2
-        return (noise + (1 + 1.5 * self.beta * eta) * (self.coupling * delta) ** 2) / (
-            1 - self.beta * eta / 2
-        )
+        error = sum(delta**2 for delta in deltas) / steps
+        return noise + (1 + self.beta * eta) * self.coupling**2 * error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +148,10 @@ class Synthetic:
         eta = self.bounds().learning_rate(steps)
         rng = generator(seed, "convergence", steps)
         theta = self.start().expand(repeats, -1).clone()
-        squares, delta = 0.0, 0.0
+        squares, delta, deltas, cost = 0.0, 0.0, [], 0
         for t in range(steps):
             u = schedule(t, steps)
+            cost += u.steps
             squares += float((self.gradient(theta) ** 2).sum(1).mean())
             chosen = torch.randint(self.samples, (repeats,), generator=rng)
             move = torch.zeros_like(theta)  # x^0 is the sample itself
@@ -138,11 +159,13 @@ class Synthetic:
                 move = (move + u.step_size * torch.sign(self.s * theta - self.mu * move)).clamp(
                     -self.eps, self.eps
                 )
-            delta = max(delta, float((move - self.worst(theta)).norm(dim=1).max()))
+            errors = (move - self.worst(theta)).norm(dim=1)
+            delta = max(delta, float(errors.max()))
+            deltas.append(float(errors.square().mean().sqrt()))
             theta = theta - eta * (
                 self.a * theta - self.c * torch.sin(theta) - b[chosen] + self.s * (x[chosen] + move)
             )
-        return Measurement(steps, squares / steps, delta)
+        return Measurement(steps, cost / steps, squares / steps, delta, deltas)
 
 
 @lru_cache
@@ -154,10 +177,14 @@ def _draw(seed: int, samples: int, size: int, spread: float) -> tuple[Tensor, Te
 
 class Measurement(NamedTuple):
     steps: int
+    cost: float
+    """The mean K of an outer step."""
     squares: float
     """The mean over steps and repeats of |grad L|^2."""
     delta: float
     """The largest distance from a found adversarial example to the true one."""
+    deltas: list[float]
+    """That distance at every step, as a root mean square over the repeats."""
 
 
 def study(
@@ -166,25 +193,42 @@ def study(
     repeats: int = 64,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Measurement and bound: over T for three schedules, and over delta at a large T."""
+    """Measurement and bound: over T for five schedules, three of them of equal cost; over delta at
+    a large T; and delta_t^2 over time for the schedules of equal cost at the largest T."""
     problem = problem or Synthetic()
     bounds = problem.bounds()
     tau = 3 * problem.eps
+    annealed = Linear(k_min=2, k_max=10, tau=tau)
+    equal_cost: dict[str, Schedule] = {
+        "Amata 2 to 10": annealed,
+        "PGD-6": Constant(steps=6, step_size=tau / 6),
+        "reversed": lambda t, steps: annealed(steps - 1 - t, steps),
+    }
     schedules: dict[str, Schedule] = {
-        "Amata 2 to 10": Linear(k_min=2, k_max=10, tau=tau),
+        **equal_cost,
         "PGD-2": Constant(steps=2, step_size=tau / 2),
         "PGD-10": Constant(steps=10, step_size=tau / 10),
     }
+    over_time: dict[str, list[float]] = {}
     lengths = [math.ceil(bounds.least_steps * 2**i) for i in range(0, 8)]
 
     def row(name: str, schedule: Schedule, steps: int) -> dict[str, Any]:
         progress(f"{name}, T = {steps}")
         m = problem.train(schedule, steps, repeats=repeats)
+        squares = [delta**2 for delta in m.deltas]
+        if name in equal_cost and steps == lengths[-1]:
+            width = math.ceil(steps / PARTS)
+            parts = [squares[i : i + width] for i in range(0, steps, width)]
+            over_time[name] = [sum(part) / len(part) for part in parts]
         return {
             "schedule": name,
-            **m._asdict(),
+            "steps": steps,
+            "cost": m.cost,
+            "squares": m.squares,
+            "delta": m.delta,
+            "mean_delta_squared": sum(squares) / steps,
             "printed": bounds.printed(steps, m.delta),
-            "derived": bounds.derived(steps, m.delta),
+            "corrected": bounds.corrected(m.deltas),
         }
 
     over_steps = [
@@ -198,4 +242,5 @@ def study(
         "constants": {**bounds._asdict(), "least_steps": bounds.least_steps},
         "over_steps": over_steps,
         "over_delta": over_delta,
+        "over_time": over_time,
     }

@@ -48,9 +48,13 @@ class ControlProblem:
         """H = <p, F> - R, by rows."""
         return (p * self.flow(theta, u)).sum(1) - self.running(theta, u)
 
-    def advance(self, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """One time step: the next states, and the running cost of the step."""
-        h = self.horizon / self.parts
+    def middle_times(self) -> Tensor:
+        """The times halfway through the steps."""
+        return self.times() + self.horizon / self.parts / 2
+
+    def advance(self, theta: Tensor, u: Tensor, fraction: float = 1.0) -> tuple[Tensor, Tensor]:
+        """One time step, or a fraction of it: the next states, and the running cost."""
+        h = fraction * self.horizon / self.parts
         k1, r1 = self.flow(theta, u), self.running(theta, u)
         k2, r2 = self.flow(theta + h / 2 * k1, u), self.running(theta + h / 2 * k1, u)
         k3, r3 = self.flow(theta + h / 2 * k2, u), self.running(theta + h / 2 * k2, u)

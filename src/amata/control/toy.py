@@ -69,6 +69,17 @@ class Toy:
         """K*(t) = 2 tau / (theta_0^2 e^(-2t) + 1)."""
         return 2 * self.tau / (self.theta0**2 * torch.exp(-2 * t) + 1)
 
+    def first_order(self, t: float) -> float:
+        """K*(0) + K*'(0) t, the line that Amata's linear schedule comes from.
+
+        K*' = 4 tau v / (1 + v)^2 with v = theta_0^2 e^(-2t), so the line is 2 tau / (1 + theta_0^2)
+        + 4 tau theta_0^2 / (1 + theta_0^2)^2 t: Linear with k_min = K*(0) and k_max its value at
+        the horizon. K*'' = -8 tau v (1 - v) / (1 + v)^3, so the error is -4 tau theta_0^2 (1 -
+        theta_0^2) / (1 + theta_0^2)^3 t^2 to second order, and of third order for |theta_0| = 1.
+        For |theta_0| <= 1 the line is never below K*, so its inner loop is stable."""
+        v = self.theta0**2
+        return 2 * self.tau / (1 + v) + 4 * self.tau * v / (1 + v) ** 2 * t
+
     def steps(self, theta: Tensor, beta: Tensor) -> Tensor:
         """K of a control beta at a state theta of shape (N,)."""
         return 2 * self.tau / (beta * (1 + theta**2))
@@ -91,15 +102,25 @@ class Toy:
         )
 
     def follow(self, steps: Callable[[Tensor, float], float]) -> Tensor:
-        """The controls beta of a rule K(theta, t), along its own states."""
-        problem, theta, controls = (
-            self.problem(),
-            torch.tensor([[self.theta0]], dtype=torch.float64),
-            [],
-        )
-        for t in problem.times().tolist():
-            beta = self.steps(theta[:, 0], torch.ones(1)) / steps(theta[0, 0], t)
-            controls.append(beta.clamp(max=1.0))
+        """The controls beta of a rule K(theta, t), along its own states; a K that is too small for
+        a stable inner loop is raised to the smallest stable one.
+
+        A control is held for a whole step, so it is the rule's at mid-step: half a step with the
+        rule's control at the start predicts the state there. C and the objective then have an
+        error of second order in the length of a step; with controls from the start it is of first
+        order."""
+        problem = self.problem()
+
+        def control(rows: Tensor, t: float) -> Tensor:
+            beta = self.steps(rows[:, 0], torch.ones(1)) / steps(rows[0, 0], t)
+            return beta.clamp(max=1.0)
+
+        theta, controls = problem.theta0[None], []
+        for start, middle in zip(
+            problem.times().tolist(), problem.middle_times().tolist(), strict=True
+        ):
+            halfway, _ = problem.advance(theta, control(theta, start), 0.5)
+            controls.append(control(halfway, middle))
             theta, _ = problem.advance(theta, controls[-1])
         return torch.cat(controls)
 
@@ -134,8 +155,12 @@ class Toy:
         return float(self.closed_form(torch.tensor(self.horizon, dtype=torch.float64)))
 
     def steps_of(self, rollout: Rollout) -> Tensor:
-        """K(t) of a rollout."""
-        return self.steps(rollout.theta[:-1, 0], rollout.u)
+        """K(t) of a rollout at mid-step."""
+        return self.steps(self.states_of(rollout), rollout.u)
+
+    def states_of(self, rollout: Rollout) -> Tensor:
+        """theta(t) of a rollout at mid-step."""
+        return self.problem().advance(rollout.theta[:-1], rollout.u, 0.5)[0][:, 0]
 
     def solve(self) -> Rollout:
         """By successive approximations, starting from half the longest stable step."""
@@ -144,12 +169,13 @@ class Toy:
     def report(self) -> dict[str, Any]:
         """Everything that `amata toy` prints and draws."""
         problem, rollout = self.problem(), self.solve()
-        t = problem.times()
+        t = problem.middle_times()
         line, level = self.linear(), self.constant()
         strategies = {
             "optimal": torch.ones(self.parts, dtype=torch.float64),
             "constant": self.follow(lambda _, __: level),
             "linear": self.follow(lambda _, at: line(at)),
+            "first_order": self.follow(lambda _, at: self.first_order(at)),
         }
         return {
             "theta0": self.theta0,
@@ -162,7 +188,8 @@ class Toy:
             "k_greedy": self.greedy().tolist(),
             "k_constant": [level] * self.parts,
             "k_linear": [line(at) for at in t.tolist()],
-            "theta": rollout.theta[:-1, 0].tolist(),
+            "k_first_order": [self.first_order(at) for at in t.tolist()],
+            "theta": self.states_of(rollout).tolist(),
             "theta_closed_form": (self.theta0 * torch.exp(-t)).tolist(),
             "c_msa": criterion(problem, rollout.u),
             **{f"c_{name}": criterion(problem, u) for name, u in strategies.items()},

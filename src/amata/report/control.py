@@ -50,7 +50,8 @@ def criterion_figure(strategies: list[dict[str, Any]], path: Path) -> None:
 
 
 def toy_figure(toy: dict[str, Any], path: Path) -> None:
-    """K*(t) found in three ways, Constant and Linear; theta(t); the inner loss at three times."""
+    """K*(t) found in three ways, its first-order expansion, Constant and Linear; theta(t); the
+    inner loss at three times."""
     t, theta = toy["t"], toy["theta"]
     with figure(path, 1, 3, (10.2, 3.2)) as axes:
         k, state, land = axes[0]
@@ -65,12 +66,20 @@ def toy_figure(toy: dict[str, Any], path: Path) -> None:
         k.plot(t, toy["k_greedy"], color=INK, lw=1, ls=":", label="greedy")
         k.plot(t, toy["k_linear"], color=BLUE, lw=1.2, label=f"Linear, C = {toy['c_linear']:.2g}")
         k.plot(
+            t,
+            toy["k_first_order"],
+            color=GREEN,
+            lw=1.2,
+            ls="--",
+            label=f"first order at t = 0, C = {toy['c_first_order']:.2g}",
+        )
+        k.plot(
             t, toy["k_constant"], color=GREY, lw=1.2, label=f"Constant, C = {toy['c_constant']:.2g}"
         )
         k.set(
             xlabel="time t",
             ylabel="inner steps K",
-            ylim=(0, 1.75 * max(toy["k_constant"])),
+            ylim=(0, 2 * max(toy["k_constant"])),
             title="the optimal schedule anneals",
         )
         k.legend(frameon=False, fontsize=7.5, loc="upper left")
@@ -105,9 +114,10 @@ def toy_figure(toy: dict[str, Any], path: Path) -> None:
 
 
 def convergence_figure(study: dict[str, Any], path: Path) -> None:
-    """The mean squared gradient against Theorem 1's bound, over T and over delta."""
-    with figure(path, 1, 2, (9.0, 3.6)) as axes:
-        over_steps, over_delta = axes[0]
+    """The mean squared gradient against Theorem 1's bound, over T and over delta; delta_t^2 over
+    time for schedules of equal cost."""
+    with figure(path, 1, 3, (13.0, 3.8)) as axes:
+        over_steps, over_delta, over_time = axes[0]
         names = list(dict.fromkeys(row["schedule"] for row in study["over_steps"]))
         for name, colour in zip(names, COLOURS, strict=False):
             rows = [row for row in study["over_steps"] if row["schedule"] == name]
@@ -115,8 +125,19 @@ def convergence_figure(study: dict[str, Any], path: Path) -> None:
             over_steps.loglog(
                 steps, [row["squares"] for row in rows], color=colour, marker="o", ms=3, label=name
             )
-            over_steps.loglog(steps, [row["printed"] for row in rows], color=colour, ls="--", lw=1)
-        over_steps.plot([], [], color=INK, ls="--", lw=1, label="its bound, with its own delta")
+            over_steps.loglog(
+                steps, [row["corrected"] for row in rows], color=colour, ls="--", lw=1
+            )
+            if name in study["over_time"]:
+                curve = study["over_time"][name]
+                label = f"{name}: mean {rows[-1]['mean_delta_squared']:.3f}"
+                over_time.plot(
+                    [(i + 0.5) / len(curve) for i in range(len(curve))],
+                    curve,
+                    color=colour,
+                    label=label,
+                )
+        over_steps.plot([], [], color=INK, ls="--", lw=1, label="its bound, with its own delta_t")
         over_steps.set(xlabel="outer steps T", ylabel="mean |grad L|²", title="over T")
         rows = sorted(study["over_delta"], key=lambda row: row["delta"])
         delta = [row["delta"] for row in rows]
@@ -139,15 +160,20 @@ def convergence_figure(study: dict[str, Any], path: Path) -> None:
         )
         over_delta.loglog(
             delta,
-            [row["derived"] for row in rows],
+            [row["corrected"] for row in rows],
             color=BLUE,
             ls=":",
             lw=1.3,
-            label="bound as the proof gives it",
+            label="corrected bound, with delta_t",
         )
         over_delta.set(
             xlabel="delta, largest error of the inner maximisation",
             title=f"over delta, T = {rows[0]['steps']}",
         )
-        for ax in (over_steps, over_delta):
+        over_time.set(
+            xlabel="t / T",
+            ylabel="delta_t²",
+            title=f"at equal cost, T = {study['over_steps'][-1]['steps']}",
+        )
+        for ax in (over_steps, over_delta, over_time):
             ax.legend(frameon=False, fontsize=8)
