@@ -2,6 +2,7 @@
 principle, and problems solved with it."""
 
 from amata.control.greedy import (
+    Candidate,
     ControlSpace,
     Criterion,
     Search,
@@ -24,6 +25,7 @@ from amata.control.probing import (
 
 __all__ = [
     "COSTS",
+    "Candidate",
     "ControlSpace",
     "Criterion",
     "GradientCost",

@@ -5,17 +5,22 @@ C >= 0, because u itself is always a candidate, and C = 0 exactly where u maximi
 over G. All candidates see the same batches, starts and noise. As in the paper, the maximum is taken
 for each probe batch and then averaged. With noisy gradients that is biased upwards, so the less
 biased difference of the averages is reported too.
+
+H has two terms, |g|^2 and gamma times the price. They are kept apart for every candidate, so C
+follows for any gamma without measuring again. C itself is a sum of two terms: what the best control
+gains in |g|^2, and what u costs more than it.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
 from torch import nn
 
 from amata.batch import Batch
-from amata.control.probing import GradientCost, Probe, RunningCost, StepCost, hamiltonian
+from amata.control.probing import GradientCost, Probe, RunningCost, StepCost
 from amata.engine import ProbeNet
 from amata.errors import InputError, missing
 from amata.methods import Memory, Method
@@ -56,33 +61,44 @@ class ControlSpace:
 
 
 class Candidate(NamedTuple):
-    """A control and its Hamiltonian on each probe batch."""
+    """A control, with the two terms of its Hamiltonian."""
 
     control: Control
-    values: list[float]
+    gains: list[float]
+    """|g|^2 on each probe batch, or <g, g_z> with a fixed z."""
+    price: float
+    """R(u) at gamma = 1, averaged over the batches."""
 
-    @property
-    def mean(self) -> float:
-        return sum(self.values) / len(self.values)
+    def values(self, gamma: float) -> list[float]:
+        """The Hamiltonian on each probe batch."""
+        return [gain - gamma * self.price for gain in self.gains]
+
+    def mean(self, gamma: float) -> float:
+        return mean(self.values(gamma))
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def maximise(
-    value: Callable[[Control], list[float]],
+    measure: Callable[[Control], Candidate],
     space: ControlSpace,
     incumbent: Control,
     *,
+    gamma: float = 0.04,
     search: Search = "grid",
     alphas: int = 6,
     seed: int = 0,
 ) -> list[Candidate]:
     """Evaluate every K of G with `alphas` step sizes each, from a grid or proposed by optuna (TPE
-    or GP). The incumbent comes first in the result."""
-    tried = [Candidate(incumbent, value(incumbent))]
+    or GP) to maximise H at this gamma. The incumbent comes first in the result."""
+    tried = [measure(incumbent)]
     for steps in range(1, space.k_max + 1):
 
         def of(alpha: float, steps: int = steps) -> float:
-            tried.append(Candidate(Control(steps, alpha), value(Control(steps, alpha))))
-            return tried[-1].mean
+            tried.append(measure(Control(steps, alpha)))
+            return tried[-1].mean(gamma)
 
         if search == "grid":
             for alpha in space.grid(alphas):
@@ -114,27 +130,78 @@ def _propose(
 class Criterion:
     """C of one control at one state of the network, over several probe batches."""
 
-    control: Control
-    per_batch: list[float]
-    hamiltonian: float
-    """H(u), averaged over the batches."""
-    best_hamiltonian: float
-    """max_v H(v), averaged over the batches."""
-    argmax: Control
-    """The control with the highest average Hamiltonian."""
-    of_means: float
-    """The criterion of the averages, max_v mean H(v) - mean H(u): less biased than a maximum for
-    each batch."""
+    gamma: float
+    tried: list[Candidate]
+    """All controls that were measured: u comes first."""
     fosc: float
     """The mean FOSC of the inner maximisation under u, for comparison."""
 
+    def at(self, gamma: float) -> "Criterion":
+        """The criterion at another gamma, from the same measurements."""
+        return replace(self, gamma=gamma)
+
+    @property
+    def control(self) -> Control:
+        return self.tried[0].control
+
+    @cached_property
+    def _own(self) -> list[float]:
+        return self.tried[0].values(self.gamma)
+
+    @cached_property
+    def _best(self) -> list[tuple[float, Candidate]]:
+        """The highest Hamiltonian of each batch, and the candidate that reaches it."""
+        values = [t.values(self.gamma) for t in self.tried]
+        tops = (max(range(len(values)), key=lambda i: values[i][b]) for b in range(len(self._own)))
+        return [(values[top][b], self.tried[top]) for b, top in enumerate(tops)]
+
+    @property
+    def per_batch(self) -> list[float]:
+        return [high - own for (high, _), own in zip(self._best, self._own, strict=True)]
+
     @property
     def c(self) -> float:
-        return sum(self.per_batch) / len(self.per_batch)
+        return mean(self.per_batch)
 
     @property
     def c_stderr(self) -> float | None:
         return standard_error(self.per_batch)
+
+    @property
+    def c_price(self) -> float:
+        """The price term of C: gamma times what u costs more than the best control of a batch."""
+        return self.gamma * mean([self.tried[0].price - best.price for _, best in self._best])
+
+    @property
+    def c_gain(self) -> float:
+        """The gradient term of C: how far |g|^2 of u is below that of the best control."""
+        own = self.tried[0].gains
+        return mean([best.gains[b] - own[b] for b, (_, best) in enumerate(self._best)])
+
+    @property
+    def hamiltonian(self) -> float:
+        """H(u), averaged over the batches."""
+        return mean(self._own)
+
+    @property
+    def best_hamiltonian(self) -> float:
+        """max_v H(v), averaged over the batches."""
+        return mean([high for high, _ in self._best])
+
+    @cached_property
+    def _best_mean(self) -> Candidate:
+        return max(self.tried, key=lambda t: t.mean(self.gamma))
+
+    @property
+    def argmax(self) -> Control:
+        """The control with the highest average Hamiltonian."""
+        return self._best_mean.control
+
+    @property
+    def of_means(self) -> float:
+        """The criterion of the averages, max_v mean H(v) - mean H(u): less biased than a maximum
+        for each batch."""
+        return self._best_mean.mean(self.gamma) - self.hamiltonian
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -143,21 +210,37 @@ class Criterion:
             "c": self.c,
             "c_stderr": self.c_stderr,
             "c_of_means": self.of_means,
+            "c_gain": self.c_gain,
+            "c_price": self.c_price,
             "hamiltonian": self.hamiltonian,
             "best_hamiltonian": self.best_hamiltonian,
             "best_steps": self.argmax.steps,
             "best_step_size": self.argmax.step_size,
             "fosc": self.fosc,
             "per_batch": self.per_batch,
+            "tried": {
+                "steps": [t.control.steps for t in self.tried],
+                "step_size": [t.control.step_size for t in self.tried],
+                "price": [t.price for t in self.tried],
+                "gain": [t.gains for t in self.tried],
+            },
         }
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any], gamma: float) -> "Criterion":
+        """What `to_dict` wrote, at any gamma."""
+        columns = row["tried"]
+        controls = map(Control, columns["steps"], columns["step_size"])
+        tried = zip(controls, columns["gain"], columns["price"], strict=True)
+        return cls(gamma, [Candidate(*candidate) for candidate in tried], row["fosc"])
 
 
 def standard_error(values: Sequence[float]) -> float | None:
     """The standard error of the mean; None for a single value."""
     if len(values) < 2:
         return None
-    mean = sum(values) / len(values)
-    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
+    middle = mean(values)
+    return math.sqrt(sum((v - middle) ** 2 for v in values) / (len(values) - 1) / len(values))
 
 
 def criterion(
@@ -179,17 +262,16 @@ def criterion(
     """C(u) of a model with its present weights, under a method. The model is not changed.
 
     With `z`, the Hamiltonian is the inner-product form with that fixed control. Pass a ProbeNet of
-    the model as `net` for other losses or modes than the defaults.
+    the model as `net` for other losses, modes or learning rates than the defaults.
     """
     if not batches or not all(isinstance(batch, Batch) for batch in batches):
         raise InputError("the criterion needs a list of at least one amata.Batch")
     check_ball(ball)
     if not isinstance(method, Method):
         raise InputError(f"method = {method!r} must be a method, such as amata.PGD(ball=ball)")
-    if cost is not None and not callable(cost):
-        raise InputError(f"cost = {cost!r} must be a function of what was measured")
     for name, given, kind in (
         ("space", space, ControlSpace),
+        ("cost", cost, RunningCost),
         ("u", u, Control),
         ("z", z, Control),
         ("memory", memory, dict),
@@ -206,29 +288,21 @@ def criterion(
         for i, batch in enumerate(batches)
     ]
 
-    def value(v: Control) -> list[float]:
-        return [hamiltonian(probe(v), cost) for probe in probes]
+    def measure(v: Control) -> Candidate:
+        found = [probe(v) for probe in probes]
+        return Candidate(v, [m.value for m in found], mean([cost.price(m) for m in found]))
 
     tried = maximise(
-        value,
+        measure,
         space or ControlSpace.of(ball, max(10, u.steps)),
         u,
+        gamma=cost.gamma,
         search=search,
         alphas=alphas,
         seed=seed,
     )
-    best = max(tried, key=lambda t: t.mean)
-    own = tried[0]
-    highest = [max(values) for values in zip(*(t.values for t in tried), strict=True)]
-    return Criterion(
-        control=u,
-        per_batch=[high - h for high, h in zip(highest, own.values, strict=True)],
-        hamiltonian=own.mean,
-        best_hamiltonian=sum(highest) / len(highest),
-        argmax=best.control,
-        of_means=best.mean - own.mean,
-        fosc=sum(float(probe.fosc(u, ball).mean()) for probe in probes) / len(probes),
-    )
+    fosc = mean([float(probe.fosc(u, ball).mean()) for probe in probes])
+    return Criterion(cost.gamma, tried, fosc)
 
 
 def can_share_paths(search: Search, cost: RunningCost) -> bool:
@@ -246,14 +320,8 @@ class StrategyCriterion(NamedTuple):
     c_of_means: float
 
 
-def strategy(epochs: Sequence[Criterion]) -> StrategyCriterion:
-    """The criterion of a schedule from those of its epochs. Epochs share their probe batches, so
-    the standard error is over batches."""
-    per_batch = [
-        sum(values) / len(epochs) for values in zip(*(e.per_batch for e in epochs), strict=True)
-    ]
-    return StrategyCriterion(
-        sum(per_batch) / len(per_batch),
-        standard_error(per_batch),
-        sum(e.of_means for e in epochs) / len(epochs),
-    )
+def strategy(per_batch: Sequence[Sequence[float]], of_means: Sequence[float]) -> StrategyCriterion:
+    """The criterion of a schedule from `per_batch` and `of_means` of its epochs. Epochs share their
+    probe batches, so the standard error is over batches."""
+    means = [mean(values) for values in zip(*per_batch, strict=True)]
+    return StrategyCriterion(mean(means), standard_error(means), mean(of_means))
