@@ -49,7 +49,7 @@ def criterion_figure(strategies: list[dict[str, Any]], path: Path) -> None:
                 ax.xaxis.get_major_locator().set_params(integer=True)
             if swept:
                 _draw_sweep(axes[2, column], s["sweep"])
-        axes[0, 0].set(ylabel="C, gap to the best control")
+        axes[0, 0].set_ylabel(f"C at gamma {strategies[0]['sweep'][0]['gamma']:g}")
         axes[1, 0].set(ylabel="inner steps K", ylim=(0, None))
         if swept:
             axes[2, 0].set_ylabel("C and its two terms")
