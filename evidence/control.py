@@ -172,8 +172,8 @@ def terms_table() -> str:
         ]
         for recipe, title in STRATEGIES.items():
             by_gamma = [{at["gamma"]: at["c"] for at in s[recipe]["sweep"]} for s in studies]
-            cells = tuple(per_seed([f"{c[g]:.2f}" for c in by_gamma]) for g in gammas)
-            lines.append(f"| {title} | {' | '.join(cells)} |")
+            found = [per_seed([f"{c[g]:.2f}" for c in by_gamma]) for g in gammas]
+            lines.append(f"| {title} | {' | '.join(found)} |")
     return "\n".join(lines)
 
 

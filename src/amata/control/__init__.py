@@ -1,16 +1,13 @@
 """Adversarial training as optimal control: the Hamiltonian, the criterion C, Pontryagin's maximum
 principle, and problems solved with it."""
 
+from amata.control.gap import Candidate, Criterion, StrategyCriterion, strategy
 from amata.control.greedy import (
-    Candidate,
     ControlSpace,
-    Criterion,
     Search,
-    StrategyCriterion,
     can_share_paths,
     criterion,
     maximise,
-    strategy,
 )
 from amata.control.probing import (
     COSTS,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from amata.batch import Batch
-from amata.control.greedy import standard_error
+from amata.control.gap import standard_error
 from amata.control.probing import Probe, RunningCost, StepCost
 from amata.engine import ProbeNet
 from amata.errors import InputError

@@ -15,9 +15,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-from typing_extensions import TypedDict
-
 from amata import recipes
 from amata.control import (
     COSTS,
@@ -34,7 +31,6 @@ from amata.engine import ProbeNet
 from amata.errors import InputError, unknown
 from amata.evaluation.corruptions import is_attack
 from amata.losses import smooth_ce
-from amata.metrics import Count, Finite, Index
 from amata.models import load_state
 from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
@@ -42,6 +38,7 @@ from amata.reporter import Reporter, run_infos
 from amata.runs import RunFolder
 from amata.runs.files import read_record, under, write_record
 from amata.schedules import Control
+from amata.studies.criterion_record import EPOCHS, MEASURED
 from amata.studies.runs import check_runs, planned_cost, run_controls, train_or_resume
 from amata.tensors import read_tensors
 from amata.training.batches import training_batches
@@ -52,67 +49,6 @@ from amata.training.trust import review
 
 MAX_STEPS = 10_000
 """The largest K of a fixed control."""
-
-
-class EpochCriterion(TypedDict):
-    """C in one epoch, as `Criterion.to_dict` writes it."""
-
-    epoch: Index
-    steps: Index
-    step_size: Finite
-    c: Finite
-    c_stderr: Finite | None
-    c_of_means: Finite
-    c_gain: Finite
-    c_price: Finite
-    hamiltonian: Finite
-    best_hamiltonian: Finite
-    best_steps: Index
-    best_step_size: Finite
-    fosc: Finite
-    per_batch: list[Finite]
-    tried: "Tried"
-
-
-class Tried(TypedDict):
-    """The grid of an epoch, in columns. The strategy's own control comes first."""
-
-    steps: list[Index]
-    step_size: list[Finite]
-    price: list[Finite]
-    """R at gamma = 1."""
-    gain: list[list[Finite]]
-    """The first term of the Hamiltonian on each probe batch."""
-
-
-class StrategyRow(TypedDict):
-    """What a report shows of a strategy."""
-
-    strategy: str
-    c: Finite
-    c_stderr: Finite | None
-    epochs: list[EpochCriterion]
-
-
-class Settings(TypedDict):
-    k_max: Count
-
-
-class Measured(TypedDict):
-    """criterion.json."""
-
-    settings: Settings
-    strategies: list[StrategyRow]
-
-
-class Epochs(TypedDict):
-    """NAME.criterion.json: what is measured of a strategy so far."""
-
-    about: dict[str, Any]
-    epochs: list[EpochCriterion]
-
-
-MEASURED, EPOCHS = TypeAdapter(Measured), TypeAdapter(Epochs)
 
 
 @dataclass(frozen=True, kw_only=True)
