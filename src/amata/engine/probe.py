@@ -114,9 +114,9 @@ class ProbeNet(PlainNet):
         self.images.append((x[-1] if isinstance(x, tuple) else x).detach())
         return super().backward(x, y, **options)  # type: ignore[arg-type]
 
-    def costate(self, x: Tensor, y: Tensor, *, first: bool) -> Tensor:
+    def costate(self, x: Tensor, y: Tensor, **options: object) -> Tensor:
         self.images.append(x.detach())
-        return super().costate(x, y, first=first)
+        return super().costate(x, y, **options)  # type: ignore[arg-type]
 
     def apply(self) -> None:
         gradient = torch.cat(
