@@ -139,7 +139,7 @@ def criterion_table() -> str:
             f"{statistics.mean(k):.1f}",
             f"{statistics.median(best):g}",
             f"{statistics.median(e['best_step_size'] for e in epochs):.3f}",
-            f"{CriterionSettings.gamma * (statistics.mean(k) - statistics.mean(best)):.2f}",
+            f"{CriterionSettings.gammas[0] * (statistics.mean(k) - statistics.mean(best)):.2f}",
         ]
         rows.append([PAPER_MNIST[title][0], *numbers])
     head = ["", "C, mean", "C, median", "K, mean", "best K, median", "best α, median"]

@@ -28,6 +28,7 @@ from amata.console import (
     out,
     results_table,
     search_table,
+    sweep_table,
 )
 from amata.console.grid import Grid
 from amata.console.screens import Notebook
@@ -102,6 +103,8 @@ def criterion() -> Grid:
         "strategy": "mnist5k-pgd40-with-a-long-name",
         "c": 123.456,
         "c_stderr": 0.123,
+        "c_gain": 234.567,
+        "c_price": -111.111,
         "fosc": 0.123,
         "feasible_gap": 0.012,
         "robust_accuracy": 0.894,
@@ -110,6 +113,12 @@ def criterion() -> Grid:
         "grad_evals": 41_800_000,
     }
     return criterion_table([row, {**row, "strategy": "short"}])
+
+
+def sweep() -> Grid:
+    at = {"gamma": 0.04, "c": 123.456, "c_price": -111.111}
+    found = [at, {**at, "gamma": 0.0}, {**at, "gamma": 0.01}, {**at, "gamma": 0.16}]
+    return sweep_table([{"strategy": "mnist5k-pgd40-with-a-long-name", "sweep": found}])
 
 
 def search() -> Grid:
@@ -156,6 +165,7 @@ TABLES: list[Callable[[], Grid]] = [
     audit,
     comparison,
     criterion,
+    sweep,
     search,
     bench,
     bench_data,

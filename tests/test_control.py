@@ -2,6 +2,7 @@
 closed forms and brute force."""
 
 import itertools
+import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 
 from amata.batch import Batch
 from amata.control import (
+    Candidate,
     ControlSpace,
+    Criterion,
     GradientCost,
     Measured,
     Probe,
@@ -106,43 +109,37 @@ def test_probing_changes_nothing_and_repeats_itself(method: Any) -> None:
         assert torch.equal(memory["noise"], 0.05 * torch.ones(8, 1, 6, 6))
 
 
-def test_a_probe_sees_what_the_methods_last_update_would_use() -> None:
-    """With a learning rate of one, the update is minus the gradient: of the last replay for free,
-    of the mean pass for yopo."""
-    for method, u, passes in (
-        (PGD(ball=BALL), Control(3, 0.04), 1),
-        (YOPO(ball=BALL, inner=2), Control(3, 0.04), 3),
-        (YOPO(ball=BALL, inner=2, pass_average=True), Control(3, 0.04), 1),
-    ):
-        model = small_net(smooth=True)
-        model[3].p = 0.0  # type: ignore[assignment]
-        model.first_layer = "0"  # type: ignore[assignment]
-        g = Probe(ProbeNet(model), method, batch(), {}).gradient(u)
-        before = torch.cat([q.detach().flatten().clone() for q in model.parameters()])
-        method.step(
-            PlainNet(model, torch.optim.SGD(model.parameters(), 1.0)),
-            batch(),
-            u,
-            generator(0, "probe"),
-            {},
-        )
-        moved = before - torch.cat([q.detach().flatten() for q in model.parameters()])
-        assert torch.allclose(moved, passes * g, atol=1e-6)
-    # Free with the weights held still: the perturbation after m - 1 moves
-    model = small_net(smooth=True).eval()
-    b, noise = batch(), torch.zeros(8, 1, 6, 6)
-    for _ in range(2):
-        x = (b.x + noise).clamp(0, 1).requires_grad_()
-        model.train()
-        model[3].p = 0.0  # type: ignore[assignment]
-        (g,) = torch.autograd.grad(ce(model(x), b.y).mean(), x)
-        noise = (noise + 0.05 * torch.where(b.x + noise == x, g, 0).sign()).clamp(-0.1, 0.1)
-    (value,) = [ce(model((b.x + noise).clamp(0, 1)), b.y).mean()]
-    expected = torch.cat(
-        [q.flatten() for q in torch.autograd.grad(value, list(model.parameters()))]
-    )
-    found = Probe(ProbeNet(model), Free(ball=BALL), b, {}).gradient(Control(3, 0.05))
-    assert torch.allclose(found, expected, atol=1e-6)
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([q.detach().flatten().clone() for q in model.parameters()])
+
+
+@pytest.mark.parametrize("lr", [0.0, 0.3])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_probe_measures_how_far_a_batch_moves_the_weights(name: str, lr: float) -> None:
+    """Against the method's own step with plain SGD. All of free's updates count, and all of yopo's
+    passes; frozen weights do not. The displacement at a learning rate of 0 is the limit."""
+    model = small_net(smooth=True).double()
+    model[3].p = 0.0  # type: ignore[assignment]
+    model.first_layer = "0"  # type: ignore[assignment]
+    model[1].requires_grad_(False)
+    method, u, b = METHODS[name](ball=BALL), Control(3, 0.04), batch()
+    b = b._replace(x=b.x.double())
+    probe = Probe(ProbeNet(model, lr=lr), method, b, {})
+    found = [probe.displacement(u), probe.displacement(Control(1, 0.1)), probe.displacement(u)]
+    assert torch.equal(found[0], found[2])
+    before, rate = flat(model), lr or 1e-6
+    net = PlainNet(model, torch.optim.SGD([q for q in model.parameters() if q.requires_grad], rate))
+    method.step(net, b, u, generator(0, "probe"), {})
+    assert net.updates == (3 if name == "free" else 1)
+    moved = (before - flat(model)) / rate
+    learnt = torch.cat([torch.full_like(q, q.requires_grad).flatten() for q in model.parameters()])
+    assert 0 < learnt.sum() < len(learnt)
+    assert torch.allclose(found[0], moved[learnt > 0], rtol=1e-6 if lr else 1e-3, atol=1e-5)
+
+
+def test_a_model_without_trainable_weights_has_no_criterion() -> None:
+    with pytest.raises(InputError, match="requires a gradient; unfreeze some"):
+        ProbeNet(small_net().requires_grad_(False))
 
 
 def test_the_running_costs() -> None:
@@ -158,7 +155,7 @@ def test_the_running_costs() -> None:
 def test_gaps_of_a_probe_are_the_formulas_at_the_image_reached() -> None:
     method, u = PGD(ball=BALL), Control(3, 0.05)
     p = probe(method)
-    p.gradient(u)
+    p.displacement(u)
     x_adv, b = p.net.x_adv.clone().requires_grad_(), batch()
     model = small_net().eval()
     (g,) = torch.autograd.grad(ce(model(x_adv), b.y).sum(), x_adv)
@@ -240,12 +237,14 @@ def test_a_path_walked_once_serves_all_numbers_of_steps(method: Method) -> None:
         passes: list[int] = []
         net.model.register_forward_hook(lambda *_, passes=passes: passes.append(1))
         probes = [Probe(net, method, batch(seed=i), {}, seed=i) for i in range(2)]
-        found.append([probe.gradient(u) for u in grid for probe in probes])
+        found.append([probe.displacement(u) for u in grid for probe in probes])
         walked.append(len(passes))
         # the same labels from another start, and other labels from the same start
         same, u = batch(seed=0), Control(4, 0.02)
-        found[-1].append(Probe(net, method, same, {}, seed=7).gradient(u))
-        found[-1].append(Probe(net, method, same._replace(y=3 - same.y), {}, seed=0).gradient(u))
+        found[-1].append(Probe(net, method, same, {}, seed=7).displacement(u))
+        found[-1].append(
+            Probe(net, method, same._replace(y=3 - same.y), {}, seed=0).displacement(u)
+        )
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     assert nets[0].grad_evals == nets[1].grad_evals
     ascents = 2 * sum(u.steps for u in grid)
@@ -258,31 +257,50 @@ def test_a_path_walked_once_serves_all_numbers_of_steps(method: Method) -> None:
 @pytest.mark.parametrize("search", ["tpe", "gp"])
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_proposed_steps_are_seeded_and_find_the_top(search: Any) -> None:
-    def value(u: Control) -> list[float]:
-        return [-((math.log(u.step_size / 0.05)) ** 2) - 0.1 * (u.steps - 2) ** 2]
+    def value(u: Control) -> Candidate:
+        gain = -((math.log(u.step_size / 0.05)) ** 2) - 0.1 * (u.steps - 2) ** 2 + 3 * u.steps
+        return Candidate(u, [gain], u.steps)
 
-    tried = maximise(value, SPACE, Control(1, 0.01), search=search, alphas=12, seed=5)
+    options = {"gamma": 3.0, "search": search, "alphas": 12, "seed": 5}
+    tried = maximise(value, SPACE, Control(1, 0.01), **options)
     assert tried[0].control == Control(1, 0.01)
     assert len(tried) == 1 + 3 * 12
     # Each K has a study and a seed of its own, so fewer K give the first of the same proposals.
     fewer = replace(SPACE, k_max=1)
-    again = maximise(value, fewer, Control(1, 0.01), search=search, alphas=12, seed=5)
+    again = maximise(value, fewer, Control(1, 0.01), **options)
     assert again == tried[: 1 + 12]
-    best = max(tried, key=lambda t: t.mean)
+    best = max(tried, key=lambda t: t.mean(3.0))
     assert best.control.steps == 2
     assert best.control.step_size == pytest.approx(0.05, rel=0.35)
 
 
 def test_a_strategys_error_is_over_the_batches_that_its_epochs_share() -> None:
-    from amata.control import Criterion
-
-    def epoch(*per_batch: float) -> Criterion:
-        return Criterion(Control(1, 0.1), list(per_batch), 0.0, 0.0, Control(1, 0.1), 0.5, 0.0, 0.0)
-
-    found = strategy([epoch(1, 3), epoch(3, 5)])
+    found = strategy([[1, 3], [3, 5]], [0.5, 1.5])
     assert found.c == 3
     assert found.c_stderr == pytest.approx(1.0)  # the batches' means are 2 and 4
-    assert strategy([epoch(1.0)]).c_stderr is None
+    assert found.c_of_means == 1
+    assert strategy([[1.0]], [0.5]).c_stderr is None
+
+
+def test_c_at_any_gamma_follows_from_one_measurement() -> None:
+    """Also from what a file holds. C is the sum of its gradient term and its price term; the latter
+    is gamma (K - K of the best control)."""
+    u = Control(3, 0.02)
+    once = measured(u, cost=StepCost(0.3))
+    stored = json.loads(json.dumps(once.to_dict()))
+    for gamma in (0.0, 0.01, 0.3, 5.0):
+        again = measured(u, cost=StepCost(gamma))
+        assert once.at(gamma) == again
+        assert Criterion.from_dict(stored, gamma).to_dict() == again.to_dict()
+        assert again.c == pytest.approx(again.c_gain + again.c_price, abs=1e-12)
+        tops = [
+            max(again.tried, key=lambda t: t.gains[b] - gamma * t.control.steps).control.steps
+            for b in range(2)
+        ]
+        assert again.c_price == pytest.approx(gamma * (3 - sum(tops) / 2))
+    assert once.at(0.0).c_price == 0
+    assert once.at(5.0).argmax.steps == 1
+    assert measured(u, cost=GradientCost(0.3)).tried[0].price == 4
 
 
 def test_controls_up_to_ones_own_number_of_steps_are_compared(
@@ -325,7 +343,7 @@ def test_theorem_1s_bounds_are_its_formulas() -> None:
 def test_bad_spaces_and_no_batches_are_refused() -> None:
     with pytest.raises(InputError, match="above the largest"):
         ControlSpace(k_max=3, low=0.2, high=0.1)
-    for name in ("space", "u", "z", "memory", "net"):
+    for name in ("space", "cost", "u", "z", "memory", "net"):
         wrong: Any = {"u": Control(1, 0.1), name: -1}
         with pytest.raises(InputError, match=rf"^{name} = -1 must be of type \w+$"):
             criterion(small_net(), [batch()], method=PGD(ball=BALL), ball=BALL, **wrong)
@@ -542,8 +560,9 @@ def tiny_net() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(36, 5), nn.Tanh(), nn.Linear(5, 4)).double()
 
 
-def test_the_full_criterion_of_a_network_follows_its_recorded_trajectory() -> None:
-    lr, method = 0.5, PGD(ball=BALL)
+@pytest.mark.parametrize("method", [PGD(ball=BALL), Free(ball=BALL)])
+def test_the_full_criterion_of_a_network_follows_its_recorded_trajectory(method: Method) -> None:
+    lr = 0.5
     batches = [
         Batch(images(6, s).double(), labels(6, seed=s), torch.arange(6), 6, 0, None)
         for s in range(4)
@@ -563,14 +582,12 @@ def test_the_full_criterion_of_a_network_follows_its_recorded_trajectory() -> No
     names = [n for n, _ in start.named_parameters()]
     now: list[Tensor] = list(weights)
     for step in trajectory.steps:
-        value = ce(
-            torch.func.functional_call(start, dict(zip(names, now, strict=True)), (step.x_adv,)),
-            step.batch.y,
-        ).mean()
-        now = [
-            w - lr * g
-            for w, g in zip(now, torch.autograd.grad(value, now, create_graph=True), strict=True)
-        ]
+        assert len(step.images) == (step.control.steps if isinstance(method, Free) else 1)
+        for x in step.images:
+            weights_now = dict(zip(names, now, strict=True))
+            value = ce(torch.func.functional_call(start, weights_now, (x,)), step.batch.y).mean()
+            parts = torch.autograd.grad(value, now, create_graph=True)
+            now = [w - lr * g for w, g in zip(now, parts, strict=True)]
     end = ce(
         torch.func.functional_call(start, dict(zip(names, now, strict=True)), (batches[0].x,)),
         batches[0].y,

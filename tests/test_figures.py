@@ -30,9 +30,11 @@ SEARCH = {"trials": TRIALS, "best": TRIALS[1], "budget": 6.5, "attack": "pgd-20"
 
 
 def strategy(name: str, epochs: int) -> dict[str, Any]:
-    row = {"steps": 3, "best_steps": 5, "c_stderr": 0.1}
+    row = {"steps": 3, "best_steps": 5, "c_stderr": 0.1, "c_price": -0.08}
     rows = [{**row, "epoch": i, "c": 1.0 + (i % 2)} for i in range(epochs)]
-    return {"strategy": name, "c": 1.5, "c_stderr": None, "epochs": rows}
+    at = {"gamma": 0.04, "c": 1.5, "c_gain": 1.58, "c_price": -0.08}
+    sweep = [at, {"gamma": 0.0, "c": 1.7, "c_gain": 1.7, "c_price": 0.0}]
+    return {"strategy": name, "c": 1.5, "c_stderr": None, "epochs": rows, "sweep": sweep}
 
 
 @pytest.fixture
@@ -76,7 +78,10 @@ def test_c_is_drawn_with_errors_and_smoothed_over_long_runs(
     epochs: int, smoothed: bool, tmp_path: Path, drawn: list[Any]
 ) -> None:
     criterion_figure([strategy("a", epochs), strategy("b", epochs)], tmp_path / "criterion")
-    assert "K of the best control" in check_legend(drawn[0])
+    texts = check_legend(drawn[0])
+    assert {"K of the best control", "price term of C", "gradient term at gamma"} <= set(texts)
+    terms = {line.get_label(): line for line in drawn[0].axes[4].lines}
+    assert terms["price term at gamma"].get_xydata().tolist() == [[0, 0], [0.04, -0.08]]
     lines = [line.get_ydata() for line in drawn[0].axes[0].lines if line.get_linestyle() == "-"]
     (curve,) = [ys for ys in lines if len(ys) == epochs]
     middle = [abs(b - a) for a, b in pairwise(curve[2:-2])]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +30,13 @@ from amata.studies.bench import _rows, _schedule_row
 from amata.studies.bench_case import Case, schedule_controls
 from amata.studies.bench_peers import PEERS
 from amata.studies.cost import MethodCost
-from amata.studies.criterion import CriterionSettings, robust_attack
+from amata.studies.criterion import (
+    CriterionSettings,
+    measure_strategies,
+    plan_strategies,
+    robust_attack,
+)
+from amata.studies.criterion import strategies as criterion_runs
 from amata.studies.pareto import winner, with_front
 from amata.studies.plan import plan, run_plan
 from amata.studies.search import Search, SearchSettings
@@ -196,6 +203,42 @@ def test_criterion_trains_measures_and_resumes(amata: Amata, tmp_path: Path) -> 
         "seconds",
     )
     assert "mnist5k-pgd2" in table.out
+
+
+class Notes(Reporter):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+STAGED = {"fat": "tau = [[0, 0], [1, 9]]", "dat": "dynamic_epochs = 1\nc_max = 1000"}
+"""In the first epoch FAT stops at an error and DAT after its second gradient; in the second epoch
+both take all their steps."""
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_probes_are_of_the_epoch_whose_weights_they_measure(name: str, tmp_path: Path) -> None:
+    """And another gamma needs no new measurement."""
+    file = tmp_path / f"{name}.toml"
+    file.write_text(f'extends = "mnist5k-pgd2"\n[method]\nname = "{name}"\n{STAGED[name]}\n')
+    sets = [o.removeprefix("--set=") for o in CONSTANT]
+    sets += ["data.limit=140", "schedule.steps=3", "eval.limit=2", "train.tensorboard=false"]
+    runs = criterion_runs(plan_strategies([str(file)], sets), tmp_path, Reporter())
+    settings = CriterionSettings(cost="gradients", batches=1, alphas=1, k_max=1)
+    (row,) = measure_strategies(runs, settings, tmp_path, Reporter(), trust=True)
+    first, second = (epoch["tried"]["price"][0] for epoch in row["epochs"])
+    assert 2 <= first <= 3
+    assert 3.9 <= second <= 4
+    assert [at["gamma"] for at in row["sweep"]] == [0.04, 0, 0.01, 0.16]
+    assert row["sweep"][0]["c"] == row["c"]
+    dear, notes = replace(settings, gammas=(7.0, 0.04)), Notes()
+    (again,) = measure_strategies(runs, dear, tmp_path, notes, trust=True)
+    assert not any("best K" in note for note in notes.notes)
+    assert [at["gamma"] for at in again["sweep"]] == [7, 0.04]
+    assert again["sweep"][1] == row["sweep"][0]
+    assert again["epochs"][0]["best_steps"] == 1  # a step costs too much
 
 
 BAD: dict[str, tuple[list[str], str]] = {

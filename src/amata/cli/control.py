@@ -42,7 +42,12 @@ def criterion(
         typer.Option(help="A folder for runs and results; repeat the command to resume."),
     ],
     set_: Set = [],  # noqa: B006
-    gamma: Annotated[float, typer.Option(help="The weight of the running cost.")] = 0.04,
+    gamma: Annotated[
+        list[float],
+        typer.Option(
+            help="The weight of the running cost. Repeat it for a sweep; C is that of the first."
+        ),
+    ] = [0.04, 0.0, 0.01, 0.16],  # noqa: B006
     cost: Annotated[
         str, typer.Option(help="The running cost: steps (as in the paper), gradients or seconds.")
     ] = "steps",
@@ -67,7 +72,7 @@ def criterion(
 ) -> None:
     """Measure the optimal-control criterion C of strategies, with robustness, time and cost: the
     paper's Table 1."""
-    from amata.console import ConsoleReporter, criterion_table
+    from amata.console import ConsoleReporter, criterion_table, sweep_table
     from amata.console import out as console
     from amata.report.control import criterion_figure
     from amata.studies.criterion import (
@@ -80,7 +85,7 @@ def criterion(
     )
 
     settings = CriterionSettings(
-        gamma=gamma,
+        gammas=tuple(gamma),
         cost=cost,
         z=parse_z(z) if z else None,
         batches=batches,
@@ -101,9 +106,16 @@ def criterion(
         rows = measure_strategies(runs, settings, out, reporter, trust=trust)
     criterion_figure(rows, out / "criterion")
     if json_:
-        print(json.dumps({"gamma": gamma, "strategies": rows}, indent=2))
+        # without the grids, which are in the file
+        brief = [
+            {**r, "epochs": [{k: v for k, v in e.items() if k != "tried"} for e in r["epochs"]]}
+            for r in rows
+        ]
+        print(json.dumps({"gammas": settings.gammas, "strategies": brief}, indent=2))
     else:
         console.print(criterion_table(rows))
+        console.print()
+        console.print(sweep_table(rows))
         console.print(f"written {out / 'criterion.json'}, {out / 'criterion.svg'}", soft_wrap=True)
 
 

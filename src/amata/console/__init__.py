@@ -13,6 +13,7 @@ from amata.console.tables import (
     listing,
     results_table,
     search_table,
+    sweep_table,
     wall_table,
 )
 
@@ -34,6 +35,7 @@ __all__ = [
     "results_table",
     "search_table",
     "short_count",
+    "sweep_table",
     "wall_line",
     "wall_table",
     "watching",

@@ -65,6 +65,8 @@ def criterion_table(rows: list[dict[str, Any]]) -> Grid:
     table = Grid(
         Column("strategy"),
         Column("C"),
+        Column("gradient term"),
+        Column("price term"),
         Column("FOSC", 1),
         Column("feasible gap", 1),
         Column("robust"),
@@ -81,12 +83,24 @@ def criterion_table(rows: list[dict[str, Any]]) -> Grid:
         table.add_row(
             r["strategy"],
             f"{r['c']:.3f}{error}",
+            f"{r['c_gain']:.3f}",
+            f"{r['c_price']:.3f}",
             f"{r['fosc']:.3f}",
             f"{r['feasible_gap']:.3f}",
             robust,
             f"{r['train_seconds']:.1f}",
             (f"{r['grad_evals']:,}", short_count(r["grad_evals"])),
         )
+    return table
+
+
+def sweep_table(rows: list[dict[str, Any]]) -> Grid:
+    """C at every gamma, with its price term."""
+    gammas = sorted(at["gamma"] for at in rows[0]["sweep"])
+    table = Grid(Column("C (price term)"), *(Column(f"gamma {gamma:g}") for gamma in gammas))
+    for r in rows:
+        found = {at["gamma"]: f"{at['c']:.3f} ({at['c_price']:.3f})" for at in r["sweep"]}
+        table.add_row(r["strategy"], *(found[gamma] for gamma in gammas))
     return table
 
 

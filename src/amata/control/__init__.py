@@ -1,15 +1,13 @@
 """Adversarial training as optimal control: the Hamiltonian, the criterion C, Pontryagin's maximum
 principle, and problems solved with it."""
 
+from amata.control.gap import Candidate, Criterion, StrategyCriterion, strategy
 from amata.control.greedy import (
     ControlSpace,
-    Criterion,
     Search,
-    StrategyCriterion,
     can_share_paths,
     criterion,
     maximise,
-    strategy,
 )
 from amata.control.probing import (
     COSTS,
@@ -24,6 +22,7 @@ from amata.control.probing import (
 
 __all__ = [
     "COSTS",
+    "Candidate",
     "ControlSpace",
     "Criterion",
     "GradientCost",

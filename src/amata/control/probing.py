@@ -8,12 +8,15 @@ R(u), so H(theta, p, u) = <p, F(theta, u)> - R(u). Over one short step the co-st
     H(u) = |g_u|^2 - R(u)        the squared-norm form, z replaced by u itself
     H(u) = <g_u, g_z> - R(u)     the inner-product form, with a fixed strong z
 
-A_u is the method's own step under u, and g_u the gradient that its last update would use.
+A_u is the method's own step under u, and g_u the displacement of the weights that the step causes
+on one batch, per unit of learning rate: the sum over free's m updates, and over yopo's m passes. So
+all methods share one scale. Frozen weights do not count.
 """
 
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +30,7 @@ from amata.threat import Ball, feasible_gap
 
 
 class Measured(NamedTuple):
-    """The gradient and cost of one control on one batch."""
+    """What one control does and costs on one batch."""
 
     control: Control
     value: float
@@ -46,42 +49,42 @@ class Gaps(NamedTuple):
     """The feasible gap: 0 where no feasible move increases the linearised loss."""
 
 
-class RunningCost(Protocol):
-    def __call__(self, measured: Measured) -> float: ...
-
-
 @dataclass(frozen=True)
-class StepCost:
-    """R(u) = gamma K: the paper's."""
+class RunningCost(ABC):
+    """R(u) = gamma times the price of a control. Subclass it for a price of your own."""
 
     gamma: float = 0.04
 
+    @abstractmethod
+    def price(self, measured: Measured) -> float: ...
+
     def __call__(self, measured: Measured) -> float:
-        return self.gamma * measured.control.steps
+        return self.gamma * self.price(measured)
 
 
-@dataclass(frozen=True)
-class GradientCost:
+class StepCost(RunningCost):
+    """R(u) = gamma K: the paper's."""
+
+    def price(self, measured: Measured) -> float:
+        return measured.control.steps
+
+
+class GradientCost(RunningCost):
     """R(u) = gamma times the gradient evaluations per image, which include what a method computes
     besides its K steps."""
 
-    gamma: float = 0.04
-
-    def __call__(self, measured: Measured) -> float:
-        return self.gamma * measured.grad_evals
+    def price(self, measured: Measured) -> float:
+        return measured.grad_evals
 
 
-@dataclass(frozen=True)
-class SecondCost:
+class SecondCost(RunningCost):
     """R(u) = gamma times the seconds that the batch takes on this machine."""
 
-    gamma: float = 0.04
-
-    def __call__(self, measured: Measured) -> float:
-        return self.gamma * measured.seconds
+    def price(self, measured: Measured) -> float:
+        return measured.seconds
 
 
-COSTS: dict[str, type[StepCost] | type[GradientCost] | type[SecondCost]] = {
+COSTS: dict[str, type[RunningCost]] = {
     "steps": StepCost,
     "gradients": GradientCost,
     "seconds": SecondCost,
@@ -106,8 +109,8 @@ class Probe:
     def __post_init__(self) -> None:
         self._costate: Tensor | None = None
 
-    def gradient(self, u: Control) -> Tensor:
-        """g_u: the weight gradient of the batch-mean loss in the method's update."""
+    def displacement(self, u: Control) -> Tensor:
+        """g_u: how far the method's step moves the trainable weights, per unit of learning rate."""
         device = self.batch.x.device
         self.net.rewind()
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -117,14 +120,14 @@ class Probe:
             self.method.step(
                 self.net, self.batch, u, rng, {k: v.clone() for k, v in self.memory.items()}
             )
-        return self.net.gradient
+        return self.net.displacement
 
     def __call__(self, u: Control) -> Measured:
         if self.z is not None and self._costate is None:
-            self._costate = self.gradient(self.z)
+            self._costate = self.displacement(self.z)
         _synchronize(self.batch.x)
         before, started = self.net.grad_evals, time.perf_counter()
-        g = self.gradient(u)
+        g = self.displacement(u)
         _synchronize(self.batch.x)
         seconds = time.perf_counter() - started
         p = g if self._costate is None else self._costate
@@ -137,9 +140,9 @@ class Probe:
 
     def gaps(self, u: Control, ball: Ball) -> Gaps:
         """How far the adversarial images under u are from a maximum of the linearised loss."""
-        self.gradient(u)
-        self.net.rewind()
+        self.displacement(u)
         x, x_adv = self.batch.x, self.net.x_adv
+        self.net.rewind()
         g = self.net.input_grad(x_adv, self.batch.y)
         return Gaps(ball.fosc(x_adv, x, g), feasible_gap(ball.around(x), x_adv, g))
 

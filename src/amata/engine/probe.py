@@ -1,4 +1,4 @@
-"""Run a method's step without training the model, to measure the weight gradient of its update."""
+"""Run a method's step on a copy of a model, to measure how far one batch moves the weights."""
 
 import copy
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from amata.distributed.sync_batchnorm import revert_sync_batchnorm
 from amata.engine.plain import Mode, PlainNet, Precision
+from amata.errors import InputError
 from amata.losses import Loss, ce
 from amata.threat import Region
 
@@ -23,21 +24,21 @@ class AscentPath:
 
 
 class ProbeNet(PlainNet):
-    """The engine's verbs on a copy of a model, with an `apply` that stores the gradient instead of
-    updating weights.
+    """The engine's verbs on a copy of a model, whose weights are updated by plain SGD with the
+    learning rate `lr`.
 
-    After a method's `step`, `gradient` is the weight gradient of its last update, as one flat
-    vector, and `x_adv` holds the images of its last pass. A method that replays a batch (free)
-    leaves the gradient of the last replay. One that sums several passes before an update (yopo)
-    leaves their mean.
+    After a method's `step`, `displacement` is how far the batch moved the weights down, divided by
+    `lr`, as one flat vector: the sum of the gradients of all its updates. It holds the trainable
+    weights only. `images` has the adversarial images of every pass. With `lr` = 0 the weights stay
+    where they are: the limit of small learning rates. `lr` only matters to methods that update
+    several times per batch (free).
 
     With `share_paths`, ascents that differ only in their number of steps share one path: each
     continues where the one before it ended. The images are the same and take less time, but the
     time of a single control is no longer measured.
     """
 
-    gradient: Tensor
-    x_adv: Tensor
+    displacement: Tensor
 
     def __init__(
         self,
@@ -50,15 +51,18 @@ class ProbeNet(PlainNet):
         first_layer: str | None = None,
         precision: Precision = "fp32",
         share_paths: bool = False,
+        lr: float = 0.0,
     ) -> None:
         # Each process probes on its own, so nothing may wait for the others.
-        copied = revert_sync_batchnorm(copy.deepcopy(model)).requires_grad_(True)
+        copied = revert_sync_batchnorm(copy.deepcopy(model))
         for p in copied.parameters():
             p.grad = None
-        idle = torch.optim.SGD(copied.parameters(), lr=0.0)
+        self.weights = [p for p in copied.parameters() if p.requires_grad]
+        if not self.weights:
+            raise InputError("no parameter of the model requires a gradient; unfreeze some")
         super().__init__(
             copied,
-            idle,
+            torch.optim.SGD(self.weights, lr=lr),
             loss=loss,
             attack_loss=attack_loss,
             class_weights=class_weights,
@@ -66,25 +70,33 @@ class ProbeNet(PlainNet):
             first_layer=first_layer,
             precision=precision,
         )
-        self.buffers = [(b, b.detach().clone()) for b in copied.buffers()]
-        self.passes = 0.0
+        self.lr = lr
+        tensors = [*copied.buffers(), *(self.weights if lr else ())]
+        self.saved = [(t, t.detach().clone()) for t in tensors]
+        self.images: list[Tensor] = []
         # In train mode every attack step changes BatchNorm's statistics; a shared step would do so
         # once only.
         self.share_paths = share_paths and attack_mode == "eval"
         self.paths: dict[tuple[float, Loss], list[AscentPath]] = {}
 
     def rewind(self) -> None:
-        """Restore BatchNorm's statistics and drop the accumulated gradient."""
+        """Restore weights and BatchNorm's statistics, and drop the accumulated gradient."""
         with torch.no_grad():
-            for buffer, value in self.buffers:
-                buffer.copy_(value)
+            for tensor, value in self.saved:
+                tensor.copy_(value)
         self.optimizer.zero_grad()
-        self.passes = 0.0
+        self.updates = 0
+        self.images = []
+
+    @property
+    def x_adv(self) -> Tensor:
+        """The images of the last pass."""
+        return self.images[-1]
 
     def _ascent(
         self, region: Region, x: Tensor, y: Tensor, steps: int, step_size: float, loss: Loss
     ) -> Tensor:
-        if not self.share_paths:
+        if not self.share_paths or (self.updates and self.lr):  # paths are of the saved weights
             return super()._ascent(region, x, y, steps, step_size, loss)
         paths = self.paths.setdefault((step_size, loss), [])
         path = next((p for p in paths if torch.equal(p.start, x) and torch.equal(p.y, y)), None)
@@ -99,20 +111,20 @@ class ProbeNet(PlainNet):
     def backward(
         self, x: Tensor | tuple[Tensor, ...], y: Tensor, **options: object
     ) -> Tensor | None:
-        self.x_adv = (x[-1] if isinstance(x, tuple) else x).detach()
+        self.images.append((x[-1] if isinstance(x, tuple) else x).detach())
         return super().backward(x, y, **options)  # type: ignore[arg-type]
 
-    def costate(self, x: Tensor, y: Tensor, *, first: bool, scale: float = 1.0) -> Tensor:
-        self.x_adv = x.detach()
-        self.passes += scale
-        return super().costate(x, y, first=first, scale=scale)
+    def costate(self, x: Tensor, y: Tensor, **options: object) -> Tensor:
+        self.images.append(x.detach())
+        return super().costate(x, y, **options)  # type: ignore[arg-type]
 
     def apply(self) -> None:
-        parts = [
-            (torch.zeros_like(p) if p.grad is None else p.grad).flatten()
-            for p in self.model.parameters()
-        ]
+        gradient = torch.cat(
+            [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in self.weights]
+        )
+        self.displacement = self.displacement + gradient if self.updates else gradient
         self._in_update = False
-        self.gradient = torch.cat(parts) / max(self.passes, 1)
+        if self.lr:
+            self.optimizer.step()
         self.optimizer.zero_grad()
-        self.passes = 0.0
+        self.updates += 1

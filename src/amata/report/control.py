@@ -12,12 +12,12 @@ COLOURS = (ORANGE, GREY, BLUE, GREEN, "#7e22ce", "#a16207", "#0e7490", "#be185d"
 
 def criterion_figure(strategies: list[dict[str, Any]], path: Path) -> None:
     """One column per strategy: C of every epoch, the gap to the best control, with its standard
-    error; below, K_t and the K of the best control. C is drawn as a smoothed line over its points
-    if the run is long: an epoch's value is noisy."""
-    columns = len(strategies)
-    with figure(
-        path, 2, columns, (max(2.9 * columns, 4.2), 4.9), sharex="col", sharey="row"
-    ) as axes:
+    error and its price term; below, K_t and the K of the best control; then, for several values of
+    gamma, C and its two terms. C is drawn as a smoothed line over its points if the run is long: an
+    epoch's value is noisy."""
+    columns, swept = len(strategies), len(strategies[0]["sweep"]) > 1
+    rows = 3 if swept else 2
+    with figure(path, rows, columns, (max(2.9 * columns, 4.2), 2.45 * rows), sharey="row") as axes:
         for column, s in enumerate(strategies):
             epochs = [e["epoch"] + 1 for e in s["epochs"]]
             top, bottom = axes[0, column], axes[1, column]
@@ -29,6 +29,8 @@ def criterion_figure(strategies: list[dict[str, Any]], path: Path) -> None:
             line = smooth(gaps) if len(gaps) >= UNSMOOTHED else gaps
             top.plot(epochs, line, color=ORANGE, lw=1.2, alpha=0.7)
             top.axhline(s["c"], color=INK, lw=1, ls="--", label="C, the mean")
+            price = [e["c_price"] for e in s["epochs"]]
+            top.plot(epochs, price, color=BLUE, lw=1, ls=":", label="price term of C")
             error = f" ± {s['c_stderr']:.2f}" if s["c_stderr"] is not None else ""
             top.set_title(f"{for_figure(s['strategy'])}\nC = {s['c']:.2f}{error}")
             bottom.step(
@@ -43,10 +45,29 @@ def criterion_figure(strategies: list[dict[str, Any]], path: Path) -> None:
                 label="K of the best control",
             )
             bottom.set_xlabel("epoch")
-            bottom.xaxis.get_major_locator().set_params(integer=True)
-        axes[0, 0].set(ylabel="C, gap to the best control", ylim=(0, None))
+            for ax in (top, bottom):
+                ax.xaxis.get_major_locator().set_params(integer=True)
+            if swept:
+                _draw_sweep(axes[2, column], s["sweep"])
+        axes[0, 0].set_ylabel(f"C at gamma {strategies[0]['sweep'][0]['gamma']:g}")
         axes[1, 0].set(ylabel="inner steps K", ylim=(0, None))
-        legend_below(axes[0, 0], axes[1, 0])
+        if swept:
+            axes[2, 0].set_ylabel("C and its two terms")
+        legend_below(*axes[:, 0])
+
+
+def _draw_sweep(ax: Any, sweep: list[dict[str, Any]]) -> None:
+    sweep = sorted(sweep, key=lambda at: at["gamma"])
+    gammas = [at["gamma"] for at in sweep]
+    styles = {
+        "c": ("C at gamma", INK, "-"),
+        "c_gain": ("gradient term at gamma", ORANGE, "--"),
+        "c_price": ("price term at gamma", BLUE, ":"),
+    }
+    for key, (label, colour, dashes) in styles.items():
+        ys = [at[key] for at in sweep]
+        ax.plot(gammas, ys, color=colour, ls=dashes, lw=1.2, marker="o", ms=3, label=label)
+    ax.set_xlabel("gamma")
 
 
 def toy_figure(toy: dict[str, Any], path: Path) -> None:

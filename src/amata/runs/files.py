@@ -166,13 +166,14 @@ def parse_json(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_atomic(path, (json.dumps(value, indent=2) + "\n").encode())
+def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
+    write_atomic(path, (json.dumps(value, indent=indent) + "\n").encode())
 
 
-def write_record(path: Path, record: dict[str, Any]) -> None:
+def write_record(path: Path, record: dict[str, Any], *, indent: int | None = 2) -> None:
     """Write a JSON object with the checksum of its content."""
-    write_json(path, {**record, "sha256": checksums.of_record(json.loads(json.dumps(record)))})
+    found = checksums.of_record(json.loads(json.dumps(record)))
+    write_json(path, {**record, "sha256": found}, indent=indent)
 
 
 def read_record(

@@ -13,7 +13,7 @@ from amata.recipes import Recipe
 from amata.runs import RunFolder
 from amata.runs.files import read_record
 from amata.studies.comparison_rows import common_target, recipe_rows
-from amata.studies.criterion import MEASURED
+from amata.studies.criterion_record import MEASURED
 from amata.studies.differences import (
     check_same_data,
     comparability_warnings,

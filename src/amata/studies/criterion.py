@@ -3,7 +3,8 @@ evaluations.
 
 A strategy is a run folder with saved epochs, or a recipe, which is trained first. All strategies
 share one search space G, and the probe batches where data and seed agree. Results are saved after
-every epoch, so an interrupted study can resume.
+every epoch, so an interrupted study can resume. The files hold both terms of the Hamiltonian for
+every control of the grid, so other values of gamma need no new measurement.
 """
 
 import json
@@ -13,9 +14,6 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
-
-from pydantic import TypeAdapter
-from typing_extensions import TypedDict
 
 from amata import recipes
 from amata.control import (
@@ -33,7 +31,6 @@ from amata.engine import ProbeNet
 from amata.errors import InputError, unknown
 from amata.evaluation.corruptions import is_attack
 from amata.losses import smooth_ce
-from amata.metrics import Count, Finite, Index
 from amata.models import load_state
 from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
@@ -41,6 +38,7 @@ from amata.reporter import Reporter, run_infos
 from amata.runs import RunFolder
 from amata.runs.files import read_record, under, write_record
 from amata.schedules import Control
+from amata.studies.criterion_record import EPOCHS, MEASURED
 from amata.studies.runs import check_runs, planned_cost, run_controls, train_or_resume
 from amata.tensors import read_tensors
 from amata.training.batches import training_batches
@@ -53,57 +51,12 @@ MAX_STEPS = 10_000
 """The largest K of a fixed control."""
 
 
-class EpochCriterion(TypedDict):
-    """C in one epoch, as `Criterion.to_dict` writes it."""
-
-    epoch: Index
-    steps: Index
-    step_size: Finite
-    c_of_means: Finite
-    hamiltonian: Finite
-    best_hamiltonian: Finite
-    best_steps: Index
-    best_step_size: Finite
-    fosc: Finite
-    feasible_gap: Finite
-    per_batch: list[Finite]
-
-
-class StrategyRow(TypedDict):
-    """What a report shows of a strategy."""
-
-    strategy: str
-    c: Finite
-    c_stderr: Finite | None
-    epochs: list[EpochCriterion]
-
-
-class Settings(TypedDict):
-    k_max: Count
-
-
-class Measured(TypedDict):
-    """criterion.json."""
-
-    settings: Settings
-    strategies: list[StrategyRow]
-
-
-class Epochs(TypedDict):
-    """NAME.criterion.json: what is measured of a strategy so far."""
-
-    about: dict[str, Any]
-    epochs: list[EpochCriterion]
-
-
-MEASURED, EPOCHS = TypeAdapter(Measured), TypeAdapter(Epochs)
-
-
 @dataclass(frozen=True, kw_only=True)
 class CriterionSettings:
     """How C is measured. The paper: gamma = 0.04, the squared-norm form, R = gamma K."""
 
-    gamma: float = 0.04
+    gammas: tuple[float, ...] = (0.04, 0.0, 0.01, 0.16)
+    """Values of gamma. The first one is that of C in tables; the others make the sweep."""
     cost: str = "steps"
     z: tuple[int, float] | None = None
     """The fixed control of the inner-product form; None selects the squared-norm form."""
@@ -115,8 +68,11 @@ class CriterionSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if number(self.gamma, "gamma") < 0:
-            raise InputError(f"gamma = {self.gamma:g} must not be negative")
+        if not self.gammas:
+            raise InputError("C needs at least one gamma")
+        for gamma in self.gammas:
+            if number(gamma, "gamma") < 0:
+                raise InputError(f"gamma = {gamma:g} must not be negative")
         if self.cost not in COSTS:
             raise unknown("cost", self.cost, COSTS)
         if self.search not in ("grid", "tpe", "gp"):
@@ -125,8 +81,14 @@ class CriterionSettings:
             whole(getattr(self, name), name, 1)
 
     def to_dict(self, k_max: int) -> dict[str, Any]:
-        """The settings with k_max filled in; saved results are reused if these are equal."""
+        """The settings with k_max filled in."""
         return json.loads(json.dumps({**asdict(self), "k_max": self.k_max or k_max}))
+
+
+def measurement(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that measurements depend on: saved ones are reused if these are equal. A grid is
+    measured in the same way for every gamma."""
+    return {k: v for k, v in settings.items() if k != "gammas" or settings["search"] != "grid"}
 
 
 Plan = list[tuple[str, Recipe | None]]
@@ -171,9 +133,11 @@ def check_strategies(plans: Plan, settings: CriterionSettings, out: Path) -> Non
     if not file.is_file():
         return
     known = read_record(file, MEASURED, hint="delete it, or choose another --out")
-    there, before = [row["strategy"] for row in known["strategies"]], known["settings"]
+    there = {row["strategy"] for row in known["strategies"]}
+    before = {"search": "", **known["settings"]}
     given = settings.to_dict(before["k_max"])
-    if not set(there) <= {Path(name).name for name, _ in plans} or given != before:
+    other = measurement(given) != measurement(before)
+    if other or not there <= {Path(name).name for name, _ in plans}:
         raise InputError(
             f"{out} holds the criterion of other strategies or settings; choose another --out"
         )
@@ -221,7 +185,8 @@ def measure_strategies(
     for i, (run, recipe) in enumerate(zip(runs, opened, strict=True), 1):
         reporter.note(f"measuring C of {run.path.name}, {i} of {len(runs)}")
         rows.append(_measure(run, recipe, controls[run.path], settings, k_max, out, reporter))
-    write_record(out / "criterion.json", {"settings": settings.to_dict(k_max), "strategies": rows})
+    record = {"settings": settings.to_dict(k_max), "strategies": rows}
+    write_record(out / "criterion.json", record, indent=None)
     return rows
 
 
@@ -265,10 +230,18 @@ def _measure(
     reporter: Reporter,
 ) -> dict[str, Any]:
     file = _epochs_file(out, run.path.name)
-    about = {"recipe": recipe.name, "fingerprint": recipe.fingerprint(), **settings.to_dict(k_max)}
+    fixed = measurement(settings.to_dict(k_max))
+    about = {"recipe": recipe.name, "fingerprint": recipe.fingerprint(), **fixed}
     known, rows = _read_epochs(out, run.path.name)
-    epochs = rows if known == about else []
-    if len(epochs) < len(controls):
+    gamma = settings.gammas[0]
+    found = [Criterion.from_dict(row, gamma) for row in rows] if known == about else []
+
+    def save() -> list[dict[str, Any]]:
+        epochs = [{"epoch": epoch, **c.to_dict()} for epoch, c in enumerate(found)]
+        write_record(file, {"about": about, "epochs": epochs}, indent=None)
+        return epochs
+
+    if len(found) < len(controls):
         device = resolve_device(recipe.train.device)
         images = load_data(recipe).train
         model = build_model(recipe, images, trust=True, weights=run.epoch_file(0)).to(device)
@@ -280,10 +253,11 @@ def _measure(
         )
         space, cost = (
             ControlSpace.of(recipe.method.training_ball, k_max),
-            COSTS[settings.cost](settings.gamma),
+            COSTS[settings.cost](gamma),
         )
+        lr = {row["epoch"]: row["lr"] for row in run.epochs()}
         search: Search = settings.search  # type: ignore[assignment]
-        for epoch in range(len(epochs), len(controls)):
+        for epoch in range(len(found), len(controls)):
             state = read_tensors(run.epoch_file(epoch))
             load_state(model, under(state, "model/"), run.epoch_file(epoch))
             net = ProbeNet(
@@ -293,10 +267,12 @@ def _measure(
                 attack_mode=recipe.train.attack_mode,
                 first_layer=recipe.model.first_layer,
                 share_paths=can_share_paths(search, cost),
+                lr=lr[epoch],
             )
-            found = criterion(
+            measured = criterion(
                 model,
-                batches,
+                # The same images in every epoch. What a method does with them depends on it.
+                [batch._replace(epoch=epoch) for batch in batches],
                 controls[epoch],
                 method=recipe.method,
                 ball=recipe.method.training_ball,
@@ -309,24 +285,38 @@ def _measure(
                 seed=settings.seed,
                 net=net,
             )
-            epochs.append({"epoch": epoch, **found.to_dict()})
-            write_record(file, {"about": about, "epochs": epochs})
-            best, own = found.argmax.steps, controls[epoch].steps
+            found.append(measured)
+            save()
+            best, own = measured.argmax.steps, controls[epoch].steps
             reporter.note(
-                f"{run.path.name} epoch {epoch + 1}/{len(controls)}: C {found.c:.4f}, best K "
+                f"{run.path.name} epoch {epoch + 1}/{len(controls)}: C {measured.c:.4f}, best K "
                 f"{best}, used {own}"
             )
-    return _row(run, epochs)
+    return _row(run, save(), [_at(found, gamma) for gamma in settings.gammas])
 
 
-def _row(run: RunFolder, epochs: list[dict[str, Any]]) -> dict[str, Any]:
+def _at(epochs: Sequence[Criterion], gamma: float) -> dict[str, Any]:
+    """C of a strategy at a gamma, and its two terms."""
+    found = [e.at(gamma) for e in epochs]
+    total = strategy([e.per_batch for e in found], [e.of_means for e in found])
+    return {
+        "gamma": gamma,
+        **total._asdict(),
+        "c_gain": sum(e.c_gain for e in found) / len(found),
+        "c_price": sum(e.c_price for e in found) / len(found),
+    }
+
+
+def _row(
+    run: RunFolder, epochs: list[dict[str, Any]], sweep: list[dict[str, Any]]
+) -> dict[str, Any]:
     summary = run.summary()
-    total = strategy_of(epochs)
     attack = robust_attack(summary["evaluation"])
     result = summary["evaluation"][attack] if attack else None
     return {
         "strategy": run.path.name,
-        **total._asdict(),
+        **sweep[0],
+        "sweep": sweep,
         **{k: sum(e[k] for e in epochs) / len(epochs) for k in ("fosc", "feasible_gap")},
         "robust_accuracy": result["accuracy"] if result else None,
         "robust_attack": attack,
@@ -339,20 +329,7 @@ def _row(run: RunFolder, epochs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def strategy_of(epochs: Sequence[dict[str, Any]]) -> StrategyCriterion:
     """C of a strategy from the rows of its epochs."""
-    return strategy([_criterion(e) for e in epochs])
-
-
-def _criterion(row: dict[str, Any]) -> Criterion:
-    return Criterion(
-        Control(row["steps"], row["step_size"]),
-        row["per_batch"],
-        row["hamiltonian"],
-        row["best_hamiltonian"],
-        Control(row["best_steps"], row["best_step_size"]),
-        row["c_of_means"],
-        row["fosc"],
-        row["feasible_gap"],
-    )
+    return strategy([e["per_batch"] for e in epochs], [e["c_of_means"] for e in epochs])
 
 
 def robust_attack(evaluation: dict[str, Any]) -> str | None:

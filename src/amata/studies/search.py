@@ -98,7 +98,7 @@ class SearchSettings:
         """How C is measured, if C is the objective."""
         if self.objective == "robust":
             return None
-        return CriterionSettings(gamma=self.gamma, k_max=self.k_cap, seed=self.seed)
+        return CriterionSettings(gammas=(self.gamma,), k_max=self.k_cap, seed=self.seed)
 
 
 class Search:

@@ -163,6 +163,7 @@ class Trainer:
             attack_mode=self.net.attack_mode,
             first_layer=self.recipe.model.first_layer,
             precision=self.net.precision,
+            lr=self.lr(0),
         )
         batches = list(islice(self.batches.whole().epoch(state.epoch), schedule.probe_batches))
         if state.epoch == 0:
