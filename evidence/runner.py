@@ -39,7 +39,7 @@ from stored import read_rows
 from study import STUDIES
 
 SLACK = 1.25
-"""A run is expected to take this many times what its cost and the last run's speed say."""
+"""A run is expected to take this many times what its cost and the last run say."""
 
 
 @dataclass
@@ -51,8 +51,10 @@ class Runner:
     stored: Path | None = None
     overrides: Sequence[str] = ()
     deadline: float = float("inf")
-    pace: float | None = field(default=None, init=False)
+    pace: float = field(default=0.0, init=False)
     """Seconds per planned gradient evaluation of an image, by the last run."""
+    tested: float = field(default=0.0, init=False)
+    """Seconds of the last run's final evaluation."""
 
     def run(self, reporter: Reporter) -> int:
         """Do what fits into the time. Returns how many trials, or then runs, are left."""
@@ -74,13 +76,23 @@ class Runner:
 
     def finished(self, name: str, recipe: Recipe) -> bool:
         place = self.found(name)
-        if place is not None:
-            check_recorded(place, recipe)
-        return place is not None
+        if place is None:
+            return False
+        check_recorded(place, recipe)
+        if place.is_dir():
+            self.learn(place, recipe)
+        return True
+
+    def learn(self, run: Path, recipe: Recipe, seconds: float | None = None) -> None:
+        """What a run took in training and testing, from its files or, if known, in all."""
+        summary = RunFolder(run).summary()
+        self.tested = sum(result["seconds"] for result in summary["evaluation"].values())
+        trained = summary["train_seconds"] if seconds is None else seconds - self.tested
+        self.pace = trained / planned_cost(run / "new", recipe)
 
     def fits(self, recipe: Recipe, work: Path) -> bool:
-        expected = SLACK * planned_cost(work / "new", recipe) * (self.pace or 0)
-        return time.monotonic() + expected < self.deadline
+        expected = planned_cost(work / "new", recipe) * self.pace + self.tested
+        return time.monotonic() + SLACK * expected < self.deadline
 
     def check(self, work: Path) -> None:
         """Find input errors before the first run."""
@@ -142,8 +154,7 @@ class Runner:
         reporter.note(f"{name}: starting")
         started, folder = time.monotonic(), work / name.removesuffix(".json")
         folder.parent.mkdir(exist_ok=True)
-        cost, trial = planned_cost(folder, recipe), name.endswith(".json")
-        error = ""
+        cost, trial, error = planned_cost(folder, recipe), name.endswith(".json"), ""
         try:
             run = train(recipe, folder, reporter)
             if trial:
@@ -163,7 +174,11 @@ class Runner:
                     file.write(f"{json.dumps({'run': name, 'error': error})}\n")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        self.pace = (time.monotonic() - started) / cost
+        seconds = time.monotonic() - started
+        if trial:
+            self.pace = seconds / cost
+        elif not error:
+            self.learn(self.out / name, recipe, seconds)
         return trial or not error
 
     @property

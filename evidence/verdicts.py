@@ -11,6 +11,8 @@ from page import markdown
 from study import STUDIES
 
 CONFIRMED, NOT_REPRODUCED, OPEN = "confirmed", "not reproduced", "open"
+SEEDS = 3
+"""The fewest seeds of a verdict."""
 NOT_MEASURED = (OPEN, "not measured", "")
 
 
@@ -22,6 +24,8 @@ def claims() -> tuple[list[dict[str, Any]], float]:
 
 def decide(kind: str, found: Estimate, margin: float) -> str:
     """By the rules in claims.toml."""
+    if found.seeds < SEEDS:
+        return OPEN
     least, most = (0.0, margin) if kind == "better" else (-margin, 0.0)
     if found.low > least:
         return CONFIRMED

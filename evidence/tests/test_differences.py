@@ -118,6 +118,7 @@ def test_verdicts(mean: float, half: float, better: str, as_good: str) -> None:
     found = Estimate(mean, half, 3, True)
     assert verdicts.decide("better", found, 0.5) == better
     assert verdicts.decide("as good", found, 0.5) == as_good
+    assert verdicts.decide("better", Estimate(mean, half, 2, True), 0.5) == "open"
 
 
 @pytest.mark.parametrize(

@@ -62,5 +62,11 @@ def test_a_study_continues_from_files_that_came_back(tmp_path: Path) -> None:
     again = tmp_path / "again"
     assert Runner(study, again, stored, SMALL, time.monotonic()).run(Reporter()) == 0
     assert not list(again.iterdir())
+    summary = stored / "runs/one-seed0/summary.json"
+    slow = {**json.loads(summary.read_text()), "train_seconds": 1000}
+    summary.write_text(json.dumps({k: v for k, v in slow.items() if k != "sha256"}))
+    another = Runner(replace(study, seeds=2), again, stored, SMALL, time.monotonic() + 900)
+    assert another.run(Reporter()) == 1  # a run like the stored one would not fit
+    assert not list(again.iterdir())
     with pytest.raises(InputError, match=r"trial of another version of one"):
         Runner(study, again, stored, (*SMALL, "optim.momentum=0.5")).run(Reporter())
