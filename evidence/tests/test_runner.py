@@ -10,6 +10,7 @@ import pytest
 
 from amata.errors import InputError
 from amata.reporter import Reporter
+from amata.runs.files import read_record, write_record
 from definition import Study, Tuning
 from runner import Runner
 
@@ -63,8 +64,7 @@ def test_a_study_continues_from_files_that_came_back(tmp_path: Path) -> None:
     assert Runner(study, again, stored, SMALL, time.monotonic()).run(Reporter()) == 0
     assert not list(again.iterdir())
     summary = stored / "runs/one-seed0/summary.json"
-    slow = {**json.loads(summary.read_text()), "train_seconds": 1000}
-    summary.write_text(json.dumps({k: v for k, v in slow.items() if k != "sha256"}))
+    write_record(summary, {**read_record(summary), "train_seconds": 1000})
     another = Runner(replace(study, seeds=2), again, stored, SMALL, time.monotonic() + 900)
     assert another.run(Reporter()) == 1  # a run like the stored one would not fit
     assert not list(again.iterdir())
