@@ -12,7 +12,7 @@ from study import STUDIES
 
 CONFIRMED, NOT_REPRODUCED, OPEN = "confirmed", "not reproduced", "open"
 SEEDS = 3
-"""The fewest seeds of a verdict."""
+"""The fewest seeds of each arm that make a verdict."""
 NOT_MEASURED = (OPEN, "not measured", "")
 
 
@@ -34,6 +34,8 @@ def decide(kind: str, found: Estimate, margin: float) -> str:
 
 def decide_times(first: list[float | None], second: list[float | None]) -> str:
     """Whether the first runs are sooner; None is a run that never gets there."""
+    if min(len(first), len(second)) < SEEDS:
+        return OPEN
     never = float("inf")
     a, b = ([never if t is None else t for t in times] for times in (first, second))
     if max(a) < min(b):
@@ -73,8 +75,10 @@ def verdict_on_times(claim: dict[str, Any]) -> tuple[str, str, str]:
         return NOT_MEASURED
     number = " against ".join(map(seconds, times))
     if claim["kind"] == "never":
-        reached = [t is not None for t in times[0]]
-        decision = NOT_REPRODUCED if all(reached) else OPEN if any(reached) else CONFIRMED
+        if any(t is not None for t in times[0]):
+            decision = NOT_REPRODUCED  # one counterexample is enough
+        else:
+            decision = CONFIRMED if len(times[0]) >= SEEDS else OPEN
     else:
         decision = decide_times(*times)
     counts = " and ".join(str(len(t)) for t in times)

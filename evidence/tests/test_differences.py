@@ -124,11 +124,12 @@ def test_verdicts(mean: float, half: float, better: str, as_good: str) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
-        ([1.0, 2.0], [3.0], "confirmed"),
-        ([1.0], [None], "confirmed"),
-        ([1.0, 4.0], [3.0], "open"),
-        ([4.0, None], [3.0], "not reproduced"),
-        ([None], [None], "not reproduced"),
+        ([1.0, 2.0, 2.0], [3.0, 4.0, 4.0], "confirmed"),
+        ([1.0, 1.0, 1.0], [None, None, None], "confirmed"),
+        ([1.0, 1.0, 4.0], [3.0, 3.0, 3.0], "open"),
+        ([4.0, 4.0, None], [3.0, 3.0, 3.0], "not reproduced"),
+        ([None, None, None], [None, None, None], "not reproduced"),
+        ([1.0, 1.0, 1.0], [3.0], "open"),
     ],
 )
 def test_verdicts_on_times(
