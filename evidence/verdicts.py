@@ -98,7 +98,7 @@ def verdicts_table() -> str:
         attack = claim.get("attack", "").upper().replace("AUTOATTACK", "AutoAttack")
         known = f"**{decision}**" if study else f"{decision}: {number}"
         rows.append([claim["text"], claim["source"], known, number if study else "", attack, study])
-    return markdown(["claim", "of", "verdict", "difference", "under", "study"], rows)
+    return markdown(["claim", "source", "verdict", "difference", "under", "study"], rows)
 
 
 def check() -> None:
