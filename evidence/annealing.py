@@ -1,77 +1,173 @@
-"""Writes the tables and the picture of docs/annealing.md: python evidence/annealing.py (--check
+"""Writes the tables and the pictures of docs/annealing.md: python evidence/annealing.py (--check
 compares the tables)."""
 
+import json
 import statistics
 import sys
-from collections.abc import Sequence
-from functools import partial
 
 import stored
-from amata.report.figures import BLUE, GREEN, GREY, ORANGE
-from measure import ROOT
-from page import GRADIENTS, Parts, markdown, picture, refuse_others, rewrite
+from definition import FRONT, RESULTS, ROOT, Test
+from differences import difference
+from fronts import draw
+from intervals import Estimate
+from page import Parts, markdown, refuse_others, rewrite
+from study import STUDIES
+from verdicts import verdicts_table
 
-STUDY, QUICK = "cifar10-equal-cost", "cifar10-quick-equal-cost"
 DOCS = ROOT / "docs"
-ARMS = {
-    "k2": "constant 2",
-    "linear-1-3": "linear 1 → 3",
-    "k3": "constant 3",
-    "linear-1-5": "linear 1 → 5",
-    "falling-5-1": "falling 5 → 1",
-    "shuffled-1-5": "shuffled 1 → 5",
-    "k4": "constant 4",
-}
-PAIRS = (
-    ("linear-1-5", "k3"),
-    ("linear-1-5", "falling-5-1"),
-    ("linear-1-5", "shuffled-1-5"),
-    ("linear-1-3", "k2"),
+ORDER = (
+    "cifar10-paper-recipe",
+    "cifar10-fast-recipe",
+    "cifar10-headline",
+    "cifar10-eps16",
+    "mnist-equal-cost",
+    "cifar10-fast-at",
+    "cifar10-free-at",
+    "mnist-yopo-seeds",
+    "cifar10-atta-seeds",
+    "cifar10-equal-cost",
+    "cifar10-quick-equal-cost",
 )
-"""The comparisons that the study states."""
-QUICK_ARMS = {
-    "k1": "constant 1",
-    "k1-tau10": "constant 1, α = 10/255",
-    "linear-1-2": "linear 1 → 2",
-    "nfgsm": "N-FGSM, 24 epochs",
-    "linear-1-3": "linear 1 → 3",
-    "falling-3-1": "falling 3 → 1",
-    "k2": "constant 2",
-    "linear-2-3": "linear 2 → 3",
-    "k3": "constant 3",
-}
-QUICK_PAIRS = (("linear-1-3", "k2"), ("linear-1-3", "falling-3-1"))
-QUICK_LINES = (("linear-1-2", "k1-tau10", "k2"), ("linear-2-3", "k2", "k3"))
-"""Annealed arms and the constants on either side, for the value between them at equal cost."""
-ATTACKS = {"pgd-20": "PGD-20", "cw-pgd-20": "CW-PGD-20"}
-T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
-"""The 97.5% quantile of Student's t by degrees of freedom."""
+"""The studies of the page."""
+ATTACKS = {"clean": "clean", "autoattack": "AutoAttack"}
 
 
-def steps(study: str, title: str) -> list[int]:
-    """K of each epoch; the same for all seeds."""
-    (found,) = {tuple(row["steps"] for row in rows) for rows in stored.epochs(study, title)}
-    return list(found)
+def measured() -> list[str]:
+    """The studies with at least one finished run."""
+    return [study for study in ORDER if stored.summaries(study)]
 
 
-def arms_table(study: str, arms: dict[str, str]) -> str:
-    found, rows = stored.summaries(study), []
-    for title, name in arms.items():
-        if title not in found:
-            continue
-        runs, k = found[title], steps(study, title)
+def named(attack: str) -> str:
+    return ATTACKS.get(attack, attack.upper())
+
+
+def arms_table(study: str) -> str:
+    """The arms that have runs, by rising cost."""
+    own, found = STUDIES[study], stored.summaries(study)
+    rows = []
+    for title, runs in sorted(found.items(), key=lambda item: stored.total_cost(item[1])):
+        steps = [row["steps"] for row in stored.epochs(study, title)[0]]
         rows.append(
             [
-                name,
-                f"{statistics.mean(k):.2f}",
-                f"{stored.cost(runs):.2f}",
+                own.labels[title],
+                f"{statistics.mean(steps):.2f}",
+                f"{stored.total_cost(runs):.1f}",
                 f"{stored.seconds(runs):.1f}",
-                *(stored.accuracy(runs, attack) for attack in ("clean", *ATTACKS)),
+                *(stored.accuracy(runs, attack) for attack in own.attacks),
                 str(len(runs)),
             ]
         )
-    head = ["K over the epochs", "mean K", GRADIENTS, "seconds", "clean %"]
-    return markdown([*head, *(f"{a} %" for a in ATTACKS.values()), "seeds"], rows)
+    head = ["arm", "mean K", "gradients per image", "seconds"]
+    return markdown([*head, *(f"{named(a)} %" for a in own.attacks), "seeds"], rows)
+
+
+def test_name(study: str, test: Test) -> str:
+    labels = STUDIES[study].labels
+    against = "the line of constants" if test.against == FRONT else labels[test.against]
+    return f"{labels[test.arm]} minus {against}"
+
+
+def differences_table(study: str) -> str:
+    """The differences that the study states, as far as they are measured."""
+    attacks = [attack for attack in STUDIES[study].attacks if attack != "clean"]
+    rows: list[list[str]] = []
+    found: list[Estimate] = []
+    for test in STUDIES[study].tests:
+        cells = [difference(study, test, attack) for attack in attacks]
+        known = [cell for cell in cells if cell is not None]
+        found += known
+        written = ["not measured" if cell is None else str(cell) for cell in cells]
+        rows.append([test_name(study, test), *written, str(known[0].seeds) if known else ""])
+    if not found:
+        return "No difference has two seeds yet."
+    clear = sum(abs(cell.mean) > cell.half for cell in found)
+    held = "seeds and images" if all(cell.images for cell in found) else "seeds, not images"
+    return (
+        f"{markdown(['difference in points', *map(named, attacks), 'seeds'], rows)}\n\n"
+        f"Mean ± half of the 95% interval, which holds {held}. Intervals that exclude zero: "
+        f"{clear} of {len(found)}. Half-widths: {min(cell.half for cell in found):.2f} to "
+        f"{max(cell.half for cell in found):.2f} points."
+    )
+
+
+def tuning_table(study: str) -> str:
+    """All trials, and which one was chosen."""
+    tuning = STUDIES[study].tuning
+    if tuning is None:
+        return "No arm was tuned."
+    rows = []
+    for title, label in STUDIES[study].labels.items():
+        files = [RESULTS / study / f"trials/{title}-{i}.json" for i in range(len(tuning.trials))]
+        scores = [
+            json.loads(file.read_text())["held_out"][tuning.attack] if file.is_file() else None
+            for file in files
+        ]
+        best = max((score for score in scores if score is not None), default=None)
+        chosen = scores.index(best) if best is not None else None
+        cells = ["" if score is None else f"{100 * score:.2f}" for score in scores]
+        if chosen is not None:
+            cells[chosen] = f"**{cells[chosen]}**"
+        rows.append([label, *cells])
+    head = [f"held-out {named(tuning.attack)} %", *(" ".join(sets) for sets in tuning.trials)]
+    return f"{markdown(head, rows)}\n\nBold: chosen, by the rule in the study's file."
+
+
+def selection_table(study: str) -> str:
+    """When each run's checkpoint was selected, and what training had cost by then."""
+    rows = []
+    for title, label in STUDIES[study].labels.items():
+        chosen, cost, best, last = [], [], [], []
+        for run in stored.runs_of(study, title):
+            epochs, epoch = stored.read_rows(run)[0], stored.summary(run)["best_epoch"]
+            if epoch is None:
+                return ""
+            attack = stored.valid_attack(study, title)
+            chosen.append(str(epoch + 1))
+            cost.append(sum(row["steps"] + 1 for row in epochs[: epoch + 1]))
+            best.append(epochs[epoch]["valid"][attack])
+            last.append(epochs[-1]["valid"][attack])
+        if chosen:
+            means = stored.mean(best, 1, 100), stored.mean(last, 1, 100)
+            rows.append([label, " · ".join(chosen), f"{statistics.mean(cost):.1f}", *means])
+    head = ["arm", "selected epoch, by seed", "gradients per image up to it"]
+    held_out = "held-out accuracy % then"
+    return f"\n\n{markdown([*head, held_out, 'after the last epoch'], rows)}"
+
+
+def provenance(study: str) -> str:
+    """Commits and devices of the runs, and how many are still missing."""
+    runs = [run for title in STUDIES[study].recipes for run in stored.runs_of(study, title)]
+    environments = [env for run in runs for env in stored.environments(run)]
+    commits = sorted({env.get("commit") or "unknown" for env in environments})
+    devices = sorted({env["device"] for env in environments})
+    planned = len(STUDIES[study].recipes) * STUDIES[study].seeds
+    return (
+        f"{len(runs)} of {planned} runs, commit {', '.join(f'`{c}`' for c in commits)}, "
+        f"{', '.join(devices)}."
+    )
+
+
+def section(study: str) -> str:
+    picture = f"annealing-{study}.svg"
+    return (
+        f"### {STUDIES[study].about}\n\n`{study}`: {provenance(study)}\n\n{arms_table(study)}\n\n"
+        f"![Accuracy against cost, {study}]({picture})\n\n{differences_table(study)}\n\n"
+        f"{tuning_table(study)}{selection_table(study)}"
+    )
+
+
+def studies() -> str:
+    return "\n\n".join(map(section, measured()))
+
+
+def not_measured() -> str:
+    left = [study for study in ORDER if study not in measured()]
+    if not left:
+        return "All studies have results."
+    rows = [
+        [f"[`{study}`](../evidence/studies/{study}.toml)", STUDIES[study].about] for study in left
+    ]
+    return markdown(["study", "about"], rows)
 
 
 def context() -> str:
@@ -82,168 +178,17 @@ def context() -> str:
     return f"PGD-20 accuracy of the same training in [docs/paper.md](paper.md): {'; '.join(found)}."
 
 
-def by_seed(study: str, title: str, attack: str) -> dict[str, float]:
-    """Accuracy in percent by seed."""
-    return {
-        run.name.removeprefix(f"{title}-"): 100
-        * stored.summary(run)["evaluation"][attack]["accuracy"]
-        for run in stored.runs_of(study, title)
-    }
-
-
-def paired(study: str, first: str, second: str, attack: str) -> list[float]:
-    """The differences in points on the seeds that both arms have."""
-    a, b = by_seed(study, first, attack), by_seed(study, second, attack)
-    return [a[seed] - b[seed] for seed in a if seed in b]
-
-
-def above_line(annealed: str, below: str, above: str, attack: str) -> list[float]:
-    """How far an annealed arm is above the line between two constants, at its gradient
-    evaluations, by seed."""
-    runs = stored.summaries(QUICK)
-    costs = [stored.cost(runs[title]) for title in (annealed, below, above)]
-    share = (costs[0] - costs[1]) / (costs[2] - costs[1])
-    a, b, c = (by_seed(QUICK, title, attack) for title in (annealed, below, above))
-    return [a[seed] - (1 - share) * b[seed] - share * c[seed] for seed in a]
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and half of its 95% interval by Student's t."""
-    spread = statistics.stdev(values) / len(values) ** 0.5
-    return statistics.mean(values), T_975[len(values) - 1] * spread
-
-
-def differences_table() -> str:
-    rows, found = [], []
-    for first, second in PAIRS:
-        cells = []
-        for attack in ATTACKS:
-            values = paired(STUDY, first, second, attack)
-            if len(values) < 2:
-                return stored.pending(STUDY)
-            found.append(interval(values))
-            cells.append(written(found[-1]))
-        rows.append([f"{ARMS[first]} minus {ARMS[second]}", *cells, str(len(values))])
-    clear = sum(abs(mean) > half for mean, half in found)
-    return (
-        f"{markdown(['difference in points', *ATTACKS.values(), 'seeds'], rows)}\n\n"
-        "Mean over seeds ± half of the 95% interval (Student's t, paired by seed). "
-        f"{clear or 'None'} of the {len(found)} intervals "
-        f"{'excludes' if clear < 2 else 'exclude'} zero. "
-        f"Their half-widths are {min(h for _, h in found):.2f} to "
-        f"{max(h for _, h in found):.2f} points."
-    )
-
-
-def quick_differences_table() -> str:
-    rows = []
-    for first, second in QUICK_PAIRS:
-        cells = [interval(paired(QUICK, first, second, attack)) for attack in ATTACKS]
-        rows.append([f"{QUICK_ARMS[first]} minus {QUICK_ARMS[second]}", *map(written, cells)])
-    for arm, below, above in QUICK_LINES:
-        cells = [interval(above_line(arm, below, above, attack)) for attack in ATTACKS]
-        between = f"the line between {QUICK_ARMS[below]} and {QUICK_ARMS[above]}"
-        rows.append([f"{QUICK_ARMS[arm]} minus {between}", *map(written, cells)])
-    return markdown(["difference in points", *ATTACKS.values()], rows)
-
-
-def written(cell: tuple[float, float]) -> str:
-    return "{:+.2f} ± {:.2f}".format(*cell)
-
-
-def selection_table() -> str:
-    """When each run's checkpoint was selected, and what training had cost by then."""
-    rows = []
-    for title, name in ARMS.items():
-        attack = stored.valid_attack(STUDY, title)
-        chosen, cost, best, last = [], [], [], []
-        for run in stored.runs_of(STUDY, title):
-            epochs, epoch = stored.read_rows(run)[0], stored.summary(run)["best_epoch"]
-            chosen.append(str(epoch + 1))
-            cost.append(sum(row["steps"] + 1 for row in epochs[: epoch + 1]))
-            best.append(epochs[epoch]["valid"][attack])
-            last.append(epochs[-1]["valid"][attack])
-        means = stored.mean(best, 1, 100), stored.mean(last, 1, 100)
-        rows.append([name, " · ".join(chosen), f"{statistics.mean(cost):.1f}", *means])
-    head = ["K over the epochs", "selected epoch, by seed", "gradients per image up to it"]
-    return markdown([*head, "held-out PGD-10 % then", "after the last epoch"], rows)
-
-
-def draw() -> None:
-    """K over epochs of the arms with a mean K of 3, and PGD-20 of all arms by seed."""
-    colours = {"k3": GREY, "linear-1-5": ORANGE, "falling-5-1": BLUE, "shuffled-1-5": GREEN}
-    with picture(DOCS / "annealing.svg", 2, (8.4, 3.1)) as (k, robust):
-        for title, colour in colours.items():
-            k.step(range(1, 31), steps(STUDY, title), where="mid", color=colour, label=ARMS[title])
-        k.set(xlabel="epoch", ylabel="inner steps K", ylim=(0, 6.6))
-        k.legend(frameon=False, fontsize=8, ncols=2, loc="upper center")
-        for place, title in enumerate(ARMS):
-            values = list(by_seed(STUDY, title, "pgd-20").values())
-            colour = colours.get(title, ORANGE if title.startswith("linear") else GREY)
-            robust.plot(values, [place] * len(values), ls="none", marker="o", ms=5, color=colour)
-            robust.plot(statistics.mean(values), place, marker="|", ms=16, mew=1.6, color=colour)
-        robust.set_yticks(range(len(ARMS)), ARMS.values())
-        robust.invert_yaxis()
-        robust.set(xlabel="PGD-20 accuracy (%): seeds and their mean")
-
-
-COLLAPSED = 40
-"""PGD-20 accuracy in percent under which a run of the quick study is not drawn."""
-
-
-def draw_quick() -> None:
-    """Accuracy against training time: the constants as a line, the other arms beside it."""
-    runs = stored.summaries(QUICK)
-    constants = ("k1-tau10", "k2", "k3")
-    colours = {"nfgsm": BLUE, **dict.fromkeys(constants, GREY)}
-    with picture(DOCS / "annealing-quick.svg", 2, (8.4, 3.3)) as axes:
-        for ax, (attack, name) in zip(axes, ATTACKS.items(), strict=True):
-            means = {t: statistics.mean(by_seed(QUICK, t, attack).values()) for t in QUICK_ARMS}
-            seconds = {t: stored.seconds(runs[t]) for t in QUICK_ARMS}
-            ax.plot([seconds[t] for t in constants], [means[t] for t in constants], color=GREY)
-            for title, label in QUICK_ARMS.items():
-                if means[title] < COLLAPSED:
-                    continue
-                values, colour = by_seed(QUICK, title, attack).values(), colours.get(title, ORANGE)
-                ax.plot(
-                    [seconds[title]] * len(values),
-                    values,
-                    ls="none",
-                    marker="o",
-                    ms=3.5,
-                    color=colour,
-                    alpha=0.5,
-                )
-                ax.plot(seconds[title], means[title], marker="_", ms=13, mew=2, color=colour)
-                # Annealed arms are named above their points, the others below.
-                up = colour == ORANGE
-                ax.annotate(
-                    label.partition(",")[0],
-                    (seconds[title], max(values) if up else min(values)),
-                    xytext=(-4 if up else 4, 6 if up else -6),
-                    textcoords="offset points",
-                    fontsize=7.5,
-                    color=colour,
-                    ha="right" if up and title != "linear-2-3" else "left",
-                    va="bottom" if up else "top",
-                )
-            ax.set(xlabel="training seconds, one H200", ylabel=f"{name} accuracy (%)")
-            ax.margins(0.17, 0.18)
-
-
 PARTS: Parts = {
-    "arms": partial(arms_table, STUDY, ARMS),
+    "verdicts": verdicts_table,
+    "studies": studies,
+    "not-measured": not_measured,
     "context": context,
-    "differences": differences_table,
-    "selection": selection_table,
-    "quick-arms": partial(arms_table, QUICK, QUICK_ARMS),
-    "quick-differences": quick_differences_table,
 }
 
 
 if __name__ == "__main__":
     refuse_others(__doc__, "--check")
     if "--check" not in sys.argv:
-        draw()
-        draw_quick()
+        for name in measured():
+            draw(name, DOCS / f"annealing-{name}.svg")
     rewrite({DOCS / "annealing.md": PARTS}, "annealing")

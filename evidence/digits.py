@@ -11,8 +11,8 @@ from amata.report.comparison import WINDOW, smooth
 from amata.report.figures import INK, ORANGE
 from amata.schedules import Control
 from amata.studies.criterion import CriterionSettings, strategy_of
+from definition import RESULTS, ROOT
 from layer_one import curve_of
-from measure import RESULTS, ROOT
 from page import markdown, picture
 
 CRITERION = ROOT / "docs" / "criterion.svg"

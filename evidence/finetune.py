@@ -34,7 +34,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from amata import recipes
-from measure import ROOT, amata, store_run
+from definition import ROOT
+from measure import amata, store_run
 from page import markdown, refuse_others, rewrite
 from stored import mean, read_rows, summary
 

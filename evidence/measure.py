@@ -19,10 +19,9 @@ from functools import partial
 from pathlib import Path
 
 from amata import recipes
-from study import STUDIES, Command, Jobs
+from definition import RESULTS, ROOT, Command, Jobs
+from study import STUDIES
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "evidence" / "results" / "paper"
 RUN_FILES = ("recipe.toml", "env.json", "split.json", "metrics.jsonl", "summary.json")
 """The files of a run that are stored. Weights are not."""
 STORED = (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import digits
 import stored
-from measure import RESULTS, ROOT
+from definition import RESULTS, ROOT
 from page import GRADIENTS, markdown, picture, plot_robust_error, refuse_others, rewrite
 from study import STUDIES
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import stored
 from amata.report.figures import GREY, ORANGE
-from measure import RESULTS as STUDIES_DIR
+from definition import RESULTS as STUDIES_DIR
 from measure import amata, store_run
 from page import GRADIENTS, markdown, picture, plot_robust_error, refuse_others, rewrite
 

@@ -148,9 +148,8 @@ long trials at 53 s, which makes 60 s."""
 def explore(seconds: float) -> None:
     from amata import recipes
     from amata.console import ConsoleReporter
-    from amata.training.evaluations import evaluate_recipe
     from amata.training.experiment import train
-    from amata.training.loaded import load_trained
+    from runner import held_out
 
     started = time.monotonic()
     for name, sets in TRIALS.items():
@@ -164,25 +163,11 @@ def explore(seconds: float) -> None:
                 recipes.load(START, [*BASE, *HELD_OUT, *sets]), Path(folder) / "run", reporter
             )
             # an entry has no validation split, so its last weights count
-            model, recipe, splits = load_trained(run.path / "last.safetensors")
-            assert splits.valid is not None
-            results = evaluate_recipe(model, recipe, splits.valid, reporter, list(JUDGED))
-            accuracies = {attack: result.accuracy for attack, result in results.items()}
+            found = held_out(run, list(JUDGED), reporter)
             rows, _ = read_rows(run.path)
             curve = [(row["epoch"] + 1, row["valid"]) for row in rows if row.get("valid")]
-            where = {
-                key: value
-                for key, value in run.environments()[-1].items()
-                if key in ("commit", "device")
-            }
-            row = {
-                "trial": name,
-                "set": sets,
-                **accuracies,
-                "train_seconds": rows[-1]["train_seconds"],
-                "course": curve,
-                **where,
-            }
+            where = {key: found[key] for key in ("train_seconds", "commit", "device")}
+            row = {"trial": name, "set": sets, **found["held_out"], "course": curve, **where}
         with TRIED.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(row, flush=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from amata.runs import RunFolder
-from measure import RESULTS
+from definition import RESULTS
 from study import STUDIES
 
 Rows = list[dict[str, Any]]
@@ -30,6 +30,11 @@ def runs_of(study: str, title: str) -> list[Path]:
 
 def summary(run: Path) -> dict[str, Any]:
     return RunFolder(run).summary()
+
+
+def environments(run: Path) -> Rows:
+    """Where a run was trained, once for each start."""
+    return [dict(env) for env in RunFolder(run).environments()]
 
 
 def summaries(study: str) -> dict[str, Rows]:
@@ -75,6 +80,11 @@ def cost(runs: Rows) -> float:
     return statistics.mean(run["grad_evals_per_image"] for run in runs)
 
 
+def total_cost(runs: Rows) -> float:
+    """Gradient evaluations per image over the whole training."""
+    return statistics.mean(run["grad_evals_per_image"] * run["epochs"] for run in runs)
+
+
 def valid_attack(study: str, title: str) -> str:
     """The attack of the held-out robust accuracy."""
     return next(
@@ -86,12 +96,15 @@ def valid_attack(study: str, title: str) -> str:
     )
 
 
-def time_to(study: str, title: str, threshold: float) -> float | None:
-    """Mean seconds until the held-out robust accuracy first reached a threshold; None if one run
+def times_to(study: str, title: str, threshold: float) -> list[float | None]:
+    """Seconds until the held-out robust accuracy of each run first reached a threshold; None if it
     never did."""
-    attack, times = valid_attack(study, title), []
-    for rows in epochs(study, title):
-        first = next(
+    found = epochs(study, title)
+    if not found:
+        return []
+    attack = valid_attack(study, title)
+    return [
+        next(
             (
                 row["train_seconds"]
                 for row in rows
@@ -99,10 +112,15 @@ def time_to(study: str, title: str, threshold: float) -> float | None:
             ),
             None,
         )
-        if first is None:
-            return None
-        times.append(first)
-    return statistics.mean(times)
+        for rows in found
+    ]
+
+
+def time_to(study: str, title: str, threshold: float) -> float | None:
+    """The mean of `times_to`; None if one run never reached the threshold."""
+    times = times_to(study, title, threshold)
+    known = [t for t in times if t is not None]
+    return statistics.mean(known) if len(known) == len(times) else None
 
 
 def highest(study: str, title: str) -> float:

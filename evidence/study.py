@@ -1,28 +1,9 @@
 """The studies: the recipes that each compares, its attacks and seeds, and what is measured on its
 runs afterwards."""
 
-import math
-import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-Sets = tuple[str, ...]
-Command = tuple[str, ...]
-Jobs = tuple[tuple[str, Command], ...]
-"""Commands, each with the name of its output file."""
-
-
-@dataclass(frozen=True)
-class Study:
-    """Recipes with overrides, by title, that are tested alike; then the `after` commands."""
-
-    recipes: dict[str, tuple[str, Sets]]
-    attacks: tuple[str, ...]
-    seeds: int = 1
-    target: float | None = None
-    timed: bool = True
-    """True: train one run at a time, so that times can be compared. False: all in parallel."""
-    after: Jobs = ()
+from definition import FRONT, Command, Jobs, Sets, Study, Test, all_studies, stages_of, steps_of
 
 
 def autoattack(*runs: str) -> Jobs:
@@ -88,14 +69,6 @@ def criterion(title: str) -> Command:
 
 
 EQUAL_TAU = "20/255"
-RISING = [math.floor(1 + 4 * epoch / 30 + 0.5) for epoch in range(30)]
-"""K per epoch of Linear 1 to 5 over 30 epochs: 88 steps per image in all; constant K = 3 takes
-90."""
-
-
-def stages_of(steps: Sequence[int]) -> str:
-    """An explicit K per epoch, as a recipe writes it."""
-    return f"[{', '.join(f'[{epoch}, {k}]' for epoch, k in enumerate(steps))}]"
 
 
 def stages(steps: Sequence[int]) -> Sets:
@@ -123,9 +96,6 @@ def linear(k_min: int, k_max: int) -> tuple[str, Sets]:
 
 
 QUICK_TAU = "13/255"
-QUICK_RISING = [math.floor(1 + 2 * epoch / 19 + 0.5) for epoch in range(19)]
-"""K per epoch of Linear 1 to 3 over 19 epochs: 37 steps per image in all; constant K = 2 takes
-38."""
 
 
 def quick_constant(steps: int, tau: float = 13 / 255) -> tuple[str, Sets]:
@@ -167,7 +137,7 @@ STUDIES = {
                 "cifar10-amata-quick",
                 (
                     "schedule.name=piecewise",
-                    f"schedule.stages={stages_of(QUICK_RISING[::-1])}",
+                    f"schedule.stages={stages_of(steps_of('reversed 1 -> 3', 19))}",
                     f"schedule.tau={QUICK_TAU}",
                 ),
             ),
@@ -186,6 +156,25 @@ STUDIES = {
         },
         ("clean", "pgd-20", "cw-pgd-20"),
         seeds=3,
+        about="The recipe of the speed record, not tuned",
+        labels={
+            "k1": "constant 1",
+            "k1-tau10": "constant 1, α = 10/255",
+            "linear-1-2": "linear 1 → 2",
+            "nfgsm": "N-FGSM, 24 epochs",
+            "linear-1-3": "linear 1 → 3",
+            "falling-3-1": "falling 3 → 1",
+            "k2": "constant 2",
+            "linear-2-3": "linear 2 → 3",
+            "k3": "constant 3",
+        },
+        front=("k1-tau10", "k2", "k3"),
+        tests=(
+            Test("linear-1-3", "k2"),
+            Test("linear-1-3", "falling-3-1"),
+            Test("linear-1-2", FRONT),
+            Test("linear-2-3", FRONT),
+        ),
     ),
     # Does annealing pay at equal cost? Stated before the first run: the arms below, seeds 0 to 2,
     # trained seed by seed and reported as far as time allowed. K alpha = 20/255 in all arms, so
@@ -202,11 +191,28 @@ STUDIES = {
             "k4": constant(4),
             "linear-1-3": linear(1, 3),
             "linear-1-5": linear(1, 5),
-            "falling-5-1": ("cifar10-amata", stages(RISING[::-1])),
-            "shuffled-1-5": ("cifar10-amata", stages(random.Random(0).sample(RISING, len(RISING)))),
+            "falling-5-1": ("cifar10-amata", stages(steps_of("reversed 1 -> 5", 30))),
+            "shuffled-1-5": ("cifar10-amata", stages(steps_of("shuffled 1 -> 5", 30))),
         },
         ("clean", "pgd-20", "cw-pgd-20"),
         seeds=3,
+        about="The paper's recipe, 30 epochs, first study",
+        labels={
+            "k2": "constant 2",
+            "linear-1-3": "linear 1 → 3",
+            "k3": "constant 3",
+            "linear-1-5": "linear 1 → 5",
+            "falling-5-1": "falling 5 → 1",
+            "shuffled-1-5": "shuffled 1 → 5",
+            "k4": "constant 4",
+        },
+        front=("k2", "k3", "k4"),
+        tests=(
+            Test("linear-1-5", "k3"),
+            Test("linear-1-5", "falling-5-1"),
+            Test("linear-1-5", "shuffled-1-5"),
+            Test("linear-1-3", "k2"),
+        ),
     ),
     "cifar10": Study(
         {"pgd10": ("cifar10-pgd10", SHORT), "amata": ("cifar10-amata", SHORT)},
@@ -287,4 +293,5 @@ STUDIES = {
         },
         ("clean", "pgd-5", "pgd-20", "pgd-100"),
     ),
+    **all_studies(),
 }

@@ -15,7 +15,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from measure import ROOT
+from definition import ROOT
 from page import markdown, refuse_others, rewrite
 
 RESULTS = ROOT / "evidence" / "results" / "timm" / "models.json"

@@ -841,9 +841,10 @@ def test_equal_bounds_train_bit_for_bit_like_a_constant() -> None:
         assert torch.equal(a, b)
 
 
-def test_pgd_without_steps_or_noise_is_erm() -> None:
+@pytest.mark.parametrize("random_start", [False, True])
+def test_pgd_without_steps_is_erm(random_start: bool) -> None:
     a, b = small_net(), small_net()
-    train(PGD(ball=Linf(EPS), random_start=False), a, Control(0, 0.0))
+    train(PGD(ball=Linf(EPS), random_start=random_start), a, Control(0, 0.0))
     train(ERM(ball=Linf(EPS)), b)
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 

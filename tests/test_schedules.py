@@ -95,6 +95,8 @@ def test_piecewise_holds_each_stage() -> None:
     assert [schedule(t, 6).steps for t in range(6)] == [2, 2, 2, 5, 5, 5]
     few = Piecewise(stages=((0, 0), (1, 1), (2, 2)), tau=0.5)
     assert [few(t, 3) for t in range(3)] == [Control(0, 0.5), Control(1, 0.5), Control(2, 0.25)]
+    fixed = Piecewise(stages=((0, 0), (1, 1), (2, 2)), step_size="0.5")
+    assert [fixed(t, 3) for t in range(3)] == [Control(k, 0.5) for k in range(3)]
 
 
 def test_a_schedule_needs_only_two_lines_in_a_foreign_loop() -> None:
@@ -121,6 +123,8 @@ def test_equal_bounds_are_a_constant() -> None:
         (lambda: Constant(steps=1, step_size=-0.1), "step_size"),
         (lambda: Piecewise(stages=((1, 2),), tau=1), "start at epoch 0"),
         (lambda: Piecewise(stages=((0, 2), (5, 3), (4, 3)), tau=1), "rising"),
+        (lambda: Piecewise(stages=((0, 2),)), "needs tau or step_size, one of the two"),
+        (lambda: Piecewise(stages=((0, 2),), tau=1, step_size=1), "one of the two"),
     ],
 )
 def test_bad_schedules_are_refused(build: object, message: str) -> None:

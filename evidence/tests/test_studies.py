@@ -4,15 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+from written import write_run
 
-import annealing
+import definition
 import finetune
 import measure
 import paper
 import stored
 import study
 from amata import recipes
-from amata.schedules import planned_controls
+from amata.schedules import Control, Linear, planned_controls
 from amata.studies.plan import plan, run_name
 
 RECORDS = Path(__file__).parents[1] / "records"
@@ -33,26 +34,77 @@ def test_a_study_can_be_planned_and_measures_its_own_runs(name: str, tmp_path: P
     assert wanted <= {f"runs/{run_name(recipe)}" for recipe in planned}
 
 
-def test_arms_at_equal_cost_differ_in_k_alone() -> None:
-    arms = study.STUDIES["cifar10-equal-cost"].recipes
-    loaded = {title: recipes.load(base, list(sets)) for title, (base, sets) in arms.items()}
+def controls(name: str) -> dict[str, list[Control]]:
+    """The planned controls of every arm."""
+    found = {}
+    for title, (base, sets) in study.STUDIES[name].recipes.items():
+        recipe = recipes.load(base, list(sets))
+        found[title] = planned_controls(recipe.schedule, recipe.train.epochs) or []
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "reach", "others"),
+    [
+        ("cifar10-equal-cost", 20 / 255, set()),
+        ("cifar10-paper-recipe", 20 / 255, {"fixed-alpha-2-10"}),
+        ("cifar10-fast-recipe", 13 / 255, {"k1", "nfgsm", "linear-0-2"}),
+        ("cifar10-eps16", 26 / 255, set()),
+        ("mnist-equal-cost", 0.4, set()),
+    ],
+)
+def test_arms_differ_in_k_alone(name: str, reach: float, others: set[str]) -> None:
+    arms = study.STUDIES[name].recipes
+    loaded = {t: recipes.load(base, list(sets)) for t, (base, sets) in arms.items() if t != "nfgsm"}
     tables = [{k: v for k, v in r.tables.items() if k != "schedule"} for r in loaded.values()]
     assert all(table == tables[0] for table in tables)
-    steps = {}
-    for title, recipe in loaded.items():
-        controls = planned_controls(recipe.schedule, 30) or []
-        assert all(u.steps * u.step_size == pytest.approx(20 / 255) for u in controls)
-        steps[title] = [u.steps for u in controls]
-    rising = steps["linear-1-5"]
-    assert steps["falling-5-1"] == rising[::-1]
-    assert sorted(steps["shuffled-1-5"]) == rising != steps["shuffled-1-5"]
+    for title, planned in controls(name).items():
+        if title not in others:
+            assert all(u.steps * u.step_size == pytest.approx(reach) for u in planned)
+
+
+def test_the_orders_of_k() -> None:
+    for name, rising, falling, shuffled in (
+        ("cifar10-equal-cost", "linear-1-5", "falling-5-1", "shuffled-1-5"),
+        ("cifar10-paper-recipe", "linear-2-10", "falling-10-2", "shuffled-2-10"),
+    ):
+        k = {title: [u.steps for u in planned] for title, planned in controls(name).items()}
+        assert k[falling] == k[rising][::-1]
+        assert sorted(k[shuffled]) == k[rising] != k[shuffled]
+    k = {t: [u.steps for u in planned] for t, planned in controls("cifar10-paper-recipe").items()}
+    linear = planned_controls(Linear(k_min=2, k_max=10, tau=1.0), 30) or []
+    assert k["fixed-alpha-2-10"] == k["linear-2-10"] == [u.steps for u in linear]
+    fixed = controls("cifar10-paper-recipe")["fixed-alpha-2-10"]
+    assert {u.step_size for u in fixed} == {2 / 255}
+    from_zero = [u.steps for u in controls("cifar10-fast-recipe")["linear-0-2"]]
+    assert (from_zero[0], from_zero[-1]) == (0, 2)
+    assert from_zero == sorted(from_zero)
+
+
+def test_the_winner_joins_when_its_study_is_complete(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(definition, "RESULTS", tmp_path)
+    file = definition.ROOT / "evidence/studies/cifar10-headline.toml"
+    assert "winner" not in definition.read(file).recipes
+    arms = study.STUDIES["cifar10-paper-recipe"].recipes
+    for seed in range(3):
+        for title in arms:
+            robust = 0.5 if title == "linear-1-5" else 0.4
+            rows: list[dict[str, object]] = [
+                {"valid": {"clean": 0.9, "pgd-10": robust}},
+                {"valid": {"clean": 0.9, "pgd-10": 0.3}},
+            ]
+            write_run(tmp_path / f"cifar10-paper-recipe/runs/{title}-seed{seed}", rows)
+    assert definition.read(file).recipes["winner"] == arms["linear-1-5"]
+    assert definition.read(file).labels["winner"] == "linear 1 → 5"
 
 
 def test_runs_whose_weights_are_still_needed_are_trained_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(measure, "amata", lambda *command, capture=False: "{}")
-    small = study.Study(
+    small = definition.Study(
         {"pgd": ("mnist5k-pgd", ())}, ("clean",), after=study.autoattack("pgd-seed0")
     )
     monkeypatch.setitem(study.STUDIES, "small", small)
@@ -66,32 +118,13 @@ def test_runs_whose_weights_are_still_needed_are_trained_again(
     assert (tmp_path / "second" / "small" / run).is_file()
 
 
-EPOCH = dict.fromkeys(("step_size", "loss", "train_seconds", "grad_evals_per_image", "lr"), 0.1)
-EVENT = {"action": "stop", "before": 0.5, "after": 0.1}
-RESULT = {"n": 10, "low": 0, "high": 1, "grad_evals": 0, "seconds": 1, "params": {}, "warnings": []}
-
-
-def write_run(folder: Path, rows: list[dict[str, object]], **summary: object) -> None:
-    """The small files of a run, with what the test does not need filled in."""
-    folder.mkdir(parents=True)
-    epochs = iter(range(len(rows)))
-    whole = [
-        {**EVENT, **row}
-        if "event" in row
-        else {**EPOCH, "epoch": next(epochs), "steps": 1, "grad_evals": 1, **row}
-        for row in rows
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in whole))
-    basic = {"recipe": "r", "epochs": next(epochs, len(rows)), "train_seconds": 1, "grad_evals": 1}
-    more: dict[str, object] = {"grad_evals_per_image": 1, "best_epoch": None, "evaluation": {}}
-    (folder / "summary.json").write_text(json.dumps({**basic, **more, **summary}))
-
-
 def test_a_threshold_that_one_of_two_never_reaches_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(stored, "RESULTS", tmp_path)
-    small = study.Study({"slow": ("mnist5k-pgd", ()), "fast": ("mnist5k-amata", ())}, ("clean",))
+    small = definition.Study(
+        {"slow": ("mnist5k-pgd", ()), "fast": ("mnist5k-amata", ())}, ("clean",)
+    )
     monkeypatch.setitem(study.STUDIES, "small", small)
     monkeypatch.setitem(paper.RACES, "small", {"slow": "slow", "fast": "fast"})
     for title, curve in {"slow": [0.5, 0.8, 0.9], "fast": [0.8, 0.7, 0.6]}.items():
@@ -144,43 +177,10 @@ def test_recipes_that_hold_a_record_are_built_in(name: str, record: str) -> None
     }
 
 
-def test_differences_are_paired_by_seed_with_students_t(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(stored, "RESULTS", tmp_path)
-    accuracies = {"k3": {0: 0.40, 1: 0.50, 2: 0.45, 3: 0.9}, "k2": {2: 0.44, 1: 0.47, 0: 0.38}}
-    for title, seeds in accuracies.items():
-        for seed, accuracy in seeds.items():
-            folder = tmp_path / annealing.STUDY / "runs" / f"{title}-seed{seed}"
-            write_run(folder, [{}], evaluation={"pgd-20": {**RESULT, "accuracy": accuracy}})
-    values = annealing.paired(annealing.STUDY, "k3", "k2", "pgd-20")
-    assert values == pytest.approx([2, 3, 1])
-    assert annealing.interval(values) == pytest.approx((2, 2.484), abs=1e-3)
-
-
-def test_the_line_between_two_constants_is_taken_at_equal_gradient_evaluations(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(stored, "RESULTS", tmp_path)
-    found = {
-        "k1": (2.0, [0.40, 0.44]),
-        "k2": (3.0, [0.48, 0.48]),
-        "linear-1-2": (2.25, [0.43, 0.45]),
-    }
-    for title, (cost, accuracies) in found.items():
-        for seed, accuracy in enumerate(accuracies):
-            folder = tmp_path / annealing.QUICK / "runs" / f"{title}-seed{seed}"
-            evaluation = {"pgd-20": {**RESULT, "accuracy": accuracy}}
-            write_run(folder, [{}], evaluation=evaluation, grad_evals_per_image=cost)
-    # a quarter of the way: 42 and 45%
-    values = annealing.above_line("linear-1-2", "k1", "k2", "pgd-20")
-    assert values == pytest.approx([1.0, 0.0])
-
-
 def test_the_logistic_example_is_what_the_page_shows() -> None:
     from logistic import Logistic
 
-    file = measure.RESULTS.parent / "control" / "logistic" / "logistic.json"
+    file = definition.RESULTS.parent / "control" / "logistic" / "logistic.json"
     stored_result, result = json.loads(file.read_text()), Logistic().report()
     assert result["k_msa"] == stored_result["k_msa"]
     assert result["objectives"] == pytest.approx(stored_result["objectives"], rel=1e-6)

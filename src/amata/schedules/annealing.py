@@ -112,8 +112,8 @@ class Exponential:
 
 @dataclass(frozen=True, kw_only=True)
 class Piecewise:
-    """Stages given by hand: `stages` holds (first epoch, K) pairs, alpha_t = tau / K_t (tau itself
-    where K_t = 0).
+    """Stages given by hand: `stages` holds (first epoch, K) pairs. Give `tau`, then alpha_t = tau /
+    K_t (tau itself where K_t = 0); or `step_size`, then alpha_t is constant.
 
     >>> Piecewise(stages=[(0, 2), (5, 10)], tau=0.5)(4, 10)
     Control(steps=2, step_size=0.25)
@@ -121,17 +121,30 @@ class Piecewise:
 
     stages: Stages
     """(First epoch, K) pairs, from epoch 0 on."""
-    tau: Positive
-    """K alpha, which is constant."""
+    tau: Positive | None = None
+    """K alpha, which is constant; or give `step_size`."""
+    step_size: Positive | None = None
+    """alpha, which is constant; or give `tau`."""
 
     if TYPE_CHECKING:
 
-        def __init__(self, *, stages: Sequence[tuple[int, int]], tau: float | str) -> None: ...
+        def __init__(
+            self,
+            *,
+            stages: Sequence[tuple[int, int]],
+            tau: float | str | None = None,
+            step_size: float | str | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         read_fields(self)
+        if (self.tau is None) == (self.step_size is None):
+            raise InputError("a piecewise schedule needs tau or step_size, one of the two")
 
     def __call__(self, epoch: int, epochs: int) -> Control:
         check_epoch(epoch, epochs)
         steps = [k for first, k in self.stages if first <= epoch][-1]
+        if self.step_size is not None:
+            return Control(steps, self.step_size)
+        assert self.tau is not None
         return Control(steps, self.tau / max(steps, 1))

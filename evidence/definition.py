@@ -1,0 +1,170 @@
+"""What a study states before its first run: arms, seeds, tuning and tests. The studies in
+studies/*.toml are read from their files."""
+
+import json
+import math
+import random
+import re
+import statistics
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Sets = tuple[str, ...]
+Command = tuple[str, ...]
+Jobs = tuple[tuple[str, Command], ...]
+"""Commands, each with the name of its output file."""
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "evidence" / "results" / "paper"
+FRONT = "front"
+"""In a test: the line between the constants, at the arm's gradient evaluations."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The same trials for every arm. The settings with the highest accuracy on held-out images win;
+    on a tie, the first ones."""
+
+    trials: tuple[Sets, ...]
+    attack: str
+    """The attack of the held-out accuracy."""
+    images: int
+    """How many training images are held out in a trial."""
+    seed: int
+    """The seed of the trials; not one of the study's."""
+
+
+@dataclass(frozen=True)
+class Test:
+    """arm - against, paired by seed and, where outcomes are stored, by image."""
+
+    __test__ = False
+    arm: str
+    against: str
+
+
+@dataclass(frozen=True)
+class Study:
+    """Recipes with overrides, by title, that are tested alike; then the `after` commands."""
+
+    recipes: dict[str, tuple[str, Sets]]
+    attacks: tuple[str, ...]
+    seeds: int = 1
+    target: float | None = None
+    timed: bool = True
+    """True: train one run at a time, so that times can be compared. False: all in parallel."""
+    after: Jobs = ()
+    about: str = ""
+    """The heading on the page."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """How the page names the arms."""
+    front: tuple[str, ...] = ()
+    """The constants, by rising cost."""
+    tests: tuple[Test, ...] = ()
+    tuning: Tuning | None = None
+
+
+def steps_of(text: str, epochs: int) -> list[int]:
+    """K of each epoch: "3", "1 -> 5" (Linear), "reversed 1 -> 5" or "shuffled 1 -> 5", which take
+    the K of Linear in another order."""
+    found = re.fullmatch(r"(?:(reversed|shuffled) )?(\d+)(?: -> (\d+))?", text)
+    if found is None:
+        raise ValueError(f'k = "{text}" must be like "3", "1 -> 5", "reversed 1 -> 5"')
+    order, first, last = found[1], int(found[2]), int(found[3] or found[2])
+    rising = [math.floor(first + (last - first) * t / epochs + 0.5) for t in range(epochs)]
+    if order == "reversed":
+        return rising[::-1]
+    return random.Random(0).sample(rising, epochs) if order == "shuffled" else rising
+
+
+def stages_of(steps: Sequence[int]) -> str:
+    """K per epoch, as a recipe writes it."""
+    return f"[{', '.join(f'[{epoch}, {k}]' for epoch, k in enumerate(steps))}]"
+
+
+def label_of(k: str) -> str:
+    text = k.replace("->", "→")
+    if k.startswith("reversed"):
+        return " → ".join(["falling " + text.split()[3], text.split()[1]])
+    return text if k.startswith("shuffled") else f"{'linear' if '→' in text else 'constant'} {text}"
+
+
+def read(file: Path) -> Study:
+    """A study from its file."""
+    stated = tomllib.loads(file.read_text())
+    arms: dict[str, tuple[str, Sets]] = {}
+    labels: dict[str, str] = {}
+    for title, arm in stated["arms"].items():
+        if "winner_of" in arm:
+            winner = best_arm(arm["winner_of"], file.parent)
+            if winner is None or winner[1] in arms.values():
+                continue  # not measured yet, or an arm already
+            labels[title], arms[title] = winner
+            continue
+        arms[title] = arm.get("recipe", stated["recipe"]), settings(stated, arm)
+        labels[title] = arm.get("label") or label_of(arm["k"])
+    tests = [Test(*pair) for pair in stated.get("tests", [])]
+    tuning = stated.get("tuning")
+    return Study(
+        arms,
+        tuple(stated["attacks"]),
+        seeds=stated["seeds"],
+        about=stated["about"],
+        labels=labels,
+        front=tuple(stated.get("front", ())),
+        tests=tuple(t for t in tests if t.arm in arms and t.against in (*arms, FRONT)),
+        tuning=tuning
+        and Tuning(
+            tuple(tuple(sets) for sets in tuning["trials"]),
+            tuning["attack"],
+            tuning["images"],
+            tuning["seed"],
+        ),
+    )
+
+
+def settings(stated: dict[str, Any], arm: dict[str, Any]) -> Sets:
+    """The overrides of an arm: those of the study, its K per epoch, its own."""
+    epochs = arm.get("epochs", stated["epochs"])
+    sets = [f"train.epochs={epochs}", *stated.get("set", ())]
+    if "k" in arm:
+        sets += [
+            "schedule.name=piecewise",
+            f"schedule.stages={stages_of(steps_of(arm['k'], epochs))}",
+        ]
+        if "alpha" in arm:
+            sets.append(f"schedule.step_size={arm['alpha']}")
+        else:
+            sets.append(f"schedule.tau={arm.get('tau', stated['tau'])}")
+    return (*sets, *arm.get("set", ()))
+
+
+def best_arm(name: str, folder: Path) -> tuple[str, tuple[str, Sets]] | None:
+    """The arm whose selected checkpoints have the highest held-out robust accuracy, as a mean over
+    seeds; its label and recipe. None while runs of the study are missing."""
+    study, scores = read(folder / f"{name}.toml"), {}
+    for title in study.recipes:
+        files = sorted(RESULTS.glob(f"{name}/runs/{title}-seed*/metrics.jsonl"))
+        if len(files) < study.seeds:
+            return None
+        scores[title] = statistics.mean(map(_highest, files))
+    winner = max(scores, key=lambda title: scores[title])
+    return study.labels[winner], study.recipes[winner]
+
+
+def _highest(metrics: Path) -> float:
+    rows = map(json.loads, metrics.read_text().splitlines())
+    return max(
+        accuracy
+        for row in rows
+        for attack, accuracy in row.get("valid", {}).items()
+        if attack != "clean"
+    )
+
+
+def all_studies() -> dict[str, Study]:
+    """Those in studies/, by name."""
+    files = sorted((ROOT / "evidence" / "studies").glob("*.toml"))
+    return {file.stem: read(file) for file in files}

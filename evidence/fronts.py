@@ -1,0 +1,95 @@
+"""Pictures of a study: accuracy against cost with the front of constants, and held-out robustness
+over the epochs of arms that cost the same."""
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import stored
+from amata.report.figures import GREY, ORANGE, SERIES
+from definition import FRONT
+from differences import outcomes
+from page import picture
+from study import STUDIES
+
+COLLAPSED = 0.8
+"""Arms below this share of the best arm's accuracy are not drawn."""
+
+
+def main_attack(study: str) -> str:
+    """The attack of the picture."""
+    return next(attack for attack in STUDIES[study].attacks if attack != "clean")
+
+
+def draw(study: str, file: Path) -> None:
+    """The pictures of a study side by side."""
+    panels = 3 if pair(study) else 2
+    with picture(file, panels, (4.2 * panels, 3.4)) as axes:
+        runs = stored.summaries(study)
+        gradients = {title: stored.total_cost(own) for title, own in runs.items()}
+        seconds = {title: stored.seconds(own) for title, own in runs.items()}
+        draw_front(axes[0], study, gradients, "gradient evaluations per image")
+        draw_front(axes[1], study, seconds, "training seconds, one H200")
+        axes[0].legend(frameon=False, fontsize=7, loc="lower right")
+        axes[1].set_ylabel("")
+        if panels == 3:
+            draw_epochs(axes[2], study)
+
+
+def draw_front(ax: Any, study: str, costs: dict[str, float], name: str) -> None:
+    """Seeds as small marks, their means as large ones; a line joins the constants."""
+    own, attack = STUDIES[study], main_attack(study)
+    points = {title: [v.mean() for v in outcomes(study, title, attack).values()] for title in costs}
+    means = {title: statistics.mean(values) for title, values in points.items()}
+    shown = [title for title in means if means[title] > COLLAPSED * max(means.values())]
+    front = sorted((costs[title], title) for title in own.front if title in shown)
+    ax.plot([x for x, _ in front], [means[title] for _, title in front], color=GREY, lw=1.2)
+    styles = iter(SERIES[1:] * 2)
+    shift = 0.012 * (max(costs.values()) - min(costs.values()))
+    places: list[float] = []
+    for title in shown:
+        paint, marker = SERIES[0] if title in own.front else next(styles)
+        x, values = costs[title], points[title]
+        while any(abs(x - other) < shift for other in places):
+            x += shift  # arms of the same cost, side by side
+        places.append(x)
+        label = None if title in own.front else own.labels[title]
+        ax.plot([x] * len(values), values, ls="none", marker=marker, ms=3, color=paint, alpha=0.45)
+        ax.plot(x, means[title], ls="none", marker=marker, ms=7, color=paint, label=label)
+        if title in own.front:
+            text, offset = own.labels[title].partition(",")[0], (0, -5)
+            at = (x, min(values))
+            place = {"textcoords": "offset points", "ha": "center", "va": "top"}
+            ax.annotate(text, at, xytext=offset, fontsize=7, color=paint, **place)
+    ax.set(xlabel=name, ylabel=f"{attack.upper()} accuracy (%)")
+    ax.margins(0.14, 0.2)
+
+
+def pair(study: str) -> tuple[str, str] | None:
+    """The first annealed arm and constant that the study compares, if both have held-out curves."""
+    for test in STUDIES[study].tests:
+        if test.against == FRONT:
+            continue
+        both = [stored.epochs(study, title) for title in (test.arm, test.against)]
+        if all(runs and any("valid" in row for row in runs[0]) for runs in both):
+            return test.arm, test.against
+    return None
+
+
+def draw_epochs(ax: Any, study: str) -> None:
+    """Held-out robust accuracy: thin lines are seeds, thick ones their means."""
+    titles = pair(study)
+    assert titles is not None
+    for title, paint in zip(titles, (ORANGE, GREY), strict=True):
+        attack = stored.valid_attack(study, title)
+        curves = [
+            {row["epoch"] + 1: 100 * row["valid"][attack] for row in rows if "valid" in row}
+            for rows in stored.epochs(study, title)
+        ]
+        for curve in curves:
+            ax.plot(curve.keys(), curve.values(), color=paint, lw=0.6, alpha=0.45)
+        epochs = sorted(set.intersection(*(set(curve) for curve in curves)))
+        means = [statistics.mean(curve[epoch] for curve in curves) for epoch in epochs]
+        ax.plot(epochs, means, color=paint, lw=2, label=STUDIES[study].labels[title])
+    ax.set(xlabel="epoch", ylabel=f"held-out {attack.upper()} accuracy (%)")
+    ax.legend(frameon=False, loc="lower right")

@@ -1,0 +1,146 @@
+"""Differences between arms: their intervals, and the verdicts that follow."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from written import write_run
+
+import stored
+import study
+import verdicts
+from amata.evaluation.result import pack
+from definition import Sets, Study, Test
+from differences import difference
+from intervals import Estimate, over_seeds, over_seeds_and_images, t_quantile
+
+RESULT = {"low": 0, "high": 1, "grad_evals": 0, "seconds": 1, "params": {}, "warnings": []}
+
+
+def test_quantiles_of_student() -> None:
+    known = {1: 12.706, 2: 4.303, 4: 2.776, 10: 2.228, 100: 1.984, 1e9: 1.960}
+    assert {df: t_quantile(df) for df in known} == pytest.approx(known, abs=1e-3)
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize(
+    ("of_seed", "of_image", "rest"), [(3, 0, 40), (0, 40, 10), (2, 30, 40), (0, 0, 50)]
+)
+def test_intervals_hold_seeds_and_images(
+    seeds: int, of_seed: float, of_image: float, rest: float
+) -> None:
+    rng, held, repeats = np.random.default_rng(0), 0, 400
+    for _ in range(repeats):
+        values = (
+            rng.normal(0, of_seed, (seeds, 1))
+            + rng.normal(0, of_image, (1, 300))
+            + rng.normal(0, rest, (seeds, 300))
+        )
+        held += abs((found := over_seeds_and_images(values)).mean) < found.half
+    assert 0.93 <= held / repeats <= 0.995
+
+
+def test_either_source_alone_would_be_too_narrow() -> None:
+    rng, by_seed, by_image, repeats = np.random.default_rng(1), 0, 0, 400
+    for _ in range(repeats):
+        values = rng.normal(0, 5, (3, 1)) + rng.normal(0, 60, (1, 300)) + rng.normal(0, 5, (3, 300))
+        by_seed += abs((found := over_seeds(values.mean(1))).mean) < found.half
+        columns = values.mean(0)
+        by_image += abs(columns.mean()) < 1.96 * columns.std(ddof=1) / 300**0.5
+    assert by_seed / repeats < 0.94
+    assert by_image / repeats < 0.9
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty study of two constants and an annealed arm."""
+    recipe: tuple[str, Sets] = ("mnist5k-pgd", ())
+    arms = dict.fromkeys(("k1", "k2", "rising"), recipe)
+    monkeypatch.setattr(stored, "RESULTS", tmp_path)
+    monkeypatch.setitem(study.STUDIES, "small", Study(arms, ("pgd-20",), front=("k1", "k2")))
+    return tmp_path / "small" / "runs"
+
+
+def test_differences_are_paired_by_seed_and_image(small: Path) -> None:
+    right = {"k1": [[1, 1, 0, 0], [1, 0, 0, 0]], "k2": [[1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]]}
+    for title, seeds in right.items():
+        for seed, bits in enumerate(seeds):
+            accuracy = {
+                **RESULT,
+                "accuracy": sum(bits) / 4,
+                "n": 4,
+                "outcomes": pack(list(map(bool, bits))),
+            }
+            write_run(small / f"{title}-seed{seed}", [{}], evaluation={"pgd-20": accuracy})
+    table = 100 * np.array([[0, 1, 0, 0], [0, 0, 0, 0]])
+    assert difference("small", Test("k1", "k2"), "pgd-20") == over_seeds_and_images(table)
+    assert difference("small", Test("k1", "k2"), "clean") is None
+    assert difference("small", Test("k1", "rising"), "pgd-20") is None
+
+
+def test_without_outcomes_only_seeds_are_held(small: Path) -> None:
+    accuracies = {"k1": {0: 0.40, 1: 0.50, 2: 0.45, 3: 0.9}, "k2": {2: 0.44, 1: 0.47, 0: 0.38}}
+    for title, seeds in accuracies.items():
+        for seed, accuracy in seeds.items():
+            evaluation = {"pgd-20": {**RESULT, "n": 10, "accuracy": accuracy}}
+            write_run(small / f"{title}-seed{seed}", [{}], evaluation=evaluation)
+    found = difference("small", Test("k1", "k2"), "pgd-20")
+    assert found is not None
+    assert (found.mean, found.half) == pytest.approx((2, 2.484), abs=1e-3)
+    assert (found.seeds, found.images) == (3, False)
+
+
+def test_the_front_is_taken_at_equal_gradient_evaluations(small: Path) -> None:
+    found = {"k1": (2.0, [0.40, 0.44]), "k2": (3.0, [0.48, 0.48]), "rising": (2.25, [0.43, 0.45])}
+    for title, (cost, accuracies) in found.items():
+        for seed, accuracy in enumerate(accuracies):
+            evaluation = {"pgd-20": {**RESULT, "n": 10, "accuracy": accuracy}}
+            folder = small / f"{title}-seed{seed}"
+            write_run(folder, [{}], evaluation=evaluation, grad_evals_per_image=cost)
+    # a quarter of the way: 42 and 45%
+    above = difference("small", Test("rising", "front"), "pgd-20")
+    assert above is not None
+    assert above.mean == pytest.approx(0.5)
+    assert difference("small", Test("k2", "front"), "pgd-20") is not None
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "better", "as_good"),
+    [
+        (0.8, 0.5, "confirmed", "confirmed"),
+        (0.2, 0.5, "open", "confirmed"),
+        (0.1, 0.3, "not reproduced", "confirmed"),
+        (0.1, 0.9, "open", "open"),
+        (-0.4, 0.3, "not reproduced", "not reproduced"),
+    ],
+)
+def test_verdicts(mean: float, half: float, better: str, as_good: str) -> None:
+    found = Estimate(mean, half, 3, True)
+    assert verdicts.decide("better", found, 0.5) == better
+    assert verdicts.decide("as good", found, 0.5) == as_good
+    assert verdicts.decide("better", Estimate(mean, half, 2, True), 0.5) == "open"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([1.0, 2.0, 2.0], [3.0, 4.0, 4.0], "confirmed"),
+        ([1.0, 1.0, 1.0], [None, None, None], "confirmed"),
+        ([1.0, 1.0, 4.0], [3.0, 3.0, 3.0], "open"),
+        ([4.0, 4.0, None], [3.0, 3.0, 3.0], "not reproduced"),
+        ([None, None, None], [None, None, None], "not reproduced"),
+        ([1.0, 1.0, 1.0], [3.0], "open"),
+    ],
+)
+def test_verdicts_on_times(
+    first: list[float | None], second: list[float | None], expected: str
+) -> None:
+    assert verdicts.decide_times(first, second) == expected
+
+
+def test_claims_name_arms_that_exist_and_unmeasured_ones_are_open() -> None:
+    verdicts.check()
+    claims, margin = verdicts.claims()
+    assert len({claim["text"] for claim in claims if "The same" not in claim["text"]}) > 20
+    nothing = {"kind": "better", "attack": "pgd-20", "tests": []}
+    assert verdicts.verdict(nothing, margin)[:2] == ("open", "not measured")

@@ -1,0 +1,72 @@
+"""The runner: equal trials, seed by seed, continued from files without weights."""
+
+import json
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from amata.errors import InputError
+from amata.reporter import Reporter
+from amata.runs.files import read_record, write_record
+from definition import Study, Tuning
+from runner import Runner
+
+SMALL = (
+    "data.limit=20",
+    "data.valid=10",
+    "data.batch_size=10",
+    "eval.limit=20",
+    "train.epochs=1",
+    "train.valid_attack=pgd-1",
+    "train.device=cpu",
+)
+STUDY = Study(
+    {"one": ("mnist5k-pgd", ("schedule.steps=1",)), "two": ("mnist5k-pgd", ("schedule.steps=2",))},
+    ("clean", "pgd-1"),
+    seeds=2,
+    tuning=Tuning((("optim.lr=0.1",), ("optim.lr=0.2",), ("optim.lr=0.3",)), "pgd-1", 10, seed=9),
+)
+
+
+def test_trials_are_equal_and_the_best_held_out_accuracy_wins(tmp_path: Path) -> None:
+    runner = Runner(STUDY, tmp_path, overrides=SMALL)
+    trials = dict(runner.trials())
+    assert list(trials) == [f"trials/{arm}-{i}.json" for i in range(3) for arm in ("one", "two")]
+    assert [r.optim.lr for r in trials.values()] == [0.1, 0.1, 0.2, 0.2, 0.3, 0.3]
+    assert {(r.data.valid, r.train.seed) for r in trials.values()} == {(10, 9)}
+    scores = {"one": (0.2, 0.5, 0.5), "two": (0.1, 0.2, 0.3)}
+    (tmp_path / "trials").mkdir()
+    for arm, values in scores.items():
+        for i, value in enumerate(values):
+            record = {"held_out": {"clean": 1 - value, "pgd-1": value}}
+            (tmp_path / f"trials/{arm}-{i}.json").write_text(json.dumps(record))
+    runs = dict(runner.runs())
+    assert list(runs) == ["runs/one-seed0", "runs/two-seed0", "runs/one-seed1", "runs/two-seed1"]
+    assert [r.optim.lr for r in runs.values()] == [0.2, 0.3, 0.2, 0.3]
+
+
+def test_a_study_continues_from_files_that_came_back(tmp_path: Path) -> None:
+    tuning = Tuning((("optim.lr=0.1",),), "pgd-1", 10, seed=9)
+    study = replace(STUDY, recipes={"one": STUDY.recipes["one"]}, seeds=1, tuning=tuning)
+    first, stored = tmp_path / "first", tmp_path / "stored"
+    late = Runner(study, first, overrides=SMALL, deadline=time.monotonic())
+    assert late.run(Reporter()) == 1  # no time for the trial
+    assert Runner(study, first, overrides=SMALL).run(Reporter()) == 0
+    trial = json.loads((first / "trials/one-0.json").read_text())
+    assert trial["images"] == 10
+    assert set(trial["held_out"]) == {"clean", "pgd-1"}
+    assert {f.suffix for f in first.rglob("*") if f.is_file()} == {".json", ".jsonl", ".toml"}
+    shutil.copytree(first, stored)
+    again = tmp_path / "again"
+    assert Runner(study, again, stored, SMALL, time.monotonic()).run(Reporter()) == 0
+    assert not list(again.iterdir())
+    summary = stored / "runs/one-seed0/summary.json"
+    write_record(summary, {**read_record(summary), "train_seconds": 1000})
+    another = Runner(replace(study, seeds=2), again, stored, SMALL, time.monotonic() + 900)
+    assert another.run(Reporter()) == 1  # a run like the stored one would not fit
+    assert not list(again.iterdir())
+    with pytest.raises(InputError, match=r"trial of another version of one"):
+        Runner(study, again, stored, (*SMALL, "optim.momentum=0.5")).run(Reporter())

@@ -1,0 +1,110 @@
+"""The verdict on every claim in claims.toml, from stored results."""
+
+import tomllib
+from typing import Any
+
+import stored
+from definition import ROOT, Test
+from differences import difference
+from intervals import Estimate
+from page import markdown
+from study import STUDIES
+
+CONFIRMED, NOT_REPRODUCED, OPEN = "confirmed", "not reproduced", "open"
+SEEDS = 3
+"""The fewest seeds of each arm that make a verdict."""
+NOT_MEASURED = (OPEN, "not measured", "")
+
+
+def claims() -> tuple[list[dict[str, Any]], float]:
+    """The claims, and the margin in points."""
+    stated = tomllib.loads((ROOT / "evidence" / "claims.toml").read_text())
+    return stated["claims"], stated["margin"]
+
+
+def decide(kind: str, found: Estimate, margin: float) -> str:
+    """By the rules in claims.toml."""
+    if found.seeds < SEEDS:
+        return OPEN
+    least, most = (0.0, margin) if kind == "better" else (-margin, 0.0)
+    if found.low > least:
+        return CONFIRMED
+    return NOT_REPRODUCED if found.high < most else OPEN
+
+
+def decide_times(first: list[float | None], second: list[float | None]) -> str:
+    """Whether the first runs are sooner; None is a run that never gets there."""
+    if min(len(first), len(second)) < SEEDS:
+        return OPEN
+    never = float("inf")
+    a, b = ([never if t is None else t for t in times] for times in (first, second))
+    if max(a) < min(b):
+        return CONFIRMED
+    return NOT_REPRODUCED if min(a) > max(b) or min(a) == never else OPEN
+
+
+def verdict(claim: dict[str, Any], margin: float) -> tuple[str, str, str]:
+    """The verdict, the number behind it, and the study."""
+    if "runs" in claim:
+        return verdict_on_times(claim)
+    for study, arm, against in claim["tests"]:
+        found = difference(study, Test(arm, against), claim["attack"])
+        if found is not None:
+            number = f"{found} points, {found.seeds} seeds"
+            return decide(claim["kind"], found, margin), number, study
+        if seeds := one_seed(study, arm, against, claim["attack"]):
+            return OPEN, seeds, study
+    return NOT_MEASURED
+
+
+def one_seed(study: str, arm: str, against: str, attack: str) -> str:
+    """What a single seed says."""
+    runs = stored.summaries(study)
+    found = [
+        runs[title][0]["evaluation"][attack]["accuracy"]
+        for title in (arm, against)
+        if title in runs and attack in runs[title][0]["evaluation"]
+    ]
+    return f"{100 * (found[0] - found[1]):+.2f} points, one seed" if len(found) == 2 else ""
+
+
+def verdict_on_times(claim: dict[str, Any]) -> tuple[str, str, str]:
+    sides = [run.split("/") for run in claim["runs"]]
+    times = [stored.times_to(study, title, claim["threshold"]) for study, title in sides]
+    if not times or not all(times):
+        return NOT_MEASURED
+    number = " against ".join(map(seconds, times))
+    if claim["kind"] == "never":
+        if any(t is not None for t in times[0]):
+            decision = NOT_REPRODUCED  # one counterexample is enough
+        else:
+            decision = CONFIRMED if len(times[0]) >= SEEDS else OPEN
+    else:
+        decision = decide_times(*times)
+    counts = " and ".join(str(len(t)) for t in times)
+    return decision, f"{number}, seeds: {counts}", sides[0][0]
+
+
+def seconds(times: list[float | None]) -> str:
+    known = [t for t in times if t is not None]
+    return f"{sum(known) / len(known):.1f} s" if len(known) == len(times) else "not reached"
+
+
+def verdicts_table() -> str:
+    stated, margin = claims()
+    rows = []
+    for claim in stated:
+        decision, number, study = verdict(claim, margin)
+        attack = claim.get("attack", "").upper().replace("AUTOATTACK", "AutoAttack")
+        known = f"**{decision}**" if study else f"{decision}: {number}"
+        rows.append([claim["text"], claim["source"], known, number if study else "", attack, study])
+    return markdown(["claim", "source", "verdict", "difference", "under", "study"], rows)
+
+
+def check() -> None:
+    """Refuse a claim whose test names no study or arm."""
+    for claim in claims()[0]:
+        named = [(s, t) for s, *arms in claim.get("tests", []) for t in arms if t != "front"]
+        named += [tuple(run.split("/")) for run in claim.get("runs", [])]
+        for study, title in named:
+            assert title in STUDIES[study].recipes, f"{claim['text']}: {study} has no arm {title}"
