@@ -50,6 +50,9 @@ class Constant:
 
     def __call__(self, epoch: int, epochs: int) -> Control:
         check_epoch(epoch, epochs)
+        return self.largest()
+
+    def largest(self) -> Control:
         return Control(self.steps, self.step_size)
 
 
@@ -78,6 +81,9 @@ class Linear:
         # rounds up on every machine.
         steps = _half_up(self.k_min + (self.k_max - self.k_min) * epoch / epochs)
         return Control(steps, self.tau / steps)
+
+    def largest(self) -> Control:
+        return Control(self.k_max, self.tau / self.k_max)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +115,9 @@ class Exponential:
         steps = _half_up(self.k_min + (self.k_max - self.k_min) * share)
         return Control(steps, self.tau / steps)
 
+    def largest(self) -> Control:
+        return Control(self.k_max, self.tau / self.k_max)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Piecewise:
@@ -134,4 +143,8 @@ class Piecewise:
     def __call__(self, epoch: int, epochs: int) -> Control:
         check_epoch(epoch, epochs)
         steps = [k for first, k in self.stages if first <= epoch][-1]
+        return Control(steps, self.tau / max(steps, 1))
+
+    def largest(self) -> Control:
+        steps = max(k for _, k in self.stages)
         return Control(steps, self.tau / max(steps, 1))
