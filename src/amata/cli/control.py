@@ -126,7 +126,7 @@ def search(
     ],
     set_: Set = [],  # noqa: B006
     budget: Annotated[
-        float | None, typer.Option(help="The budget as a fraction of the cost of PGD-K.")
+        float | None, typer.Option(help="The budget as a fraction of the K + 1 of PGD-K.")
     ] = None,
     grad_evals: Annotated[
         int | None,
@@ -172,7 +172,7 @@ def search(
     from amata import recipes
     from amata.console import ConsoleReporter, err, search_table
     from amata.report.figures import search_figure
-    from amata.studies.cost import MethodCost, reference_cost
+    from amata.schedules import largest_control
     from amata.studies.jobs import check_jobs, share_search
     from amata.studies.search import WRITTEN, Search, SearchSettings
     from amata.training.setup import load_data
@@ -181,7 +181,9 @@ def search(
     make_folder(out, *([] if (out / "study.db").is_file() else WRITTEN))
     loaded = recipes.load(recipe, set_)
     splits = load_data(loaded)
-    reference, k_cap = reference_cost(loaded, MethodCost.of(loaded, splits), reference_steps)
+    largest = largest_control(loaded.schedule, loaded.train.epochs).steps
+    k_cap = reference_steps or max(largest, 1)
+    reference = k_cap + 1
     images = len(splits.train)
     per_image = (
         budget * reference
