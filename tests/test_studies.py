@@ -776,6 +776,8 @@ def test_the_front_is_not_dominated_and_the_winner_is_complete() -> None:
     assert [row["front"] for row in with_front(rows)] == [True, False, True, True, False, False]
     assert winner(rows, highest=True) == rows[2]
     assert winner(rows, highest=False) == rows[1]
+    assert winner(rows, highest=True, budget=4) == rows[0]
+    assert winner(rows, highest=True, budget=1) == rows[2], "all are over the budget"
     assert winner(rows[-1:], highest=True) is None
 
 

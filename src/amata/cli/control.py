@@ -172,7 +172,7 @@ def search(
     from amata import recipes
     from amata.console import ConsoleReporter, err, search_table
     from amata.report.figures import search_figure
-    from amata.schedules import largest_control
+    from amata.studies.cost import reference_cost
     from amata.studies.jobs import check_jobs, share_search
     from amata.studies.search import WRITTEN, Search, SearchSettings
     from amata.training.setup import load_data
@@ -181,9 +181,7 @@ def search(
     make_folder(out, *([] if (out / "study.db").is_file() else WRITTEN))
     loaded = recipes.load(recipe, set_)
     splits = load_data(loaded)
-    largest = largest_control(loaded.schedule, loaded.train.epochs).steps
-    k_cap = reference_steps or max(largest, 1)
-    reference = k_cap + 1
+    reference, k_cap = reference_cost(loaded, reference_steps)
     images = len(splits.train)
     per_image = (
         budget * reference

@@ -66,15 +66,16 @@ class Prices:
         return min(planned.evals, self._update + ratio * self._expected_steps(epoch, u))
 
     def learn(self, rows: Sequence[EpochRow]) -> None:
-        """Correct the prices of estimates by what the epochs of a run have cost."""
+        """Correct estimated prices by what the epochs of a run have cost."""
         grads = images = 0.0
         for row in rows:
-            now = row["grad_evals"], row["grad_evals"] / row["grad_evals_per_image"]
-            cost = (now[0] - grads) / (now[1] - images)
-            grads, images = now
+            total = row["grad_evals"] / max(row["grad_evals_per_image"], 1e-9)
+            new_grads, new_images = row["grad_evals"] - grads, total - images
+            grads, images = row["grad_evals"], total
             u = Control(row["steps"], row["step_size"])
-            if not self._planned(u).exact:
-                ratio = (cost - self._update) / self._expected_steps(row["epoch"], u)
+            if new_images > 0 and not self._planned(u).exact:
+                steps = new_grads / new_images - self._update
+                ratio = steps / self._expected_steps(row["epoch"], u)
                 self.ratios.setdefault(row["epoch"], []).append(ratio)
 
     def _planned(self, u: Control) -> Planned:
@@ -138,3 +139,10 @@ class CostProbe:
         before = self.net.grad_evals
         self.recipe.method.step(self.net, self.batch._replace(epoch=epoch), u, rng, {})
         return (self.net.grad_evals - before) / len(self.batch.x)
+
+
+def reference_cost(recipe: Recipe, steps: int | None) -> tuple[int, int]:
+    """What PGD-K costs per image and epoch, and K; by default the schedule's largest."""
+    if steps is None:
+        steps = max(largest_control(recipe.schedule, recipe.train.epochs).steps, 1)
+    return steps + 1, steps

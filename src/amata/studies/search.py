@@ -367,14 +367,12 @@ class Search:
         self.study.tell(trial, result.value, state=getattr(_State, result.state))
 
     def summary(self) -> dict[str, Any]:
-        """Every trial so far, the Pareto front of cost and held-out accuracy, and the winner. A
-        trial that went over the budget in its last epoch wins only if none was within."""
+        """Every trial so far, the Pareto front of cost and held-out accuracy, and the winner."""
         trials = with_front(
             [to_row(t) for t in self.study.get_trials(deepcopy=False) if t.state in _FINISHED]
         )
-        highest = self.direction == "maximize"
-        fits = [t for t in trials if t["cost"] <= self.settings.budget + 1e-9]
-        best = winner(fits, highest=highest) or winner(trials, highest=highest)
+        highest, budget = self.direction == "maximize", self.settings.budget
+        best = winner(trials, highest=highest, budget=budget)
         if best is None:
             raise InputError(f"the study in {self.out} has no finished trial; raise --trials")
         recipe = self.space.recipe_with(best["schedule"])
