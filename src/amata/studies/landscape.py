@@ -188,7 +188,7 @@ def run_landscapes(
     best = max(trained) if best is None else best + 1
     largest = largest_control(recipe.schedule, recipe.train.epochs)
     # ordinary training has no attack; 2.5 eps is the reach of PGD-10 on CIFAR-10
-    tau = max(largest.steps, 1) * largest.step_size or 2.5 * recipe.ball.eps
+    tau = largest.steps * largest.step_size or 2.5 * recipe.ball.eps
     attacks = {f"PGD-{k}": Control(k, alpha or tau / k) for k in steps}
     landscapes, pictures = [], []
     wanted: Sequence[int | None] = epochs or [None]
