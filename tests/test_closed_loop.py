@@ -11,6 +11,7 @@ from amata import recipes
 from amata.batch import Batch
 from amata.distributed import current
 from amata.engine import ProbeNet
+from amata.errors import InputError
 from amata.methods import PGD
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
@@ -26,7 +27,8 @@ ADAPTIVE = ["schedule.name=adaptive", "schedule.tau=0.1", "schedule.k_max=6"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "budget"), [("pgd", 5.5), ("free", 4.5), ("yopo", 4.5), ("trades", 6.5)]
+    ("method", "budget"),
+    [("pgd", 5.5), ("free", 4.5), ("yopo", 4.5), ("trades", 6.5), ("fast", 5.5)],
 )
 def test_a_closed_loop_meets_its_budget_and_counts_its_probing(method: str, budget: float) -> None:
     net = small_net()
@@ -43,11 +45,21 @@ def test_a_closed_loop_meets_its_budget_and_counts_its_probing(method: str, budg
     fitted = fit(net, toy_data(192), None, recipe)
     assert fitted.epochs[-1]["grad_evals_per_image"] == pytest.approx(budget, rel=0.05)
     probes = fitted.epochs[-1]["probe_evals"]
-    base = {"pgd": 1, "free": 0, "yopo": 0, "trades": 2}[method]
+    base = {"pgd": 1, "free": 0, "yopo": 0, "trades": 2, "fast": 1}[method]
     per_image = sum(k + base for k in (1, 2, 6))
     assert probes == 8 * 2 * 16 * per_image  # epochs, batches, their size
     assert fitted.grad_evals == probes + sum(192 * (row["steps"] + base) for row in fitted.epochs)
     assert [r[0] for r in fitted.epochs[0]["probed"]] == [1, 2, 6]
+
+
+@pytest.mark.parametrize("method", ["fat", "dat"])
+def test_a_closed_loop_has_no_budget_where_samples_stop_early(method: str) -> None:
+    """On an untrained network most samples of FAT stop at once, and no budget could be met."""
+    options = [*ADAPTIVE, f"method.name={method}", "train.epochs=2", "train.guard=ignore"]
+    with pytest.raises(InputError, match=r"samples stop early; set schedule\.gamma instead"):
+        fit(small_net(), toy_data(), None, toy_recipe(*options, "schedule.budget=4"))
+    fitted = fit(small_net(), toy_data(), None, toy_recipe(*options, "schedule.gamma=0.04"))
+    assert {row["gamma"] for row in fitted.epochs} == {0.04}
 
 
 def test_every_candidate_is_probed_with_the_same_noise() -> None:

@@ -1,6 +1,7 @@
 """Landscapes: axes and losses against independent computations, and the command."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from amata.attacks import pgd
 from amata.errors import InputError
 from amata.report.landscape import epoch_figures, landscape_figure, loss_scale
 from amata.runs.files import under
-from amata.schedules import Control
+from amata.schedules import Control, largest_control
 from amata.studies.landscape import Pictured, landscape, pgd_path, steepest_image
 from amata.studies.plane import Plane, principal_direction, rademacher_direction
 from amata.tensors import read_tensors
@@ -227,7 +228,10 @@ def test_the_command_draws_saved_epochs(
     assert [p["epoch"] for p in result["landscapes"]] == [1, 2]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [p["courses"][2]["steps"] for p in result["landscapes"]] == [r["steps"] for r in rows]
-    model, _, splits = load_trained(run)
+    model, recipe, splits = load_trained(run)
+    largest = largest_control(recipe.schedule, 2)
+    for course in result["landscapes"][0]["courses"][:2]:  # of the run's own reach
+        assert course["steps"] * course["step_size"] == pytest.approx(math.prod(largest))
     model.load_state_dict(under(read_tensors(run / "epochs" / "00002.safetensors"), "ema/"))
     x, y = next(
         iter(splits.test.read([torch.tensor([result["image"]])], torch.device("cpu"), None))

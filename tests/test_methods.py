@@ -3,6 +3,7 @@ shares no code with it."""
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from amata import recipes
 from amata.batch import Batch, Frame
 from amata.data.augment import crop_flip
 from amata.engine import EMA, FastNet, PlainNet
@@ -28,12 +30,14 @@ from amata.methods import (
     Free,
     Memory,
     Method,
+    planned_evals,
 )
-from amata.schedules import Constant, Control, Linear
+from amata.schedules import Adaptive, Constant, Control, Linear, planned_controls
 from amata.seeds import generator
 from amata.threat import L2, Linf, Region
 from amata.training.optim import make_optimizer
 from tests.conftest import images, labels, small_net
+from tests.toy import fit
 
 EPS = 0.1
 BALL = Linf(EPS)
@@ -441,9 +445,6 @@ def equal(a: nn.Module, b: nn.Module) -> bool:
 def test_a_new_method_takes_one_file_one_name_and_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import dataclass
 
-    from amata import recipes
-    from tests.toy import fit
-
     @dataclass(frozen=True, kw_only=True)
     class Noise(Method):  # its file
         share: float = 1.0
@@ -733,9 +734,7 @@ def test_a_first_layer_may_be_followed_by_work_in_place_and_may_have_no_weights(
 
 
 def test_methods_refuse_what_they_cannot_train_on() -> None:
-    from amata import recipes
     from amata.errors import InputError
-    from tests.toy import fit
 
     data = images(8), labels(8)
     for method, train_on, message in (
@@ -778,9 +777,7 @@ def test_methods_refuse_what_they_cannot_train_on() -> None:
 def test_settings_without_effect_are_refused_before_training(
     overrides: list[str], message: str
 ) -> None:
-    from amata import recipes
     from amata.errors import InputError
-    from tests.toy import fit
 
     named = any("schedule.name" in o for o in overrides)
     size = "schedule.step_size=0.1" if "schedule.name=constant" in overrides else "schedule.tau=0.1"
@@ -959,3 +956,40 @@ def test_the_weight_average_follows_its_formula() -> None:
     torch.testing.assert_close(average.model.weight, expected)
     assert int(average.model.num_batches_tracked) == 20  # type: ignore[arg-type]
     assert not average.model.weight.requires_grad
+
+
+# --- the cost that is known before training
+# ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", recipes.built_in())
+def test_a_recipes_planned_cost_is_what_its_training_spends(name: str) -> None:
+    """Through the trainer, for a few epochs. Where samples stop early the plan is the most. `fast`
+    with a fixed weak start was planned as if K = 0 took one pass: 1.65 where 2 are spent."""
+    options = ["train.device=cpu", "data.batch_size=4", "data.augment=none", "train.guard=ignore"]
+    options += ["train.eps_warmup=0", "train.accumulate=1", "model.first_layer='0'"]
+    options += ["model.new_head=false"]
+    recipe = recipes.load(name, [*options, "optim.lr=1e-3", "train.precision=fp32"])
+    epochs = min(recipe.train.epochs, 3)
+    schedule = recipe.schedule
+    if isinstance(schedule, Adaptive):  # its budget is too small for probes of two batches
+        schedule = replace(schedule, budget=None, gamma=0.04)
+    short = recipe.train.model_copy(update={"epochs": epochs})
+    recipe = replace(recipe, train=short, schedule=schedule)
+    fitted = fit(small_net(), (images(8), labels(8)), None, recipe)
+    plan = [planned_evals(recipe.method, Control(row["steps"], 0.1)) for row in fitted.epochs]
+    planned, spent = 8 * sum(p.evals for p in plan), fitted.grad_evals
+    if isinstance(schedule, Adaptive):
+        spent -= fitted.epochs[-1]["probe_evals"]
+    if all(p.exact for p in plan):
+        assert spent == planned
+    else:
+        assert isinstance(recipe.method, FAT | DAT)
+        assert 8 * 2 * epochs <= spent <= planned
+
+
+def test_the_weak_start_of_fast_costs_two_passes() -> None:
+    plan = planned_controls(recipes.load("mnist5k-amata-fast").schedule, 20) or []
+    for weak, cost in (("fixed", 2.0), ("skip", 1.65)):
+        method = Fast(ball=BALL, weak=weak)  # type: ignore[arg-type]
+        assert sum(planned_evals(method, u).evals for u in plan) / 20 == pytest.approx(cost)

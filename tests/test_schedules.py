@@ -1,7 +1,7 @@
 """Schedules: the paper's formulas, and what every schedule promises."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -19,6 +19,7 @@ from amata.schedules import (
     Piecewise,
     Response,
     Schedule,
+    largest_control,
     planned_controls,
 )
 
@@ -254,3 +255,19 @@ def test_adaptive_refuses_what_it_cannot_do() -> None:
 def test_a_users_schedule_is_checked(control: tuple[int, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         planned_controls(lambda epoch, epochs: Control(*control), 3)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "largest"),
+    [
+        (Constant(steps=7, step_size=0.1), (7, 0.1)),
+        (Linear(k_min=2, k_max=10, tau=0.5), (10, 0.05)),  # at t = T, after the last epoch
+        (Exponential(k_min=2, k_max=10, tau=0.5), (10, 0.05)),
+        (Piecewise(stages=[(0, 5), (2, 1)], tau=0.5), (5, 0.1)),
+        (Piecewise(stages=[(0, 0)], tau=0.5), (0, 0.5)),
+        (Adaptive(k_min=2, k_max=10, tau=0.5, gamma=0.1), (10, 0.05)),
+        (lambda epoch, epochs: (4 - epoch, 0.1), (4, 0.1)),
+    ],
+)
+def test_the_largest_control_of_a_schedule(schedule: Any, largest: tuple[int, float]) -> None:
+    assert largest_control(schedule, 3) == pytest.approx(largest)

@@ -24,12 +24,13 @@ from amata.control.convergence import Synthetic
 from amata.errors import InputError
 from amata.losses import ce
 from amata.reporter import Reporter
+from amata.runs import RunFolder
 from amata.runs.lock import hold
 from amata.schedules import Control
 from amata.studies.bench import _rows, _schedule_row
 from amata.studies.bench_case import Case, schedule_controls
 from amata.studies.bench_peers import PEERS
-from amata.studies.cost import MethodCost
+from amata.studies.cost import Prices
 from amata.studies.criterion import (
     CriterionSettings,
     measure_strategies,
@@ -484,9 +485,10 @@ def test_the_recipes_own_schedule_is_tried_first_if_it_fits(tmp_path: Path) -> N
 def test_the_recipes_own_schedule_is_in_the_space_if_a_trial_could_propose_it() -> None:
     recipe = recipes.load("mnist5k-amata", ["schedule.k_min=2", "schedule.k_max=10"])
     params = {"shape": "linear", "k_min": 2, "rise": 8, "tau": 2.5}
-    assert Space(recipe, MethodCost(1, 1), 5.0, k_cap=9).recipe_params() == params
-    assert Space(recipe, MethodCost(1, 1), 5.0, k_cap=8).recipe_params() is None
-    assert Space(recipe, MethodCost(1, 1), 2.9, k_cap=9).recipe_params() is None
+    prices = Prices(recipe, load_data(recipe))
+    assert Space(recipe, prices, 5.0, k_cap=9).recipe_params() == params
+    assert Space(recipe, prices, 5.0, k_cap=8).recipe_params() is None
+    assert Space(recipe, prices, 2.9, k_cap=9).recipe_params() is None
 
 
 @pytest.mark.slow
@@ -533,7 +535,10 @@ def test_trials_of_dead_processes_do_not_count(amata: Amata, tmp_path: Path) -> 
     assert len(finished(tmp_path)) == 1
 
 
-FINISHED = '{"trial": 0, "state": "COMPLETE", "accuracy": "0.5", "value": 0.5, "grad_evals": 1}'
+FINISHED = (
+    '{"trial": 0, "state": "COMPLETE", "accuracy": "0.5", "value": 0.5, "grad_evals": 1, '
+    '"cost": 2.0}'
+)
 
 
 @pytest.mark.parametrize(
@@ -655,18 +660,100 @@ def test_the_search_can_minimise_c(amata: Amata, tmp_path: Path) -> None:
     ]
 
 
-def test_costs_are_those_of_the_methods() -> None:
-    for method, base, per_step in (("pgd", 1, 1), ("free", 0, 1), ("trades", 2, 1), ("yopo", 0, 1)):
+def stops_early(name: str) -> Prices:
+    """The prices of a method whose samples stop early, on a few digits."""
+    options = [f"method.name={name}", "data.limit=120", "data.batch_size=20", "data.valid=40"]
+    options += ["train.device=cpu", "train.epochs=4", "schedule.k_max=8"]
+    options += ["model.name=tests.conftest:dropout_net"]
+    recipe = recipes.load("mnist5k-amata", options)
+    return Prices(recipe, load_data(recipe))
+
+
+def test_a_price_is_what_a_method_costs() -> None:
+    for method, base in (("pgd", 1), ("free", 0), ("trades", 2), ("yopo", 0), ("fast", 1)):
         recipe = recipes.load("mnist5k-amata", [f"method.name={method}", "train.device=cpu"])
-        assert MethodCost.of(recipe, load_data(recipe)) == MethodCost(base, per_step), method
-    recipe = recipes.load("mnist5k-amata", ["train.device=cpu"])
-    assert MethodCost(1, 1)(recipe.schedule, 10) == pytest.approx(6.6)
+        prices = Prices(recipe, load_data(recipe))
+        assert prices.exact
+        assert prices(recipe.schedule) == pytest.approx(5.6 + base), method
+    weak = recipes.load("mnist5k-amata-fast", ["train.device=cpu"])
+    assert Prices(weak, load_data(weak))(weak.schedule) == 2.0
+
+
+@pytest.mark.parametrize("name", ["fat", "dat"])
+def test_a_price_is_measured_where_samples_stop_early(name: str) -> None:
+    """FAT was refused, and DAT had the price of an attack that never stops."""
+    prices = stops_early(name)
+    assert not prices.exact
+    strong = Control(8, 0.05)
+    first, last = (prices.epoch(epoch, strong) for epoch in (0, 3))
+    assert 2 <= min(first, last) <= max(first, last) <= 9
+    assert min(first, last) < 8.9, "some samples have stopped"
+    rows: Any = [
+        {"epoch": 2, "steps": 8, "step_size": 0.05, "grad_evals": 900, "grad_evals_per_image": 7.5}
+    ]
+    prices.learn(rows)
+    assert prices.epoch(2, strong) == pytest.approx(7.5)
+    assert prices.epoch(0, strong) > first, "of a neighbouring epoch, corrected too"
+    assert prices.epoch(2, Control(1, 0.4)) == 2, "one step is exact"
+
+
+class TooLow(Prices):
+    def epoch(self, epoch: int, u: Control) -> float:
+        return super().epoch(epoch, u) / 2
+
+
+@pytest.mark.parametrize("k_max", [2, 3])
+def test_a_trial_goes_over_its_budget_by_less_than_one_epoch(k_max: int, tmp_path: Path) -> None:
+    """Whatever its price was: no epoch begins once the budget is spent. DAT with c_max = 0 stops no
+    sample, and K is 2, 2, then k_max twice: 12 or 14 gradient evaluations where 10 are allowed."""
+    options = ["train.device=cpu", "model.name=tests.conftest:dropout_net", "data.limit=120"]
+    options += ["data.batch_size=40", "data.valid=40", "train.epochs=4", "train.tensorboard=false"]
+    options += [
+        "method.name=dat",
+        "method.c_max=0",
+        f"schedule.k_max={k_max}",
+        "train.guard=ignore",
+    ]
+    recipe = recipes.load("mnist5k-amata", [*options, "train.valid_attack=pgd-1"])
+    settings = SearchSettings(budget=2.5, k_cap=3, shapes=("linear",), trials=1, prune=False)
+    reporter = Notes()
+    search = Search(recipe, settings, tmp_path, reporter)
+    search.space = replace(search.space, prices=TooLow(recipe, search.splits))
+    if k_max == 3:
+        with pytest.raises(InputError, match="has no finished trial"):
+            search.run()
+        assert "the budget is spent before epoch 4 of 4" in "\n".join(reporter.notes)
+    else:
+        assert search.run()
+    (trial,) = finished(tmp_path)
+    run = RunFolder(tmp_path / "trials" / trial.user_attrs["key"] / "run")
+    spent = [row["grad_evals"] / 120 for row in run.epochs()]
+    assert spent == ([3, 6, 10] if k_max == 3 else [3, 6, 9, 12])
+    assert trial.state.name == ("PRUNED" if k_max == 3 else "COMPLETE")
+    assert trial.user_attrs["grad_evals"] == 120 * spent[-1]
+    assert trial.user_attrs["cost"] == pytest.approx(spent[-1] / len(spent))
+    if k_max == 2:
+        wall = run.summary()["wall_seconds"]
+        assert wall["total"] > wall["train"] > 0
+
+
+def test_an_interrupted_schedule_is_resumed_under_corrected_prices(tmp_path: Path) -> None:
+    """The same parameters may then give another schedule, and the run would begin again."""
+    search = Search(SEARCHED, SearchSettings(budget=5, k_cap=6), tmp_path, Reporter())
+    trial = search.study.ask()
+    table = search.space.suggest(trial)
+    trial.set_user_attr("schedule", {**table, "tau": 0.123})
+    search._requeue(trial)
+    again = search.study.ask()
+    assert again.user_attrs == {"schedule": {**table, "tau": 0.123}}
+    assert search.space.suggest(again) == table
 
 
 def test_a_trial_never_costs_more_than_the_budget() -> None:
     import optuna
 
-    space = Space(recipes.load("mnist5k-amata"), MethodCost(1, 1), budget=5.0, k_cap=10)
+    recipe = recipes.load("mnist5k-amata")
+    space = Space(recipe, Prices(recipe, load_data(recipe)), budget=5.0, k_cap=10)
     for shape in ("linear", "exponential", "piecewise"):
         for k_min, rise in ((1, 9), (3, 6), (4, 9)):
             fixed = {
@@ -731,6 +818,8 @@ def test_the_front_is_not_dominated_and_the_winner_is_complete() -> None:
     assert [row["front"] for row in with_front(rows)] == [True, False, True, True, False, False]
     assert winner(rows, highest=True) == rows[2]
     assert winner(rows, highest=False) == rows[1]
+    assert winner(rows, highest=True, budget=4) == rows[0]
+    assert winner(rows, highest=True, budget=1) == rows[2], "all are over the budget"
     assert winner(rows[-1:], highest=True) is None
 
 

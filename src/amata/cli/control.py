@@ -138,7 +138,7 @@ def search(
     ],
     set_: Set = [],  # noqa: B006
     budget: Annotated[
-        float | None, typer.Option(help="The budget as a fraction of the cost of PGD-K.")
+        float | None, typer.Option(help="The budget as a fraction of the K + 1 of PGD-K.")
     ] = None,
     grad_evals: Annotated[
         int | None,
@@ -184,7 +184,7 @@ def search(
     from amata import recipes
     from amata.console import ConsoleReporter, err, search_table
     from amata.report.figures import search_figure
-    from amata.studies.cost import MethodCost, reference_cost
+    from amata.studies.cost import reference_cost
     from amata.studies.jobs import check_jobs, share_search
     from amata.studies.search import WRITTEN, Search, SearchSettings
     from amata.training.setup import load_data
@@ -193,7 +193,7 @@ def search(
     make_folder(out, *([] if (out / "study.db").is_file() else WRITTEN))
     loaded = recipes.load(recipe, set_)
     splits = load_data(loaded)
-    reference, k_cap = reference_cost(loaded, MethodCost.of(loaded, splits), reference_steps)
+    reference, k_cap = reference_cost(loaded, reference_steps)
     images = len(splits.train)
     per_image = (
         budget * reference

@@ -10,6 +10,7 @@ from amata.methods.fat import FAT
 from amata.methods.free import Free
 from amata.methods.nfgsm import NFGSM
 from amata.methods.pgd import PGD
+from amata.methods.planned import Planned, planned_evals
 from amata.methods.trades import TRADES
 from amata.methods.yopo import YOPO
 
@@ -41,4 +42,6 @@ __all__ = [
     "Memory",
     "Method",
     "Net",
+    "Planned",
+    "planned_evals",
 ]

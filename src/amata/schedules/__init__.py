@@ -12,6 +12,7 @@ from amata.schedules.contract import (
     Response,
     Schedule,
     closed_loop,
+    largest_control,
     planned_controls,
 )
 
@@ -38,5 +39,6 @@ __all__ = [
     "Response",
     "Schedule",
     "closed_loop",
+    "largest_control",
     "planned_controls",
 ]

@@ -64,6 +64,9 @@ class Adaptive:
             for k in sorted({round(self.k_min * ratio ** (i / gaps)) for i in range(gaps + 1)})
         ]
 
+    def largest(self) -> Control:
+        return self._control(self.k_max)
+
     def choose(self, curves: Sequence[Sequence[Response]], account: Account) -> Choice:
         gains = [self._gain(curve) for curve in curves]
         if self.gamma is not None:

@@ -50,6 +50,9 @@ class Constant:
 
     def __call__(self, epoch: int, epochs: int) -> Control:
         check_epoch(epoch, epochs)
+        return self.largest()
+
+    def largest(self) -> Control:
         return Control(self.steps, self.step_size)
 
 
@@ -78,6 +81,9 @@ class Linear:
         # rounds up on every machine.
         steps = _half_up(self.k_min + (self.k_max - self.k_min) * epoch / epochs)
         return Control(steps, self.tau / steps)
+
+    def largest(self) -> Control:
+        return Control(self.k_max, self.tau / self.k_max)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +114,9 @@ class Exponential:
         share = math.expm1(-self.eta * epoch) / math.expm1(-self.eta * epochs)
         steps = _half_up(self.k_min + (self.k_max - self.k_min) * share)
         return Control(steps, self.tau / steps)
+
+    def largest(self) -> Control:
+        return Control(self.k_max, self.tau / self.k_max)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +152,12 @@ class Piecewise:
 
     def __call__(self, epoch: int, epochs: int) -> Control:
         check_epoch(epoch, epochs)
-        steps = [k for first, k in self.stages if first <= epoch][-1]
+        return self._control([k for first, k in self.stages if first <= epoch][-1])
+
+    def largest(self) -> Control:
+        return self._control(max(k for _, k in self.stages))
+
+    def _control(self, steps: int) -> Control:
         if self.step_size is not None:
             return Control(steps, self.step_size)
         assert self.tau is not None

@@ -70,6 +70,16 @@ class ClosedLoop(Protocol):
         ...
 
 
+@runtime_checkable
+class Bounded(Protocol):
+    """A schedule that knows the end of its range, which a run may not reach: a linear one takes
+    k_max at t = T, after the last epoch."""
+
+    def largest(self) -> Control:
+        """The control with the most steps."""
+        ...
+
+
 AnySchedule = Schedule | ClosedLoop
 
 
@@ -81,7 +91,7 @@ def check_epoch(epoch: int, epochs: int) -> None:
         raise InputError(f"epoch = {epoch} is not between 0 and epochs = {epochs}")
 
 
-# Only these two functions know both kinds.
+# Only these three functions know both kinds.
 
 
 def closed_loop(schedule: AnySchedule) -> ClosedLoop | None:
@@ -102,6 +112,17 @@ def planned_controls(schedule: AnySchedule, epochs: int) -> list[Control] | None
     except ValueError:
         pass  # a built-in without a signature
     return [_as_control(schedule(epoch, epochs)) for epoch in range(epochs)]
+
+
+def largest_control(schedule: AnySchedule, epochs: int) -> Control:
+    """The control with the most steps that a schedule is made for."""
+    if isinstance(schedule, Bounded):
+        return schedule.largest()
+    planned = planned_controls(schedule, epochs)
+    if planned is None:
+        assert isinstance(schedule, ClosedLoop)
+        planned = schedule.candidates()
+    return max(planned, key=lambda u: u.steps)
 
 
 def _as_control(value: Any) -> Control:

@@ -1,6 +1,14 @@
-"""The cost of a schedule in gradient evaluations, known before training."""
+"""The price of a schedule: gradient evaluations per training image and epoch.
 
-from dataclasses import dataclass
+Most methods cost the same on all data, and the price is an exact count. Where samples stop early it
+is measured: a probe trains the recipe's model on a few batches and counts what controls cost there.
+Epochs that were trained since then correct the price.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import mean
 
 import torch
 
@@ -8,51 +16,133 @@ from amata.batch import Batch
 from amata.data import Splits
 from amata.engine import ProbeNet
 from amata.errors import InputError
+from amata.methods import Planned, planned_evals
+from amata.metrics import EpochRow
 from amata.recipes import Recipe
-from amata.schedules import AnySchedule, Control, planned_controls
+from amata.schedules import AnySchedule, Constant, Control, largest_control, planned_controls
 from amata.seeds import generator
+from amata.training.batches import training_batches
+from amata.training.device import resolve_device
 from amata.training.setup import build_model
+from amata.training.trainer import Trainer
+
+BATCHES = 100
+"""The most that the probe trains on; it ends with the first epoch."""
 
 
-@dataclass(frozen=True)
-class MethodCost:
-    """A method's gradient evaluations per image, base + per_step * K, measured on two images."""
+@dataclass
+class Prices:
+    """What the epochs of a recipe cost under any control."""
 
-    base: float
-    per_step: float
+    recipe: Recipe
+    splits: Splits
+    ratios: dict[int, list[float]] = field(default_factory=dict)
+    """For each epoch that was trained, attack steps taken over those that the probe expected; one
+    number per run."""
 
-    @classmethod
-    def of(cls, recipe: Recipe, splits: Splits) -> "MethodCost":
-        images = splits.train
-        positions = torch.arange(2)
-        x, y = next(iter(images.read([positions], torch.device("cpu"), None)))
-        batch = Batch(x, y, images.ids[positions], int(images.ids.max()) + 1, 0, None)
-        model = build_model(recipe, images, trust=True)
-        net = ProbeNet(model, first_layer=recipe.model.first_layer)
-        costs = []
-        for steps in (1, 2):
-            before = net.grad_evals
-            recipe.method.step(
-                net, batch, Control(steps, recipe.ball.eps / steps), generator(0, "cost"), {}
-            )
-            costs.append((net.grad_evals - before) / 2)
-        if costs[1] <= costs[0]:
+    def __post_init__(self) -> None:
+        few, many = self._planned(Control(1, 0.0)), self._planned(Control(3, 0.0))
+        if many.evals <= few.evals:
             raise InputError(
-                f"method {recipe.tables['method']['name']} costs the same for every K; there "
+                f"method {self.recipe.tables['method']['name']} costs the same for every K; there "
                 "is no schedule to search for"
             )
-        return cls(2 * costs[0] - costs[1], costs[1] - costs[0])
+        self.exact = many.exact
+        """Whether prices are counts; otherwise they are estimates, which `learn` may change."""
 
-    def __call__(self, schedule: AnySchedule, epochs: int) -> float:
-        """Gradient evaluations per image and epoch under an open-loop schedule."""
-        planned = planned_controls(schedule, epochs)
+    def __call__(self, schedule: AnySchedule) -> float:
+        """The mean price of an epoch under an open-loop schedule."""
+        planned = planned_controls(schedule, self.recipe.train.epochs)
         assert planned is not None, "the cost of a closed-loop schedule is known after the run"
-        return self.base + self.per_step * sum(u.steps for u in planned) / epochs
+        return mean(self.epoch(epoch, u) for epoch, u in enumerate(planned))
+
+    def epoch(self, epoch: int, u: Control) -> float:
+        """The price of one epoch under u."""
+        planned = self._planned(u)
+        if planned.exact:
+            return planned.evals
+        near = min(self.ratios, key=lambda known: abs(known - epoch), default=None)
+        ratio = 1.0 if near is None else mean(self.ratios[near])
+        return min(planned.evals, self._update + ratio * self._expected_steps(epoch, u))
+
+    def learn(self, rows: Sequence[EpochRow]) -> None:
+        """Correct estimated prices by what the epochs of a run have cost."""
+        grads = images = 0.0
+        for row in rows:
+            total = row["grad_evals"] / max(row["grad_evals_per_image"], 1e-9)
+            new_grads, new_images = row["grad_evals"] - grads, total - images
+            grads, images = row["grad_evals"], total
+            u = Control(row["steps"], row["step_size"])
+            if new_images > 0 and not self._planned(u).exact:
+                steps = new_grads / new_images - self._update
+                ratio = steps / self._expected_steps(row["epoch"], u)
+                self.ratios.setdefault(row["epoch"], []).append(ratio)
+
+    def _planned(self, u: Control) -> Planned:
+        return planned_evals(self.recipe.method, u)
+
+    @cached_property
+    def _update(self) -> float:
+        """The cost of an epoch without attack steps."""
+        return self._planned(Control(0, 0.0)).evals
+
+    def _expected_steps(self, epoch: int, u: Control) -> float:
+        """Attack steps per image that the probe expects. A method's own schedule, such as DAT's
+        c_t, is taken as linear between the first epoch and the last."""
+        first, last = self._probe(u)
+        share = epoch / max(self.recipe.train.epochs - 1, 1)
+        return max(first + share * (last - first) - self._update, 0.01)
+
+    @cached_property
+    def _probe(self) -> "CostProbe":
+        return CostProbe(self.recipe, self.splits)
 
 
-def reference_cost(recipe: Recipe, cost: MethodCost, steps: int | None) -> tuple[float, int]:
-    """The cost of a constant K per image and epoch, and K; by default the schedule's largest."""
+class CostProbe:
+    """A short training, and what controls cost after it."""
+
+    def __init__(self, recipe: Recipe, splits: Splits) -> None:
+        """Train a new model on the first batches, under the schedule's largest control."""
+        self.recipe, device = recipe, resolve_device(recipe.train.device)
+        u = largest_control(recipe.schedule, recipe.train.epochs)
+        short = {"epochs": 1, "eps_warmup": 0.0, "engine": "plain", "accumulate": 1}
+        probed = replace(
+            recipe,
+            schedule=Constant(steps=u.steps, step_size=u.step_size),
+            train=recipe.train.model_copy(update=short),
+        )
+        on_gpu = device.type == "cuda"
+        with torch.random.fork_rng(devices=[device] if on_gpu else []):
+            batches = training_batches(splits.train, probed, device)
+            model = build_model(probed, splits.train, trust=True)
+            trainer = Trainer(model, batches, probed, device)
+            trainer.train_epoch(lambda _: trainer.state.batch >= BATCHES)
+        self.batch: Batch = next(iter(batches.epoch(1)))
+        self.net = ProbeNet(
+            trainer.model,
+            attack_mode=trainer.net.attack_mode,
+            first_layer=recipe.model.first_layer,
+            precision=trainer.net.precision,
+        )
+        self.costs: dict[Control, tuple[float, float]] = {}
+
+    def __call__(self, u: Control) -> tuple[float, float]:
+        """Gradient evaluations per image under u, by the method's settings of the first epoch and
+        of the last."""
+        if u not in self.costs:
+            self.costs[u] = self._cost(u, 0), self._cost(u, self.recipe.train.epochs - 1)
+        return self.costs[u]
+
+    def _cost(self, u: Control, epoch: int) -> float:
+        rng = generator(self.recipe.train.seed, "cost", device=self.batch.x.device)
+        self.net.rewind()
+        before = self.net.grad_evals
+        self.recipe.method.step(self.net, self.batch._replace(epoch=epoch), u, rng, {})
+        return (self.net.grad_evals - before) / len(self.batch.x)
+
+
+def reference_cost(recipe: Recipe, steps: int | None) -> tuple[int, int]:
+    """What PGD-K costs per image and epoch, and K; by default the schedule's largest."""
     if steps is None:
-        planned = planned_controls(recipe.schedule, recipe.train.epochs) or []
-        steps = getattr(recipe.schedule, "k_max", None) or max(u.steps for u in planned)
-    return cost.base + cost.per_step * steps, steps
+        steps = max(largest_control(recipe.schedule, recipe.train.epochs).steps, 1)
+    return steps + 1, steps

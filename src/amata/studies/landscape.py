@@ -23,7 +23,7 @@ from amata.models import load_state
 from amata.quantity import positive
 from amata.runs import RunFolder
 from amata.runs.files import under
-from amata.schedules import Control
+from amata.schedules import Control, largest_control
 from amata.studies.plane import Plane, principal_direction, rademacher_direction
 from amata.studies.runs import run_controls
 from amata.tensors import read_tensors
@@ -186,7 +186,9 @@ def run_landscapes(
     x, y = next(iter(splits.test.read([torch.tensor(chosen)], device, None)))
     best = run.summary()["best_epoch"] if run.finished else None
     best = max(trained) if best is None else best + 1
-    tau = getattr(recipe.schedule, "tau", 2.5 * recipe.ball.eps)
+    largest = largest_control(recipe.schedule, recipe.train.epochs)
+    # ordinary training has no attack; 2.5 eps is the reach of PGD-10 on CIFAR-10
+    tau = largest.steps * largest.step_size or 2.5 * recipe.ball.eps
     attacks = {f"PGD-{k}": Control(k, alpha or tau / k) for k in steps}
     landscapes, pictures = [], []
     wanted: Sequence[int | None] = epochs or [None]

@@ -1,5 +1,6 @@
 """The trials of a search as rows, their Pareto front of cost and accuracy, and the winner."""
 
+import math
 from typing import Any
 
 Row = dict[str, Any]
@@ -29,10 +30,12 @@ def with_front(rows: list[Row]) -> list[Row]:
     return [{**row, "front": row in front} for row in rows]
 
 
-def winner(rows: list[Row], *, highest: bool) -> Row | None:
-    """The complete row with the highest value, or the lowest; ties go to the lower cost."""
-    sign = 1 if highest else -1
-    return max(_complete(rows), key=lambda row: (sign * row["value"], -row["cost"]), default=None)
+def winner(rows: list[Row], *, highest: bool, budget: float = math.inf) -> Row | None:
+    """The complete row with the highest value, or the lowest; ties go to the lower cost. A row over
+    the budget wins only if all are."""
+    sign, done = 1 if highest else -1, _complete(rows)
+    within = [row for row in done if row["cost"] <= budget + 1e-9]
+    return max(within or done, key=lambda row: (sign * row["value"], -row["cost"]), default=None)
 
 
 def _complete(rows: list[Row]) -> list[Row]:

@@ -9,11 +9,12 @@ from typing import Any
 
 from amata.data import Splits
 from amata.errors import InputError
+from amata.methods import planned_evals
 from amata.recipes import Recipe
 from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.runs.files import refuse_links
-from amata.schedules import Control, planned_controls
+from amata.schedules import Control, largest_control, planned_controls
 from amata.studies.differences import which_images
 from amata.training import Interrupted
 from amata.training.device import resolve_device
@@ -62,13 +63,15 @@ def check_runs(planned: Sequence[tuple[Path, Recipe]]) -> None:
 
 
 def planned_cost(folder: Path, recipe: Recipe) -> float:
-    """Gradient evaluations per image of a run that is still to be trained; 0 if it is finished."""
+    """Gradient evaluations per image of a run that is still to be trained; 0 if it is finished. Of
+    a method whose samples stop early, and of a closed-loop schedule, the most."""
     if RunFolder(folder).finished:
         return 0.0
-    planned = planned_controls(recipe.schedule, recipe.train.epochs)
-    if planned is None:  # a closed loop: at most this
-        return recipe.train.epochs * (getattr(recipe.schedule, "k_max", 1) + 1)
-    return sum(u.steps + 1 for u in planned)
+    epochs = recipe.train.epochs
+    planned = planned_controls(recipe.schedule, epochs)
+    if planned is None:
+        planned = [largest_control(recipe.schedule, epochs)] * epochs
+    return sum(planned_evals(recipe.method, u).evals for u in planned)
 
 
 def run_controls(run: RunFolder) -> dict[int, Control]:

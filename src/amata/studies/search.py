@@ -27,10 +27,11 @@ from amata.metrics import Amount, Index, Share
 from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
 from amata.reporter import Reporter, RunInfo
+from amata.runs import RunFolder
 from amata.runs.files import refuse_links, write_atomic, write_json
 from amata.runs.lock import Busy, hold
 from amata.seeds import derive
-from amata.studies.cost import MethodCost
+from amata.studies.cost import Prices
 from amata.studies.criterion import CriterionSettings
 from amata.studies.pareto import to_row, winner, with_front
 from amata.studies.space import SHAPES, Space, describe, schedule_key
@@ -120,8 +121,15 @@ class Search:
         self.failed_in_a_row = 0
         self.attack = parse_attack(recipe.train.valid_attack).name
         self.splits = splits or load_data(recipe)
-        cost = MethodCost.of(recipe, self.splits)
-        self.space = Space(recipe, cost, settings.budget, settings.k_cap, settings.shapes)
+        self.prices = Prices(recipe, self.splits)
+        self.learned: set[str] = set()
+        """Trials whose epochs have corrected the prices."""
+        if not self.prices.exact:
+            reporter.note(
+                "samples stop early, so costs depend on the data: they are estimated on a few "
+                "batches, and corrected by trained trials"
+            )
+        self.space = Space(recipe, self.prices, settings.budget, settings.k_cap, settings.shapes)
         files = ("trials", *(f"study.db{end}" for end in ("", "-journal", "-wal", "-shm")))
         refuse_links(*(out / name for name in files))
         (out / "trials").mkdir(parents=True, exist_ok=True)
@@ -242,21 +250,35 @@ class Search:
             except FileNotFoundError:  # somebody deleted it
                 dead = True
             if dead:
-                self._requeue(frozen.number, frozen.params)
+                self._requeue(frozen)
 
-    def _requeue(self, number: int, params: dict[str, Any]) -> None:
-        """Fail an unfinished trial and propose its schedule again, to be resumed."""
+    def _requeue(self, trial: Any) -> None:
+        """Fail an unfinished trial and propose its schedule again, to be resumed. The schedule
+        itself is kept: under corrected prices the same parameters may give another one."""
         try:
-            self.study.tell(number, state=_State.FAIL)
+            self.study.tell(trial.number, state=_State.FAIL)
         except (ValueError, RuntimeError):
             return  # another process was faster
-        if params:
-            self.study.enqueue_trial(params)
+        if trial.params:
+            kept = {k: v for k, v in trial.user_attrs.items() if k == "schedule"}
+            self.study.enqueue_trial(trial.params, user_attrs=kept)
+
+    def _learn(self) -> None:
+        """Correct the prices by the epochs of all finished trials."""
+        for trial in self.study.get_trials(deepcopy=False, states=_FINISHED):
+            key = trial.user_attrs["key"]
+            if key not in self.learned:
+                self.learned.add(key)
+                self.prices.learn(RunFolder(self.out / "trials" / key / "run").epochs())
 
     def _try(self, trial: optuna.Trial, earlier: int) -> bool:
         """Train the proposed schedule. False if it failed, was tried before, or is being trained by
         another process."""
+        if not self.prices.exact:
+            self._learn()
+        interrupted = trial.user_attrs.get("schedule")
         table = self.space.suggest(trial)
+        table = interrupted or table
         recipe = self.space.recipe_with(table)
         key, cost = schedule_key(recipe), self.space.cost(recipe)
         folder = self.out / "trials" / key
@@ -282,6 +304,7 @@ class Search:
                         self.attack,
                         self.reporter,
                         self.settings.criterion,
+                        self.settings.budget,
                     ),
                 )
                 self.failed_in_a_row = 0
@@ -289,7 +312,7 @@ class Search:
             self.study.tell(trial, state=_State.FAIL)
             return False
         except Interrupted as interrupted:
-            self._requeue(trial.number, trial.params)
+            self._requeue(trial)
             text = f"interrupted in trial {trial.number}; repeat the command to resume {self.out}"
             raise Interrupted(text, interrupted.exit_code - 128) from None
         except InputError:
@@ -313,7 +336,7 @@ class Search:
         return True
 
     def _fail(self, trial: optuna.Trial, folder: Path, error: AmataError) -> None:
-        result = TrialResult(trial.number, "FAIL", 0.0, None, None)
+        result = TrialResult(trial.number, "FAIL", 0.0, None, None, None)
         result.write(folder)
         self._tell(trial, result)
         self.reporter.note(f"trial {trial.number} failed: {error}")
@@ -333,12 +356,14 @@ class Search:
         )
         self.reporter.note(
             f"trial {trial.number} {result.state.lower()}: {score}held-out {self.attack} "
-            f"{result.accuracy:.1%}"
+            f"{result.accuracy:.1%}, cost {result.cost:.2f}"
         )
 
     def _tell(self, trial: optuna.Trial, result: TrialResult) -> None:
         trial.set_user_attr("accuracy", result.accuracy)
         trial.set_user_attr("grad_evals", result.grad_evals)
+        if result.cost is not None:
+            trial.set_user_attr("cost", result.cost)  # instead of its price
         self.study.tell(trial, result.value, state=getattr(_State, result.state))
 
     def summary(self) -> dict[str, Any]:
@@ -346,7 +371,8 @@ class Search:
         trials = with_front(
             [to_row(t) for t in self.study.get_trials(deepcopy=False) if t.state in _FINISHED]
         )
-        best = winner(trials, highest=self.direction == "maximize")
+        highest, budget = self.direction == "maximize", self.settings.budget
+        best = winner(trials, highest=highest, budget=budget)
         if best is None:
             raise InputError(f"the study in {self.out} has no finished trial; raise --trials")
         recipe = self.space.recipe_with(best["schedule"])

@@ -1,15 +1,14 @@
 """The search space: shape, k_min, k_max and tau of a schedule within a budget."""
 
 import hashlib
-import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from amata import recipes
 from amata.errors import InputError
 from amata.recipes import Recipe
-from amata.schedules import planned_controls
-from amata.studies.cost import MethodCost
+from amata.schedules import Constant, planned_controls
+from amata.studies.cost import Prices
 
 SHAPES = ("linear", "exponential", "piecewise")
 ETAS = [0.1, 0.3, 1.0, 3.0]
@@ -31,14 +30,14 @@ class Trial(Protocol):
 @dataclass(frozen=True)
 class Space:
     recipe: Recipe
-    method_cost: MethodCost
+    prices: Prices
     budget: float
     """Gradient evaluations per image and epoch."""
     k_cap: int
     shapes: tuple[str, ...] = SHAPES
 
     def __post_init__(self) -> None:
-        cheapest = self.method_cost.base + self.method_cost.per_step
+        cheapest = self._constant(1)
         if self.budget < cheapest:
             raise InputError(
                 f"a budget of {self.budget:.2f} gradient evaluations per image and epoch is below "
@@ -47,13 +46,21 @@ class Space:
 
     @property
     def max_constant_k(self) -> int:
-        """The largest constant K within the budget."""
-        cost = self.method_cost
-        return min(self.k_cap, math.floor((self.budget + 1e-9 - cost.base) / cost.per_step))
+        """The largest constant K within the budget. Where prices are estimates, which may change,
+        every K is proposed, and lowered until it fits."""
+        if not self.prices.exact:
+            return self.k_cap
+        return max(k for k in range(1, self.k_cap + 1) if self._fits(self._constant(k)))
+
+    def _constant(self, steps: int) -> float:
+        return self.prices(Constant(steps=steps, step_size=self.recipe.ball.eps / steps))
+
+    def _fits(self, cost: float) -> bool:
+        return cost <= self.budget + 1e-9
 
     def cost(self, recipe: Recipe) -> float:
         """Gradient evaluations per image and epoch of a recipe's schedule."""
-        return self.method_cost(recipe.schedule, recipe.train.epochs)
+        return self.prices(recipe.schedule)
 
     def recipe_params(self) -> dict[str, Any] | None:
         """The recipe's own schedule as trial parameters, or None if it is outside the space."""
@@ -78,7 +85,7 @@ class Space:
         return None
 
     def suggest(self, trial: Trial) -> dict[str, Any]:
-        """A schedule table within the budget; k_max is lowered until it fits."""
+        """A schedule table within the budget; k_max is lowered until it fits, then k_min too."""
         shape = trial.suggest_categorical("shape", list(self.shapes))
         k_min, rise = (
             trial.suggest_int("k_min", 1, self.max_constant_k),
@@ -91,18 +98,19 @@ class Space:
             switch = max(
                 1, round(trial.suggest_categorical("switch", SWITCHES) * self.recipe.train.epochs)
             )
-        for k_max in range(min(k_min + rise, self.k_cap), k_min - 1, -1):
+        for k_max in range(min(k_min + rise, self.k_cap), 0, -1):
+            k_min = min(k_min, k_max)
             if shape == "piecewise":
                 table = {"name": shape, "stages": [[0, k_min], [switch, k_max]], "tau": tau}
             else:
                 table = {"name": shape, "k_min": k_min, "k_max": k_max, "tau": tau} | (
                     {"eta": eta} if shape == "exponential" else {}
                 )
-            if self.cost(self.recipe_with(table)) <= self.budget + 1e-9:
+            if self._fits(self.cost(self.recipe_with(table))):
                 return table
         raise InputError(
-            f"a constant K = {k_min} exceeds the budget of {self.budget:.2f} gradient evaluations "
-            "per image and epoch"
+            f"a constant K = 1 exceeds the budget of {self.budget:.2f} gradient evaluations per "
+            "image and epoch; raise it"
         )
 
     def recipe_with(self, table: dict[str, Any]) -> Recipe:

@@ -4,12 +4,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import torch
 from pydantic import ConfigDict, TypeAdapter
 from typing_extensions import TypedDict
 
 from amata.data import Splits
 from amata.errors import missing, quoted
-from amata.metrics import Finite, Index, Share
+from amata.metrics import Amount, Finite, Index, Share
 from amata.recipes import Recipe
 from amata.reporter import Reporter
 from amata.runs import RunFolder
@@ -17,8 +18,11 @@ from amata.runs.files import read_record, write_record
 from amata.studies.criterion import CriterionSettings, measure_strategies
 from amata.studies.pruning import PruningReporter
 from amata.training import train_model
+from amata.training.batches import training_batches
+from amata.training.loop import BudgetSpent
 from amata.training.setup import build_model
 from amata.training.trust import remember
+from amata.training.wall import WallClock
 
 try:
     import optuna
@@ -37,6 +41,9 @@ class TrialResult:
     value: float | None
     """The objective: held-out robust accuracy or C. Only complete trials have it."""
     grad_evals: int | None
+    """What was spent; a failed trial has none."""
+    cost: float | None
+    """The same per training image, and per epoch that was trained."""
 
     @classmethod
     def read(cls, folder: Path) -> "TrialResult":
@@ -56,6 +63,7 @@ class Result(TypedDict):
     accuracy: Share
     value: Finite | None
     grad_evals: Index | None
+    cost: Amount | None
 
 
 RESULT = TypeAdapter(Result)
@@ -69,9 +77,14 @@ def train_trial(
     attack: str,
     reporter: Reporter,
     criterion: CriterionSettings | None,
+    budget: float,
 ) -> TrialResult:
     """Train the recipe in `folder`/run. The objective is C with these settings if `criterion` is
-    given, else the held-out accuracy under `attack`."""
+    given, else the held-out accuracy under `attack`. `budget` is in gradient evaluations per image
+    and epoch. Once the whole run's are spent no further epoch begins, and the trial is pruned."""
+    wall = WallClock()
+    images = training_batches(splits.train, recipe, torch.device("cpu")).count
+    assert images is not None
     pruning = PruningReporter(trial, attack, reporter)
     if criterion is not None:
         recipe = _keeping_epochs(recipe)
@@ -84,16 +97,26 @@ def train_trial(
             recipe,
             run=run,
             reporter=pruning,
+            wall=wall,
+            budget=budget * images * recipe.train.epochs,
         )
-    except optuna.TrialPruned:
-        return TrialResult(trial.number, "PRUNED", max(pruning.seen.values()), None, None)
+    except (optuna.TrialPruned, BudgetSpent) as stopped:
+        rows = run.epochs()
+        if isinstance(stopped, BudgetSpent):
+            reporter.note(f"{stopped} of {recipe.train.epochs}: it costs more than its price")
+            spent = stopped.grad_evals
+        else:
+            spent = rows[-1]["grad_evals"]
+        accuracy, cost = max(pruning.seen.values(), default=0.0), spent / images / max(len(rows), 1)
+        return TrialResult(trial.number, "PRUNED", accuracy, None, spent, cost)
     accuracy = max(row["valid"][attack] for row in fitted.epochs if "valid" in row)
     value = accuracy
+    run.write_summary(fitted.summary(recipe, {}, wall))
     if criterion is not None:
-        run.write_summary(fitted.summary(recipe, {}))
         (measured,) = measure_strategies([run], criterion, folder, reporter)
         value = measured["c"]
-    return TrialResult(trial.number, "COMPLETE", accuracy, value, fitted.grad_evals)
+    cost = fitted.grad_evals / images / recipe.train.epochs
+    return TrialResult(trial.number, "COMPLETE", accuracy, value, fitted.grad_evals, cost)
 
 
 def _open_run(path: Path, recipe: Recipe, pruning: PruningReporter) -> RunFolder:

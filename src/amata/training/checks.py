@@ -13,8 +13,9 @@ import torch
 import amata
 from amata.distributed import Ranks
 from amata.errors import InputError
+from amata.methods import METHODS, planned_evals
 from amata.recipes import Recipe
-from amata.schedules import Control
+from amata.schedules import Adaptive, Control
 
 
 def check_consistent(recipe: Recipe, plan: Sequence[Control] | None) -> None:
@@ -34,6 +35,17 @@ def check_consistent(recipe: Recipe, plan: Sequence[Control] | None) -> None:
         raise InputError(
             f"{name} trains on a loss of its own, without label smoothing; set "
             "optim.label_smoothing=0"
+        )
+    schedule = recipe.schedule
+    if (
+        isinstance(schedule, Adaptive)
+        and schedule.budget is not None
+        and type(method) in METHODS.values()  # a user-defined one may need real images
+        and not planned_evals(method, schedule.largest()).exact
+    ):
+        raise InputError(
+            f"schedule.budget needs a cost that is known beforehand, and with {name} samples stop "
+            "early; set schedule.gamma instead"
         )
     for epoch, u in enumerate(plan or []):
         if u.steps < method.min_steps:

@@ -1,6 +1,7 @@
 """The training loop: epochs, validation, checkpoints and the collapse guard around a Trainer."""
 
 import contextlib
+import math
 import signal
 import socket
 import time
@@ -31,6 +32,14 @@ from amata.training.saver import Saver
 from amata.training.tensorboard import TensorBoard
 from amata.training.trainer import Snapshot, Trainer
 from amata.training.wall import WallClock
+
+
+class BudgetSpent(AmataError):
+    """Epochs are left, and no gradient evaluations for them."""
+
+    def __init__(self, message: str, grad_evals: int) -> None:
+        super().__init__(message)
+        self.grad_evals = grad_evals
 
 
 @dataclass
@@ -76,11 +85,13 @@ def train_model(
     reporter: Reporter | None = None,
     wall: WallClock | None = None,
     trainer: Trainer | None = None,
+    budget: float = math.inf,
 ) -> Fitted:
     """Train `model` as the recipe's [method], [schedule], [optim] and [train] say.
 
     The public `amata.fit` calls this with a recipe made of its arguments. A `run` that has
-    checkpoints is resumed. `trainer` is the model's from `prepare`.
+    checkpoints is resumed. `trainer` is the model's from `prepare`. `budget` is in gradient
+    evaluations: where it is spent, no further epoch begins, and `BudgetSpent` is raised.
     """
     wall = wall or WallClock()
     device = resolve_device(recipe.train.device)
@@ -103,7 +114,7 @@ def train_model(
             guarded = held_out_batches(valid, recipe, device, IMAGES)
             reporter = reporter or Reporter()
             loop = _Loop(trainer, held_out, guarded, saver, reporter, interrupt, wall)
-            return loop.run_all()
+            return loop.run_all(budget)
 
 
 def prepare(
@@ -170,7 +181,7 @@ class _Loop:
         # Parsed now, so that a misspelt attack costs no epoch.
         self.valid_attack = parse_attack(self.recipe.train.valid_attack).name
 
-    def run_all(self) -> Fitted:
+    def run_all(self, budget: float) -> Fitted:
         trainer = self.trainer
         trainer.net.note = self.reporter.note
         if self.saver.recorded:
@@ -184,6 +195,8 @@ class _Loop:
         folder = self.run.path if self.run and self.recipe.train.tensorboard else None
         with TensorBoard(folder, trainer.state.epoch, self.reporter.note) as board:
             while trainer.state.epoch < self.recipe.train.epochs:
+                if (spent := trainer.state.spent.grad_evals) >= budget:
+                    raise BudgetSpent(f"the budget is spent before {trainer.state}", spent)
                 self._keep_epoch()
                 if self._train_epoch():
                     self._stop()
@@ -196,15 +209,15 @@ class _Loop:
                 trainer.result.load_state_dict(best)
         if self.ranks.sum([self.interrupt.number is not None])[0]:
             self._stop()
-        state, spent = trainer.state, trainer.state.spent
+        state, account = trainer.state, trainer.state.spent
         return Fitted(
             trainer.result.eval(),
             self.epochs,
             self.events,
             state.best_epoch,
-            spent.train_seconds,
-            spent.grad_evals,
-            spent.images,
+            account.train_seconds,
+            account.grad_evals,
+            account.images,
         )
 
     def _train_epoch(self) -> bool:
