@@ -137,7 +137,7 @@ def settings(stated: dict[str, Any], arm: dict[str, Any]) -> Sets:
         if "alpha" in arm:
             sets.append(f"schedule.step_size={arm['alpha']}")
         else:
-            sets.append(f"schedule.tau={arm.get('tau', stated['tau'])}")
+            sets.append(f"schedule.tau={arm['tau'] if 'tau' in arm else stated['tau']}")
     return (*sets, *arm.get("set", ()))
 
 
