@@ -83,21 +83,44 @@ def test_only_its_own_piece_is_compiled(method: str, monkeypatch: pytest.MonkeyP
     assert set(functions) == {copy_and_fold}
 
 
-def test_a_cpu_or_few_cores_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start() -> Any:
-        raise AssertionError
+@pytest.mark.parametrize(
+    ("device", "count", "gpu_files", "starts"),
+    [
+        ("cuda", 8, (__file__,), [True, True]),
+        ("cuda", 2, (__file__,), [False, False]),
+        ("cpu", 8, (), [False, False]),
+    ],
+)
+def test_a_cpu_or_few_cores_start_no_process(
+    device: str,
+    count: int,
+    gpu_files: tuple[str, ...],
+    starts: list[bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Process:
+        has_recipe = False
 
-    monkeypatch.setattr(ahead, "server", start)
-    monkeypatch.setattr(process, "server", start)
-    recipe = recipes.load("cifar10-pgd10")
-    ahead.compile_ahead(recipe, torch.device("cpu"))
-    monkeypatch.setattr(process, "GPU_FILES", ())
-    process.start_early("cifar10-pgd10", [])
-    monkeypatch.setattr(process, "GPU_FILES", (__file__,))
+        def send(self, work: dict[str, Any]) -> None:
+            started.append(work)
+
+    started = list[dict[str, Any]]()
+    monkeypatch.setattr(folder, "_CHOSEN_FOLDER", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(process, "GPU_FILES", gpu_files)
+    monkeypatch.setattr(process, "_expected", {})
+    monkeypatch.setattr(ahead, "_has_room", lambda device: True)
     for module in (ahead, process):
-        monkeypatch.setattr(module, "cores", lambda: 2)
-    ahead.compile_ahead(recipe, torch.device("cuda"))
+        monkeypatch.setattr(module, "server", Process)
+        monkeypatch.setattr(module, "cores", lambda: count)
+        monkeypatch.setattr(module, "may_compile", lambda: True)
+    ahead.compile_ahead(recipes.load("cifar10-pgd10"), torch.device(device))
+    found = [bool(started)]
+    assert set(process._expected) == ({"update", "refresh"} if found[0] else set())
+    started.clear()
     process.start_early("cifar10-pgd10", [])
+    assert [*found, bool(started)] == starts
 
 
 @pytest.mark.parametrize(
@@ -171,8 +194,11 @@ def test_a_short_run_has_only_its_evaluation_compiled() -> None:
         job = {"recipe": "cifar10-amata-quick", "overrides": [*overrides], "marker": "done"}
         return [name.rpartition("-")[2] for name, *_ in ahead.pieces(job)]
 
-    assert names() == ["update", "refresh", "evaluation", "command"]
-    assert names("train.epochs=2") == ["evaluation", "command"]
+    assert names() == names("train.epochs=2") == ["update", "refresh", "evaluation", "command"]
+    short = {"recipe": "cifar10-amata-quick", "overrides": ["train.epochs=2"]}
+    update, refresh, evaluation = (work for _, work, *_ in ahead.pieces(short))
+    assert update() is refresh() is False  # nobody waits for them in vain
+    assert isinstance(evaluation, partial)
     assert names("train.device=cpu") == names("train.engine=plain") == []
 
 

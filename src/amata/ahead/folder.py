@@ -17,7 +17,7 @@ def use_folder() -> Path | None:
     chose a folder; Inductor's default is the temporary folder. Returns a folder there for files of
     our own, or None if nothing can be kept."""
     if _CHOSEN_FOLDER is None:
-        folder = compiled_folder()
+        folder = _default_folder()
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except (OSError, RuntimeError):  # no home folder, or a read-only one: Inductor's default
@@ -28,7 +28,7 @@ def use_folder() -> Path | None:
     return Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "amata"
 
 
-def compiled_folder() -> Path:
+def _default_folder() -> Path:
     """$XDG_CACHE_HOME/amata/compiled or ~/.cache/amata/compiled."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "amata" / "compiled"
@@ -40,9 +40,3 @@ def may_compile() -> bool:
     return find_spec("triton") is not None and any(
         shutil.which(name) for name in ([named] if named else ["gcc", "cc", "clang"])
     )
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    has_affinity = hasattr(os, "sched_getaffinity")
-    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1

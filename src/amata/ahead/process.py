@@ -14,7 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from amata.ahead.folder import MIN_CORES, cores, may_compile, use_folder
+from amata.ahead.folder import MIN_CORES, may_compile, use_folder
+from amata.cores import cores
 from amata.errors import shorten
 
 TIMEOUT = 90.0
@@ -25,6 +26,7 @@ START = (
 )
 """Finds modules where this process does, and not in the current folder."""
 FAILED = "failed "
+"""Begins the line about a piece that failed: then its name, a colon and the reason."""
 GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")
 """One of them exists where CUDA can work: the second in Windows' Linux."""
 
@@ -35,7 +37,7 @@ class Server:
 
     def __init__(self, module: str = "amata.training.compile_server") -> None:
         self.note: Callable[[str], None] = lambda text: None
-        """Is told of failures."""
+        """Called with a sentence about each failure."""
         self.has_recipe = False
         """Whether the command line has sent it the recipe."""
         self.done: dict[str, threading.Event] = defaultdict(threading.Event)

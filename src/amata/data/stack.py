@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from amata.cores import cores
 from amata.data.decode import decode
 from amata.data.framing import Framing
 from amata.data.limits import check_bytes, check_pixels
-from amata.data.processes import cores, decode_in_processes
+from amata.data.processes import decode_in_processes
 from amata.errors import InputError
 
 Frame = tuple[int, int] | Framing | None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from amata.data.processes import cores, local_processes
+from amata.cores import cores, local_processes
 from amata.errors import AmataError
 
 

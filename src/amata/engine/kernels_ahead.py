@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from amata.ahead import MIN_CORES, Server, cores, server, use_folder
+from amata.ahead import MIN_CORES, Server, server, use_folder
+from amata.cores import cores
 from amata.engine.halo_launch import Kernel
 
 _requested: dict[str, Server] = {}

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from amata.cores import cores
 from amata.data import Folder, Framing, Loader
 from amata.data.folder import load_folder
-from amata.data.processes import cores
 from amata.data.workers import ignore_interrupts
 from amata.errors import InputError, missing
 from amata.quantity import number

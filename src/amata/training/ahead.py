@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amata.ahead import MIN_CORES, cores, expect, may_compile, server, use_folder
+from amata.ahead import MIN_CORES, expect, may_compile, server, use_folder
 from amata.batch import Batch
+from amata.cores import cores
 from amata.data import find_dataset
 from amata.distributed import launched
 from amata.engine import FastNet, backend_settings, choose_precision
@@ -62,7 +63,7 @@ def compile_ahead(
     process.note = note
     if not process.has_recipe:
         process.send({"tables": recipe.tables})
-    for name in missing:
+    for name in ("update", "refresh"):
         expect(name, process, f"{key}-{name}")
 
 
@@ -81,12 +82,15 @@ def pieces(job: dict[str, Any]) -> Iterator[tuple[str, Callable[[], bool], Path,
     if folder is None or recipe.train.device.startswith("cpu") or not suits(recipe):
         return
     key = _key(recipe)
-    wanted = list(COMPILE) if pays(recipe) else ["evaluation"]
-    names = [f"{key}-{name}" for name in wanted]
-    for name, full in zip(wanted, names, strict=True):
+    trains = pays(recipe)
+    names = [f"{key}-{name}" for name in COMPILE]
+    for name, full in zip(COMPILE, names, strict=True):
+        # The first process may wait for a piece that does not pay: it is done at once.
+        wanted = trains or name == "evaluation"
+        work = partial(_compile, name, recipe) if wanted else lambda: False
         # What is needed last begins last.
         after = names[:-1] if full == names[-1] else []
-        yield full, partial(_compile, name, recipe), _marker(folder, key, name), after
+        yield full, work, _marker(folder, key, name), after
     if "marker" in job:
         yield "command", lambda: True, Path(job["marker"]), names
 

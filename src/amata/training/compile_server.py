@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amata.ahead import cores
+from amata.ahead import FAILED
+from amata.cores import cores
 from amata.engine.kernels_ahead import compile_kernel
 from amata.training.ahead import pieces
 
@@ -68,7 +69,7 @@ class Forks:
             if ended:
                 piece = self.running.pop(pid)
                 if os.WIFSIGNALED(status):
-                    say(f"failed {piece.name}: killed by signal {os.WTERMSIG(status)}")
+                    say(f"{FAILED}{piece.name}: killed by signal {os.WTERMSIG(status)}")
 
     def kill(self) -> None:
         for pid in self.running:
@@ -89,7 +90,7 @@ def _work(piece: Piece) -> None:
         say(piece.name)
     except BaseException as error:
         traceback.print_exc()
-        say(f"failed {piece.name}: {type(error).__name__}: {error}")
+        say(f"{FAILED}{piece.name}: {type(error).__name__}: {error}")
     finally:
         os._exit(0)
 
