@@ -175,7 +175,26 @@ def oracle_fat_stages(s: Scene, b: Batch, rng: torch.Generator) -> None:
     oracle_fat(s, b, rng, tau=(2, 0, 1)[b.epoch])
 
 
-def oracle_dat(s: Scene, b: Batch, rng: torch.Generator, from_start: bool = False) -> None:
+def fosc(x: Tensor, centre: Tensor, g: Tensor) -> float:
+    return EPS * float(g.abs().sum()) - float(((x - centre) * g).sum())
+
+
+def feasible_gap(x: Tensor, centre: Tensor, g: Tensor) -> float:
+    """Pixel by pixel: the gain of the best value in the ball and in [0, 1]."""
+    gap = 0.0
+    for pixel, middle, slope in zip(*(t.flatten().tolist() for t in (x, centre, g)), strict=True):
+        best = min(1, middle + EPS) if slope > 0 else max(0, middle - EPS)
+        gap += (best - pixel) * slope
+    return gap
+
+
+def oracle_dat(
+    s: Scene,
+    b: Batch,
+    rng: torch.Generator,
+    from_start: bool = False,
+    measure: Callable[[Tensor, Tensor, Tensor], float] = fosc,
+) -> None:
     c = 0.02 * (1 - b.epoch / 4)
     x_adv = uniform(b.x, rng)
     centre = x_adv.clone() if from_start else b.x
@@ -183,11 +202,7 @@ def oracle_dat(s: Scene, b: Batch, rng: torch.Generator, from_start: bool = Fals
     for k in range(U.steps):
         g, _ = s.grad_x(x_adv[alive], b.y[alive])
         if k:
-            fosc = [
-                EPS * float(g[r].abs().sum()) - float(((x_adv[i] - centre[i]) * g[r]).sum())
-                for r, i in enumerate(alive)
-            ]
-            rows = [r for r in range(len(alive)) if fosc[r] > c]
+            rows = [r for r, i in enumerate(alive) if measure(x_adv[i], centre[i], g[r]) > c]
             s.kept["stopped"] = s.kept.get("stopped", 0) + len(alive) - len(rows)
             g, alive = g[rows], [alive[r] for r in rows]
             if not alive:
@@ -201,31 +216,7 @@ def oracle_dat_from_start(s: Scene, b: Batch, rng: torch.Generator) -> None:
 
 
 def oracle_dat_feasible(s: Scene, b: Batch, rng: torch.Generator) -> None:
-    c = 0.02 * (1 - b.epoch / 4)
-    x_adv = uniform(b.x, rng)
-    alive = list(range(N))
-    for k in range(U.steps):
-        g, _ = s.grad_x(x_adv[alive], b.y[alive])
-        if k:
-            rows = []
-            for r, i in enumerate(alive):
-                gap = 0.0
-                for p, p0, slope in zip(
-                    x_adv[i].flatten().tolist(),
-                    b.x[i].flatten().tolist(),
-                    g[r].flatten().tolist(),
-                    strict=True,
-                ):
-                    best = min(1, p0 + EPS) if slope > 0 else max(0, p0 - EPS)
-                    gap += (best - p) * slope
-                if gap > c:
-                    rows.append(r)
-            s.kept["stopped"] = s.kept.get("stopped", 0) + len(alive) - len(rows)
-            g, alive = g[rows], [alive[r] for r in rows]
-            if not alive:
-                break
-        x_adv[alive] = clip(x_adv[alive] + U.step_size * g.sign(), b.x[alive])
-    s.descend(x_adv, b.y)
+    oracle_dat(s, b, rng, measure=feasible_gap)
 
 
 def oracle_yopo(reference: bool, average: bool = False) -> Callable[..., None]:
