@@ -552,7 +552,7 @@ def torchrun(recipe: Path, out: Path, act: Callable[["subprocess.Popen[str]"], N
     ) as process:
         act(process)
         try:
-            printed, err = process.communicate(timeout=180)
+            printed, err = process.communicate(timeout=600)
         except subprocess.TimeoutExpired:
             process.kill()
             return Outcome(-9, "", "", hung=True)

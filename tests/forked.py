@@ -77,7 +77,7 @@ class Child:
     def ended(self) -> bool:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
-    def wait(self, seconds: float = 120.0) -> Outcome:
+    def wait(self, seconds: float = 600.0) -> Outcome:
         """Wait for its end. It is killed after some seconds."""
         last = time.monotonic() + seconds
         pause = 0.001

@@ -370,7 +370,7 @@ class Sandboxes:
                     shutil.copy(source, folder)
                 elif source.name in repr(example):
                     copy(source, folder / source.name)
-            return TARGETS[target].run(folder, example).wait(6 * SECONDS)
+            return TARGETS[target].run(folder, example).wait(30 * SECONDS)
         finally:
             shutil.rmtree(folder.parents[1], ignore_errors=True)
 

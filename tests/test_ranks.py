@@ -53,7 +53,7 @@ def torchrun(*arguments: str | Path, restarts: int = 0) -> "subprocess.Completed
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=300,
+        timeout=900,
     )
 
 
@@ -190,7 +190,7 @@ def two(*arguments: str | Path) -> list["subprocess.Popen[str]"]:
 @pytest.mark.slow
 def test_processes_that_differ_are_refused(tmp_path: Path) -> None:
     processes = two(ROOT / "tests" / "unequal.py", tmp_path)
-    errors = [process.communicate(timeout=300)[1] for process in processes]
+    errors = [process.communicate(timeout=900)[1] for process in processes]
     assert all((tmp_path / f"{rank}.json").is_file() for rank in (0, 1)), errors
     lines = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     assert lines[0] == lines[1], "every process prints the same line"
