@@ -1,6 +1,7 @@
 """Small networks, data and a way to call the command that the tests share."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -8,16 +9,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
 
 from amata.cli import main
 
 ROOT = Path(__file__).parents[1]
-# What tests trust is not remembered beyond them.
-STATE = tempfile.TemporaryDirectory(prefix="amata-state-")
-os.environ["AMATA_STATE"] = STATE.name
-os.environ["AMATA_CACHE"] = os.path.join(STATE.name, "decoded")
 # Set by pytest-xdist; tables and lines would adapt to it.
 os.environ.pop("COLUMNS", None)
 # For commands that a test starts: this checkout's package and tests, and one thread, because the
@@ -25,9 +22,24 @@ os.environ.pop("COLUMNS", None)
 ENV = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
 
 torch.set_num_threads(1)
-# how long an example takes says something about the machine alone
-settings.register_profile("amata", deadline=None)
+# How long an example takes says something about the machine alone, and no test fails by chance.
+settings.register_profile(
+    "amata", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("amata")
+
+
+def pytest_configure() -> None:
+    """What tests trust is not remembered beyond them. Processes that a test starts import this
+    file too, but share the folder."""
+    state = tempfile.mkdtemp(prefix="amata-state-")
+    own = {"AMATA_STATE": state, "AMATA_CACHE": os.path.join(state, "decoded")}
+    os.environ.update(own)
+    ENV.update(own)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(ENV["AMATA_STATE"], ignore_errors=True)
 
 
 class Linear(nn.Module):

@@ -1,9 +1,16 @@
-"""Death at a chosen change to a folder: what SIGKILL leaves on the disk, at a moment of choice."""
+"""Death at a chosen change to a folder: what SIGKILL leaves on the disk, at a moment of choice.
+
+    python -m tests.death NUMBER CONDITION PATH ARGUMENTS
+
+is the command `amata ARGUMENTS`, which gets the signal NUMBER as soon as CONDITION, a function
+"module:name" of PATH, holds. No test needs to be quick enough to send it in time.
+"""
 
 import contextlib
+import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,3 +59,37 @@ def dying(folder: Path, at: int = 0) -> Iterator[Death]:
         yield death
     finally:
         death.folder = ""
+
+
+def is_written(file: Path) -> bool:
+    return file.is_file() and file.stat().st_size > 0
+
+
+def signal_when(number: int, condition: Callable[[], bool]) -> None:
+    """Send this process a signal, once, when it opens a file and the condition holds."""
+    asking = False
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal asking
+        if event != "open" or asking:
+            return
+        asking = True  # for good, if it holds
+        if condition():
+            os.kill(os.getpid(), number)
+        else:
+            asking = False
+
+    sys.addaudithook(hook)
+
+
+def main(number: str, condition: str, path: str, *arguments: str) -> None:
+    from amata.cli import main as amata
+
+    module, _, name = condition.partition(":")
+    holds = getattr(importlib.import_module(module), name)
+    signal_when(int(number), lambda: holds(Path(path)))
+    amata(list(arguments))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

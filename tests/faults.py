@@ -32,6 +32,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from tests.death import signal_when
 from tests.forked import Child, Inside, Outcome, command, import_everything
 
 ROOT = Path(__file__).parents[1]
@@ -123,11 +124,16 @@ class Lab:
         self.seconds[name], self.changes[name] = time.monotonic() - start, tally.stat().st_size
 
     def _unfinished(self) -> None:
-        """A run that was killed in the middle."""
+        """A run that was killed in its last epoch."""
         folder = self.path / "unfinished"
-        kill = partial(at_change, folder, self.changes["finished"] * 2 // 3, kill_self)
-        command("train", self.toy, "--out", folder, inside=kill).wait()
-        assert len(list(folder.glob("checkpoints/[0-9]*.json"))) >= 2
+
+        def last_epoch() -> bool:
+            saved = list(folder.glob("checkpoints/[0-9]*.json"))
+            return (folder / "epochs" / "00002.safetensors").is_file() and len(saved) >= 2
+
+        kill = partial(signal_when, signal.SIGKILL, last_epoch)
+        ended = command("train", self.toy, "--out", folder, inside=kill).wait()
+        assert ended.code == -signal.SIGKILL, ended
 
 
 def write_digits(folder: Path) -> None:
@@ -476,8 +482,11 @@ def deleted(t: Trial) -> Outcome:
     delay = t.rng.uniform(0, t.lab.seconds["finished"])
     t.story.append(f"delete it after {delay:.3f} s")
     time.sleep(delay)
-    with contextlib.suppress(FileNotFoundError):
-        t.run.rename(t.folder / "trash")
+    child.stop()
+    if not (t.run / "summary.json").is_file():  # it has not yet finished
+        with contextlib.suppress(FileNotFoundError):
+            t.run.rename(t.folder / "trash")
+    child.kill(signal.SIGCONT)
     shutil.rmtree(t.folder / "trash", ignore_errors=True)
     ended = child.wait()
     if ended.code == 0:
@@ -552,7 +561,7 @@ def torchrun(recipe: Path, out: Path, act: Callable[["subprocess.Popen[str]"], N
     ) as process:
         act(process)
         try:
-            printed, err = process.communicate(timeout=180)
+            printed, err = process.communicate(timeout=600)
         except subprocess.TimeoutExpired:
             process.kill()
             return Outcome(-9, "", "", hung=True)

@@ -66,18 +66,26 @@ class Child:
 
     def __init__(self, call: Callable[[], object], folder: Path, inside: Inside | None) -> None:
         self.streams: list[IO[bytes]] = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
+        # A signal waits until the child is what it will be, instead of interrupting its start.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         self.pid = os.fork()
         if self.pid == 0:
             _become(call, folder, inside, self.streams)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def kill(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
+    def stop(self) -> None:
+        """Stop it until SIGCONT, unless it has ended."""
+        self.kill(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+
     def ended(self) -> bool:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
-    def wait(self, seconds: float = 120.0) -> Outcome:
+    def wait(self, seconds: float = 600.0) -> Outcome:
         """Wait for its end. It is killed after some seconds."""
         last = time.monotonic() + seconds
         pause = 0.001
@@ -111,12 +119,14 @@ def _become(
             os.dup2(stream.fileno(), number)
         sys.stdout = open(1, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
         sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         faulthandler.enable(sys.stderr)
         os.chdir(folder)
         if inside is not None:
             inside()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         call()
         code = 0
     except SystemExit as exit_:

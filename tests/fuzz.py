@@ -39,7 +39,7 @@ from tests.faults import PROGRESS, TOY, copy, write_digits
 from tests.forked import Child, Outcome, command, import_everything
 from tests.hostile import command_lines, python_calls, recipe_files, settings
 
-SECONDS, MEMORY = 10, 3 * 2**30
+SECONDS, MEMORY = 60, 3 * 2**30
 """What one example may use: processor seconds, and bytes besides those of its parent."""
 
 # ---- running an example
@@ -370,7 +370,7 @@ class Sandboxes:
                     shutil.copy(source, folder)
                 elif source.name in repr(example):
                     copy(source, folder / source.name)
-            return TARGETS[target].run(folder, example).wait(6 * SECONDS)
+            return TARGETS[target].run(folder, example).wait(10 * SECONDS)
         finally:
             shutil.rmtree(folder.parents[1], ignore_errors=True)
 

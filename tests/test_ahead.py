@@ -137,6 +137,7 @@ def test_a_process_that_dies_is_not_waited_for(
 ) -> None:
     (tmp_path / "child.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(process, "TIMEOUT", 600.0)
     notes = list[str]()
     child = process.Server("child")
     child.note = notes.append
@@ -146,7 +147,7 @@ def test_a_process_that_dies_is_not_waited_for(
     assert child.done["update"].is_set() or child.ended
     process.wait("update")  # nobody is expected any more
     child.process.kill()
-    child.thread.join(20)
+    child.thread.join(600)
     assert child.process.returncode is not None
     assert noted in "".join(notes)
     assert bool(notes) is bool(noted)
@@ -207,6 +208,7 @@ def test_the_server_reads_a_command_and_ends_with_its_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(process, "TIMEOUT", 600.0)
     notes, server = list[str](), process.Server()
     server.note = notes.append
     recipe = recipes.load("cifar10-pgd10", ["data.batch_size=64"])
@@ -218,7 +220,7 @@ def test_the_server_reads_a_command_and_ends_with_its_input(
     assert notes == []
     assert server.process.stdin is not None
     server.process.stdin.close()
-    server.thread.join(20)
+    server.thread.join(600)
     assert server.process.returncode == 0
     assert not [path for path in tmp_path.rglob("*") if path.name.endswith("-update")]
 

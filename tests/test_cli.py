@@ -621,7 +621,7 @@ def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
             "train",
             "mnist5k-amata",
             *FAST,
-            "--set=train.epochs=500",
+            "--set=train.epochs=5000",
             "--out",
             str(out),
         ],
@@ -634,7 +634,7 @@ def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 130
     assert re.search(
         r"^error: interrupted in epoch \d+(, batch \d+)?; resume with `amata train --resume ",

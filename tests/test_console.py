@@ -497,8 +497,8 @@ def test_a_real_kernel_shows_one_output(tmp_path: Path) -> None:
 
     try:
         client.start_channels()
-        client.wait_for_ready(timeout=60)
-        client.execute_interactive(CELL, output_hook=collect, timeout=60)
+        client.wait_for_ready(timeout=600)
+        client.execute_interactive(CELL, output_hook=collect, timeout=600)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)

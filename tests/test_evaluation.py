@@ -97,9 +97,9 @@ def test_processes_join_their_outcomes_in_the_order_of_the_images() -> None:
     def process(rank: int, split: list[Any]) -> dict[str, Result]:
         def add(values: Sequence[float]) -> list[float]:
             rows[rank] = list(values)
-            barrier.wait(timeout=20)
+            barrier.wait(timeout=600)
             total = [a + b for a, b in zip(rows[0], rows[1], strict=True)]
-            barrier.wait(timeout=20)
+            barrier.wait(timeout=600)
             return total
 
         own = split[rank::2]

@@ -13,7 +13,7 @@ from tests.faults import DOZEN, ROWS
 def test_a_dozen_faults_lose_nothing() -> None:
     """In a process of its own: the trials fork it, which a process with threads must not do."""
     call = [sys.executable, "-m", "tests.faults", "--dozen"]
-    done = subprocess.run(call, env=ENV, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(call, env=ENV, cwd=ROOT, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -26,9 +26,9 @@ class Acting(nn.Module):
     """A network for digits. In the second epoch of a run, the first that comes there, it
     interrupts the process that started all, or kills its own: as the variable ACT says."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: str) -> None:
         super().__init__()
-        self.net, self.passes = dropout_net(), 0
+        self.net, self.passes, self.run = dropout_net(), 0, run
 
     def forward(self, x: Tensor) -> Tensor:
         self.passes += self.training
@@ -37,6 +37,9 @@ class Acting(nn.Module):
             with contextlib.suppress(FileExistsError):
                 Path(mark).touch(exist_ok=False)
                 if act == "kill":
+                    checkpoints = Path(mark).parent / "compared" / "runs" / self.run / "checkpoints"
+                    while not list(checkpoints.glob("00001-*.json")):  # written by a thread
+                        time.sleep(0.01)
                     os.kill(os.getpid(), signal.SIGKILL)
                 os.kill(os.getppid(), signal.SIGINT)
                 asked = signal.getsignal(signal.SIGTERM)
@@ -62,12 +65,16 @@ class Lines(Reporter):
 def test_runs_at_the_same_time_stop_fail_and_resume_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = [*QUICK, "model.name=tests.test_jobs:Acting", 'eval.attacks=["clean"]']
-    options += ["train.epochs=2", "data.limit=1000"]
-    planned = [load(name, options) for name in RECIPES]
+    options = [*QUICK, 'eval.attacks=["clean"]', "train.epochs=2", "data.limit=1000"]
+    planned = [
+        load(
+            name,
+            [*options, "model.name=tests.test_jobs:Acting", f'model.args={{run = "{name}-seed0"}}'],
+        )
+        for name in RECIPES
+    ]
     # It does not act: it may be ahead of the run that is to be interrupted after it has resumed.
-    diverging = ["optim.lr=1e6", "model.name=tests.conftest:dropout_net"]
-    planned.append(load("mnist5k-pgd", [*options, *diverging]))
+    planned.append(load("mnist5k-pgd", [*options, "optim.lr=1e6"]))
     out, (*names, bad) = tmp_path / "compared", [f"{recipe.name}-seed0" for recipe in planned]
 
     monkeypatch.setenv("ACT", f"kill {tmp_path / 'killed'}")

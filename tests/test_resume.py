@@ -196,12 +196,12 @@ from amata.runs.lock import hold
 
 def stay(_):
     print(os.getpid(), flush=True)
-    time.sleep(60)
+    time.sleep(600)
 
 with hold(Path(sys.argv[1]), "training"):
     loader = DataLoader([0], num_workers=1, worker_init_fn=stay, multiprocessing_context="fork")
     batches = iter(loader)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import optuna
 import pytest
 import torch
+from torch import Tensor, nn
 
 from amata import recipes
 from amata.control import convergence
@@ -44,7 +45,7 @@ from amata.studies.search import Search, SearchSettings
 from amata.studies.space import Space, schedule_key
 from amata.studies.trial import TrialResult
 from amata.training.setup import load_data
-from tests.conftest import ENV, Called
+from tests.conftest import ENV, ROOT, Called, dropout_net
 from tests.toy import QUICK
 
 Amata = Callable[..., Called]
@@ -352,39 +353,23 @@ def finished(folder: Path) -> list[Any]:
     return [t for t in trials(folder) if t.state.name in ("COMPLETE", "PRUNED")]
 
 
-def start(*arguments: str | Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "amata", *map(str, arguments)]
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=ENV,
-    )
+def under_way(out: Path) -> bool:
+    """Whether a trial is done and another has saved its first epoch."""
+    saved = [
+        f
+        for f in out.glob("trials/*/run/checkpoints/00001-*.json")
+        if not (f.parents[2] / "result.json").is_file()
+    ]
+    return bool(saved and list(out.glob("trials/*/result.json")))
 
 
 @pytest.mark.slow
 def test_a_killed_search_resumes_its_study(amata: Amata, tmp_path: Path) -> None:
     out = tmp_path / "study"
-    process = start(*SEARCH, "--trials", "4", "--out", out)
-
-    def under_way() -> bool:
-        """Whether a trial is done and another has saved its first epoch."""
-        saved = [
-            f
-            for f in out.glob("trials/*/run/checkpoints/00001-*.json")
-            if not (f.parents[2] / "result.json").is_file()
-        ]
-        return bool(saved and list(out.glob("trials/*/result.json")))
-
-    while process.poll() is None:
-        if under_way():
-            process.send_signal(signal.SIGSTOP)  # it may have gone on while we looked
-            if under_way():
-                break
-            process.send_signal(signal.SIGCONT)
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    when = [str(int(signal.SIGKILL)), "tests.test_studies:under_way", str(out)]
+    command = [sys.executable, "-m", "tests.death", *when, *SEARCH, "--trials", "4"]
+    ended = subprocess.run([*command, "--out", str(out)], env=ENV, cwd=ROOT, capture_output=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
     (killed,) = [
         f.parent for f in out.glob("trials/*/run") if not (f.parent / "result.json").is_file()
     ]
@@ -414,11 +399,37 @@ def test_a_killed_search_resumes_its_study(amata: Amata, tmp_path: Path) -> None
     assert "holds a study with a different shapes" in other.err
 
 
+class Meeting(nn.Module):
+    """A network for digits that does not train before two processes are here: one could have done
+    all trials before the other has started."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = dropout_net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and (place := os.environ.get("MEETING")):
+            (Path(place) / str(os.getpid())).touch()
+            while len(list(Path(place).iterdir())) < 2:
+                time.sleep(0.01)
+        return self.net(x)
+
+
 @pytest.mark.slow
 def test_two_processes_share_a_study_and_repeat_nothing(tmp_path: Path) -> None:
-    out = tmp_path / "study"
-    process = start(*SEARCH, "--trials", "6", "--out", out, "--no-prune", "--jobs", "2")
-    assert process.wait(timeout=240) == 0
+    out, place = tmp_path / "study", tmp_path / "place"
+    place.mkdir()
+    command = [
+        sys.executable,
+        "-m",
+        "amata",
+        *SEARCH,
+        "--set=model.name=tests.test_studies:Meeting",
+    ]
+    command += ["--trials", "6", "--out", str(out), "--no-prune", "--jobs", "2"]
+    env = {**ENV, "MEETING": str(place)}
+    ended = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr
     assert json.loads((out / "search.json").read_text())["best"]["state"] == "complete"
     assert len({t.user_attrs["process"] for t in trials(out)}) == 2
     done = finished(out)
@@ -441,7 +452,7 @@ def test_a_result_that_the_study_missed_is_adopted(amata: Amata, tmp_path: Path)
         )
         db.execute(
             "update trial_user_attributes set value_json = ? where key = 'process'",
-            (json.dumps(f"{os.uname().nodename}:999999"),),
+            (json.dumps(f"{os.uname().nodename}:{2**22 + 1}"),),  # no process has this number
         )
     called = amata(*SEARCH, "--trials", "1", "--out", out)
     assert called.code == 0, called.err
