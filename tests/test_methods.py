@@ -21,6 +21,7 @@ from amata.methods import (
     DAT,
     ERM,
     FAT,
+    MART,
     METHODS,
     NFGSM,
     PGD,
@@ -30,6 +31,7 @@ from amata.methods import (
     Free,
     Memory,
     Method,
+    NuAT,
     planned_evals,
 )
 from amata.schedules import Adaptive, Constant, Control, Linear, planned_controls
@@ -147,6 +149,49 @@ def oracle_trades(s: Scene, b: Batch, rng: torch.Generator) -> None:
     z, z_adv = s.model(b.x), s.model(x_adv)
     kl = F.kl_div(F.log_softmax(z_adv, 1), F.softmax(z, 1), reduction="batchmean")
     (F.cross_entropy(z, b.y) + 6.0 * kl).backward()
+    s.sgd.step()
+    s.cost += 2 * N
+
+
+def oracle_mart(s: Scene, b: Batch, rng: torch.Generator, beta: float = 5.0) -> None:
+    x_adv = clip(b.x + 0.001 * torch.randn(b.x.shape, generator=rng), b.x)
+    for _ in range(U.steps):
+        x_adv = clip(x_adv + U.step_size * s.grad_x(x_adv, b.y)[0].sign(), b.x)
+    s.model.train()
+    s.sgd.zero_grad()
+    p, q = F.softmax(s.model(b.x), 1), F.softmax(s.model(x_adv), 1)
+    loss = torch.tensor(0.0)
+    for i, y in enumerate(b.y.tolist()):
+        wrong = [q[i, k] for k in range(q.shape[1]) if k != y]
+        kl = (p[i] * (p[i] / q[i]).log()).sum()
+        loss = loss - q[i, y].log() - (1 - torch.stack(wrong).max()).log()
+        loss = loss + beta * kl * (1 - p[i, y])
+    (loss / N).backward()
+    s.sgd.step()
+    s.cost += 2 * N
+
+
+def oracle_nuat(s: Scene, b: Batch, rng: torch.Generator, steps: int = U.steps) -> None:
+    weight = 4.5 * min(b.epoch / 2, 1)
+    batches = s.kept["batches"] = s.kept.get("batches", 0) + 1
+    s.model.eval()
+    z = s.model(b.x).detach()
+    signs = torch.sign(torch.rand(b.x.shape, generator=rng) - 0.5)
+    x_adv = torch.clamp(b.x + EPS / 2 * signs, 0, 1)
+    for k in range(steps):
+        leaf = x_adv.clone().requires_grad_()
+        z_adv = s.model(leaf)
+        loss = F.cross_entropy(z_adv, b.y, reduction="sum")
+        if (batches % 2 == 0) if steps == 1 else (k % 2 == 0):
+            loss = loss + weight * torch.linalg.svdvals(z_adv - z).sum()
+        (g,) = torch.autograd.grad(loss, leaf)
+        x_adv = clip(x_adv + U.step_size * g.sign(), b.x)
+        s.cost += N
+    s.model.train()
+    s.sgd.zero_grad()
+    z, z_adv = s.model(b.x), s.model(x_adv)
+    norm = torch.linalg.svdvals(z - z_adv).sum()
+    (F.cross_entropy(z, b.y) + weight * norm / N).backward()
     s.sgd.step()
     s.cost += 2 * N
 
@@ -296,6 +341,8 @@ TABLE: dict[str, Row] = {
     "fast": (Fast(ball=BALL), oracle_fast, K + 1),
     "nfgsm": (NFGSM(ball=BALL), oracle_nfgsm, K + 1),
     "trades": (TRADES(ball=BALL), oracle_trades, K + 2),
+    "mart": (MART(ball=BALL), oracle_mart, K + 2),
+    "nuat": (NuAT(ball=BALL, rise=2), oracle_nuat, K + 2),
     "fat": (FAT(ball=BALL, tau=((0, 1),)), oracle_fat, None),
     "dat": (DAT(ball=BALL, c_max=0.02, dynamic_epochs=4), oracle_dat, None),
     "yopo": (YOPO(ball=BALL, inner=2), oracle_yopo(reference=True), K),
