@@ -4,6 +4,7 @@ shares no code with it."""
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from amata.methods import (
     NuAT,
     planned_evals,
 )
+from amata.methods.mart import mart_loss
 from amata.schedules import Adaptive, Constant, Control, Linear, planned_controls
 from amata.seeds import generator
 from amata.threat import L2, Linf, Region
@@ -172,7 +174,7 @@ def oracle_mart(s: Scene, b: Batch, rng: torch.Generator, beta: float = 5.0) -> 
 
 
 def oracle_nuat(s: Scene, b: Batch, rng: torch.Generator, steps: int = U.steps) -> None:
-    weight = 4.5 * min(b.epoch / 2, 1)
+    weight = 0.5 * min(b.epoch / 2, 1)
     batches = s.kept["batches"] = s.kept.get("batches", 0) + 1
     s.model.eval()
     z = s.model(b.x).detach()
@@ -342,7 +344,7 @@ TABLE: dict[str, Row] = {
     "nfgsm": (NFGSM(ball=BALL), oracle_nfgsm, K + 1),
     "trades": (TRADES(ball=BALL), oracle_trades, K + 2),
     "mart": (MART(ball=BALL), oracle_mart, K + 2),
-    "nuat": (NuAT(ball=BALL, rise=2), oracle_nuat, K + 2),
+    "nuat": (NuAT(ball=BALL, weight=0.5, rise=2), oracle_nuat, K + 2),
     "fat": (FAT(ball=BALL, tau=((0, 1),)), oracle_fat, None),
     "dat": (DAT(ball=BALL, c_max=0.02, dynamic_epochs=4), oracle_dat, None),
     "yopo": (YOPO(ball=BALL, inner=2), oracle_yopo(reference=True), K),
@@ -529,6 +531,55 @@ def both(
 
 def test_trades_with_beta_0_is_erm() -> None:
     assert both(TRADES(ball=BALL, beta=0.0), ERM(ball=BALL))
+
+
+def test_mart_with_beta_0_is_boosted_cross_entropy() -> None:
+    z, z_adv = torch.randn(2, 5, 4, generator=generator(0), dtype=torch.float64)
+    y, q = labels(5), z_adv.softmax(1)
+    others = q.masked_fill(F.one_hot(y, 4).bool(), 0).amax(1)
+    boosted = -q[range(5), y].log() - (1 - others).log()
+    torch.testing.assert_close(mart_loss(0.0)(z, z_adv, y), boosted)
+    p = z.softmax(1)
+    kl = (p * (p / q).log()).sum(1)
+    torch.testing.assert_close(mart_loss(5.0)(z, z_adv, y), boosted + 5 * kl * (1 - p[range(5), y]))
+    torch.testing.assert_close(mart_loss(5.0)(z_adv, z_adv, y), boosted)
+
+
+def test_nuat_without_the_norm_is_erm() -> None:
+    assert both(NuAT(ball=BALL, weight=0.0), ERM(ball=BALL))
+    assert both(NuAT(ball=BALL, weight=3.0), ERM(ball=BALL), Control(1, EPS)) is False
+    smoothed = still(small_net())
+    train(ERM(ball=BALL), smoothed, loss=smooth_ce(0.4))
+    ours = still(small_net())
+    train(NuAT(ball=BALL, weight=0.0, label_smoothing=0.4), ours)
+    assert equal(ours, smoothed)
+
+
+def test_with_one_step_every_second_batch_of_nuat_attacks_the_norm() -> None:
+    """The number of batches so far is memory, so a resumed run goes on with it."""
+    ours, theirs = small_net(), small_net()
+    _, memory = train(NuAT(ball=BALL, weight=0.5, rise=2), ours, Control(1, U.step_size))
+    assert memory["batches"] == BATCHES - 1
+    scene = run_oracle(partial(oracle_nuat, steps=1), theirs)
+    for (key, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6, rtol=1e-6), key
+    assert scene.cost == 3 * N * BATCHES
+
+
+def test_nuats_lambda_rises_linearly_and_stays() -> None:
+    seen: list[float] = []
+
+    class Watch(PlainNet):
+        def backward(self, x: Any, y: Tensor, **options: Any) -> Tensor | None:
+            seen.append(float(options["given"][0]))
+            return super().backward(x, y, **options)
+
+    model = small_net()
+    net = Watch(model, sgd(model))
+    for method in (NuAT(ball=BALL, weight=3.0, rise=3), NuAT(ball=BALL, weight=3.0, rise=0)):
+        for epoch in range(5):
+            method.step(net, batch_of(0)._replace(epoch=epoch), U, generator(0), {})
+    assert seen == [0.0, 1.0, 2.0, 3.0, 3.0] + [3.0] * 5
 
 
 def test_reach_makes_training_larger_than_testing() -> None:

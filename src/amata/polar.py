@@ -14,7 +14,7 @@ STEEP: Quintic = (3.4445, -4.7750, 2.0315)
 1.2."""
 CLOSE: Quintic = (15 / 8, -10 / 8, 3 / 8)
 """Newton-Schulz of third order: converges to 1 from near 1."""
-ITERATIONS = (STEEP,) * 10 + (CLOSE,) * 4
+ITERATIONS = (STEEP,) * 9 + (CLOSE,) * 4
 """Singular values above 1e-5 of the Frobenius norm become 1 to rounding, in float64."""
 
 

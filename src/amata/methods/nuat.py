@@ -57,8 +57,8 @@ class NuAT(Method):
         # lambda as a tensor: as a number it would be compiled anew in every epoch
         weight = x.new_full((1,), self._weight(batch.epoch))
         noise = draw(torch.rand, rng, x.shape, x.device, x.dtype, rows=batch.rows)
-        signs = torch.where(noise < 0.5, -1.0, 1.0).to(x.dtype)
-        x_adv = region.project(x + self.noise * self.ball.eps * self.ball.direction(signs))
+        signs = self.ball.direction((noise - 0.5).sign())
+        x_adv = region.project(x + self.noise * self.ball.eps * signs)
         if u.steps:
             z = net.logits(x)
             normed, plain = attack_target(z, y, weight), attack_target(z, y, 0 * weight)
