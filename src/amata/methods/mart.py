@@ -27,6 +27,7 @@ from amata.seeds import draw
 
 @dataclass(frozen=True, kw_only=True)
 class MART(Method):
+    may_collapse: ClassVar[bool] = True
     own_loss: ClassVar[bool] = True
     beta: NotNegative = 5.0
     """The weight of the KL term."""
