@@ -400,7 +400,8 @@ USUAL = {
 }
 # fmt: off
 METHODS = (
-    "ATTA", "DAT", "ERM", "FAT", "Fast", "Free", "NFGSM", "PGD", "TRADES", "YOPO",
+    "ATTA", "DAT", "ERM", "FAT", "Fast", "Free", "MART", "NFGSM", "NuAT", "PGD", "TRADES",
+    "YOPO",
 )
 OPTIMISERS = (
     "SGD", "AdamW", "Muon",

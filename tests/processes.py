@@ -38,6 +38,7 @@ CASES: dict[str, tuple[list[str], int]] = {
     "free": (["method.name=free"], 96),
     "nfgsm": (["method.name=nfgsm"], 96),
     "trades": (["method.name=trades"], 96),
+    "mart": (["method.name=mart"], 96),
     "fat": (["method.name=fat", "method.omega=0.0"], 96),
     "dat": (["method.name=dat"], 96),
     "atta": (["method.name=atta", "method.reset=2", "data.augment=crop-flip", "data.pad=1"], 96),

@@ -65,7 +65,7 @@ def test_what_is_compiled_ahead_has_one_name_for_every_seed_and_length() -> None
     assert len({key(), *map(key, others)}) == 5
 
 
-@pytest.mark.parametrize("method", ["pgd", "trades", "free", "fast", "fat"])
+@pytest.mark.parametrize("method", ["pgd", "trades", "mart", "nuat", "free", "fast", "fat"])
 def test_only_its_own_piece_is_compiled(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     functions = list[Any]()
 

@@ -28,7 +28,7 @@ ADAPTIVE = ["schedule.name=adaptive", "schedule.tau=0.1", "schedule.k_max=6"]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "budget"),
-    [("pgd", 5.5), ("free", 4.5), ("yopo", 4.5), ("trades", 6.5), ("fast", 5.5)],
+    [("pgd", 5.5), ("free", 4.5), ("yopo", 4.5), ("trades", 6.5), ("nuat", 6.5), ("fast", 5.5)],
 )
 def test_a_closed_loop_meets_its_budget_and_counts_its_probing(method: str, budget: float) -> None:
     net = small_net()
@@ -45,7 +45,7 @@ def test_a_closed_loop_meets_its_budget_and_counts_its_probing(method: str, budg
     fitted = fit(net, toy_data(192), None, recipe)
     assert fitted.epochs[-1]["grad_evals_per_image"] == pytest.approx(budget, rel=0.05)
     probes = fitted.epochs[-1]["probe_evals"]
-    base = {"pgd": 1, "free": 0, "yopo": 0, "trades": 2, "fast": 1}[method]
+    base = {"pgd": 1, "free": 0, "yopo": 0, "trades": 2, "nuat": 2, "fast": 1}[method]
     per_image = sum(k + base for k in (1, 2, 6))
     assert probes == 8 * 2 * 16 * per_image  # epochs, batches, their size
     assert fitted.grad_evals == probes + sum(192 * (row["steps"] + base) for row in fitted.epochs)

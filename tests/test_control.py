@@ -36,7 +36,7 @@ from amata.control.trajectory import full_criterion, record
 from amata.engine import PlainNet, ProbeNet
 from amata.errors import InputError
 from amata.losses import ce
-from amata.methods import METHODS, PGD, TRADES, YOPO, Free, Method
+from amata.methods import MART, METHODS, PGD, TRADES, YOPO, Free, Method, NuAT
 from amata.schedules import Constant, Control, Linear
 from amata.seeds import generator
 from amata.threat import L2, Linf
@@ -90,7 +90,14 @@ def test_the_norm_and_the_inner_product_equal_direct_autograd(u: Control) -> Non
 
 
 @pytest.mark.parametrize(
-    "method", [PGD(ball=BALL), Free(ball=BALL), YOPO(ball=BALL, inner=2), TRADES(ball=BALL)]
+    "method",
+    [
+        PGD(ball=BALL),
+        Free(ball=BALL),
+        YOPO(ball=BALL, inner=2),
+        TRADES(ball=BALL),
+        NuAT(ball=BALL, rise=0),
+    ],
 )
 def test_probing_changes_nothing_and_repeats_itself(method: Any) -> None:
     model = small_net()
@@ -230,6 +237,7 @@ def test_c_is_zero_for_the_exhaustive_argmax_and_positive_for_the_others() -> No
         (PGD(ball=BALL), 1),  # without a random start, K = 0 has a path of its own
         (PGD(ball=BALL, random_start=False), 4),
         (TRADES(ball=BALL), 4),
+        (MART(ball=BALL), 4),
     ],
 )
 def test_a_path_walked_once_serves_all_numbers_of_steps(method: Method, last: int) -> None:

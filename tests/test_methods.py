@@ -4,6 +4,7 @@ shares no code with it."""
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from amata.methods import (
     DAT,
     ERM,
     FAT,
+    MART,
     METHODS,
     NFGSM,
     PGD,
@@ -30,8 +32,10 @@ from amata.methods import (
     Free,
     Memory,
     Method,
+    NuAT,
     planned_evals,
 )
+from amata.methods.mart import mart_loss
 from amata.schedules import Adaptive, Constant, Control, Linear, planned_controls
 from amata.seeds import generator
 from amata.threat import L2, Linf, Region
@@ -147,6 +151,49 @@ def oracle_trades(s: Scene, b: Batch, rng: torch.Generator) -> None:
     z, z_adv = s.model(b.x), s.model(x_adv)
     kl = F.kl_div(F.log_softmax(z_adv, 1), F.softmax(z, 1), reduction="batchmean")
     (F.cross_entropy(z, b.y) + 6.0 * kl).backward()
+    s.sgd.step()
+    s.cost += 2 * N
+
+
+def oracle_mart(s: Scene, b: Batch, rng: torch.Generator, beta: float = 5.0) -> None:
+    x_adv = clip(b.x + 0.001 * torch.randn(b.x.shape, generator=rng), b.x)
+    for _ in range(U.steps):
+        x_adv = clip(x_adv + U.step_size * s.grad_x(x_adv, b.y)[0].sign(), b.x)
+    s.model.train()
+    s.sgd.zero_grad()
+    p, q = F.softmax(s.model(b.x), 1), F.softmax(s.model(x_adv), 1)
+    loss = torch.tensor(0.0)
+    for i, y in enumerate(b.y.tolist()):
+        wrong = [q[i, k] for k in range(q.shape[1]) if k != y]
+        kl = (p[i] * (p[i] / q[i]).log()).sum()
+        loss = loss - q[i, y].log() - (1 - torch.stack(wrong).max()).log()
+        loss = loss + beta * kl * (1 - p[i, y])
+    (loss / N).backward()
+    s.sgd.step()
+    s.cost += 2 * N
+
+
+def oracle_nuat(s: Scene, b: Batch, rng: torch.Generator, steps: int = U.steps) -> None:
+    weight = 0.5 * min(b.epoch / 2, 1)
+    batches = s.kept["batches"] = s.kept.get("batches", 0) + 1
+    s.model.eval()
+    z = s.model(b.x).detach()
+    signs = torch.sign(torch.rand(b.x.shape, generator=rng) - 0.5)
+    x_adv = torch.clamp(b.x + EPS / 2 * signs, 0, 1)
+    for k in range(steps):
+        leaf = x_adv.clone().requires_grad_()
+        z_adv = s.model(leaf)
+        loss = F.cross_entropy(z_adv, b.y, reduction="sum")
+        if (batches % 2 == 0) if steps == 1 else (k % 2 == 0):
+            loss = loss + weight * torch.linalg.svdvals(z_adv - z).sum()
+        (g,) = torch.autograd.grad(loss, leaf)
+        x_adv = clip(x_adv + U.step_size * g.sign(), b.x)
+        s.cost += N
+    s.model.train()
+    s.sgd.zero_grad()
+    z, z_adv = s.model(b.x), s.model(x_adv)
+    norm = torch.linalg.svdvals(z - z_adv).sum()
+    (F.cross_entropy(z, b.y) + weight * norm / N).backward()
     s.sgd.step()
     s.cost += 2 * N
 
@@ -296,6 +343,8 @@ TABLE: dict[str, Row] = {
     "fast": (Fast(ball=BALL), oracle_fast, K + 1),
     "nfgsm": (NFGSM(ball=BALL), oracle_nfgsm, K + 1),
     "trades": (TRADES(ball=BALL), oracle_trades, K + 2),
+    "mart": (MART(ball=BALL), oracle_mart, K + 2),
+    "nuat": (NuAT(ball=BALL, weight=0.5, rise=2), oracle_nuat, K + 2),
     "fat": (FAT(ball=BALL, tau=((0, 1),)), oracle_fat, None),
     "dat": (DAT(ball=BALL, c_max=0.02, dynamic_epochs=4), oracle_dat, None),
     "yopo": (YOPO(ball=BALL, inner=2), oracle_yopo(reference=True), K),
@@ -482,6 +531,55 @@ def both(
 
 def test_trades_with_beta_0_is_erm() -> None:
     assert both(TRADES(ball=BALL, beta=0.0), ERM(ball=BALL))
+
+
+def test_mart_with_beta_0_is_boosted_cross_entropy() -> None:
+    z, z_adv = torch.randn(2, 5, 4, generator=generator(0), dtype=torch.float64)
+    y, q = labels(5), z_adv.softmax(1)
+    others = q.masked_fill(F.one_hot(y, 4).bool(), 0).amax(1)
+    boosted = -q[range(5), y].log() - (1 - others).log()
+    torch.testing.assert_close(mart_loss(0.0)(z, z_adv, y), boosted)
+    p = z.softmax(1)
+    kl = (p * (p / q).log()).sum(1)
+    torch.testing.assert_close(mart_loss(5.0)(z, z_adv, y), boosted + 5 * kl * (1 - p[range(5), y]))
+    torch.testing.assert_close(mart_loss(5.0)(z_adv, z_adv, y), boosted)
+
+
+def test_nuat_without_the_norm_is_erm() -> None:
+    assert both(NuAT(ball=BALL, weight=0.0), ERM(ball=BALL))
+    assert both(NuAT(ball=BALL, weight=3.0), ERM(ball=BALL), Control(1, EPS)) is False
+    smoothed = still(small_net())
+    train(ERM(ball=BALL), smoothed, loss=smooth_ce(0.4))
+    ours = still(small_net())
+    train(NuAT(ball=BALL, weight=0.0, label_smoothing=0.4), ours)
+    assert equal(ours, smoothed)
+
+
+def test_with_one_step_every_second_batch_of_nuat_attacks_the_norm() -> None:
+    """The number of batches so far is memory, so a resumed run goes on with it."""
+    ours, theirs = small_net(), small_net()
+    _, memory = train(NuAT(ball=BALL, weight=0.5, rise=2), ours, Control(1, U.step_size))
+    assert memory["batches"] == BATCHES - 1
+    scene = run_oracle(partial(oracle_nuat, steps=1), theirs)
+    for (key, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6, rtol=1e-6), key
+    assert scene.cost == 3 * N * BATCHES
+
+
+def test_nuats_lambda_rises_linearly_and_stays() -> None:
+    seen: list[float] = []
+
+    class Watch(PlainNet):
+        def backward(self, x: Any, y: Tensor, **options: Any) -> Tensor | None:
+            seen.append(float(options["given"][0]))
+            return super().backward(x, y, **options)
+
+    model = small_net()
+    net = Watch(model, sgd(model))
+    for method in (NuAT(ball=BALL, weight=3.0, rise=3), NuAT(ball=BALL, weight=3.0, rise=0)):
+        for epoch in range(5):
+            method.step(net, batch_of(0)._replace(epoch=epoch), U, generator(0), {})
+    assert seen == [0.0, 1.0, 2.0, 3.0, 3.0] + [3.0] * 5
 
 
 def test_reach_makes_training_larger_than_testing() -> None:

@@ -31,6 +31,7 @@ from amata.engine import PlainNet
 from amata.errors import InputError
 from amata.evaluation import unpack
 from amata.tensors import read_tensors
+from amata.training.checks import check_divisible
 from amata.training.experiment import resume, train
 from tests.conftest import ENV, ROOT, dropout_net, images, labels, small_net
 from tests.processes import AVERAGED, CASES, NORMED, normed, trained
@@ -299,6 +300,7 @@ def test_one_process_resumes_what_two_began(tmp_path: Path, undisturbed: Path) -
     ("more", "message"),
     [
         (["method.name=free", "train.accumulate=2"], "cannot come in parts"),
+        (["method.name=nuat", "train.accumulate=2"], "couples the images of a batch"),
         (["train.sync_bn=true", "train.attack_mode=train"], "set train.attack_mode=eval"),
     ],
 )
@@ -306,6 +308,13 @@ def test_what_cannot_be_divided_is_refused(more: list[str], message: str, tmp_pa
     with pytest.raises(InputError, match=message):
         train(recipes.load("mnist5k-amata", [*DIGITS, *more]), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_of_the_whole_batch_is_not_divided_among_processes() -> None:
+    recipe = recipes.load("mnist5k-amata", ["method.name=nuat"])
+    check_divisible(recipe, Ranks())
+    with pytest.raises(InputError, match=r"the loss of NuAT couples .*; use one process and"):
+        check_divisible(recipe, Ranks(rank=0, size=2))
 
 
 def test_sync_batchnorm_replaces_modules_and_shares_their_tensors() -> None:

@@ -681,7 +681,14 @@ def stops_early(name: str) -> Prices:
 
 
 def test_a_price_is_what_a_method_costs() -> None:
-    for method, base in (("pgd", 1), ("free", 0), ("trades", 2), ("yopo", 0), ("fast", 1)):
+    for method, base in (
+        ("pgd", 1),
+        ("free", 0),
+        ("trades", 2),
+        ("nuat", 2),
+        ("yopo", 0),
+        ("fast", 1),
+    ):
         recipe = recipes.load("mnist5k-amata", [f"method.name={method}", "train.device=cpu"])
         prices = Prices(recipe, load_data(recipe))
         assert prices.exact

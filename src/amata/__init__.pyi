@@ -21,6 +21,7 @@ from .methods import ATTA as ATTA
 from .methods import DAT as DAT
 from .methods import ERM as ERM
 from .methods import FAT as FAT
+from .methods import MART as MART
 from .methods import NFGSM as NFGSM
 from .methods import PGD as PGD
 from .methods import TRADES as TRADES
@@ -30,6 +31,7 @@ from .methods import Free as Free
 from .methods import Memory as Memory
 from .methods import Method as Method
 from .methods import Net as Net
+from .methods import NuAT as NuAT
 from .recipes import Recipe as Recipe
 from .recipes.schema import SGD as SGD
 from .recipes.schema import AdamW as AdamW

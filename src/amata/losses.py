@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from amata.polar import polar
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -64,3 +66,23 @@ def kl(z_adv: Tensor, z: Tensor) -> Tensor:
     return F.kl_div(
         F.log_softmax(z_adv, 1), F.log_softmax(z, 1), reduction="none", log_target=True
     ).sum(1)
+
+
+def runner_up(z: Tensor, y: Tensor) -> Tensor:
+    """-log(1 - max_{k != y} softmax(z)_k), the second term of MART's boosted cross-entropy.
+
+    It is computed as log sum_j exp(z_j) - log sum_{j != k} exp(z_j), which stays finite where the
+    probability rounds to 1."""
+    best_other = z.scatter(1, y[:, None], -torch.inf).argmax(1, keepdim=True)
+    return z.logsumexp(1) - z.scatter(1, best_other, -torch.inf).logsumexp(1)
+
+
+def nuclear(d: Tensor) -> Tensor:
+    """Each row's share of the nuclear norm of the matrix d: they add up to the sum of its singular
+    values.
+
+    The norm is the largest <d, W> over matrices W whose singular values are at most 1, and the
+    polar factor of d attains it. So row i's share is <d_i, W_i> with the polar factor W held
+    constant, and the gradient of their sum is W, the norm's own. Where singular values are 0 it is
+    a subgradient."""
+    return (d * polar(d)).sum(1)

@@ -185,12 +185,13 @@ class FastNet(RecordedNet):
         y: Tensor,
         *,
         loss: Callable[..., Tensor] | None = None,
+        given: tuple[Tensor, ...] = (),
         scale: float = 1.0,
         wrt_input: bool = False,
     ) -> Tensor | None:
         # Checked here, where `scale` is still what the method passed: without the part's weight.
         self._check_variants("backward", loss or self.loss, scale)
-        return super().backward(x, y, loss=loss, scale=scale, wrt_input=wrt_input)
+        return super().backward(x, y, loss=loss, given=given, scale=scale, wrt_input=wrt_input)
 
     def _check_variants(self, verb: str, loss: Callable[..., Any], scale: float = 1.0) -> None:
         """Refuse a method that would have a new graph recorded in every step."""
@@ -369,6 +370,7 @@ class FastNet(RecordedNet):
         inputs: tuple[Tensor, ...],
         y: Tensor,
         loss: Callable[..., Tensor],
+        given: tuple[Tensor, ...],
         scale: float,
         wrt_input: bool,
     ) -> tuple[Tensor, Tensor | None]:
@@ -380,11 +382,11 @@ class FastNet(RecordedNet):
             recorded = usual and self.graphed
 
             def work(*tensors: Tensor) -> tuple[Tensor, Tensor | None]:
-                *xs, y = tensors
-                xs = [t.detach().requires_grad_(wrt_input) for t in xs]
-                total = objective(
-                    self.model, loss, self.class_weights, self.precision == "bf16", tuple(xs), y
-                )
+                n = len(inputs)
+                xs = tuple(t.detach().requires_grad_(wrt_input) for t in tensors[:n])
+                y, *given = tensors[n:]
+                bf16 = self.precision == "bf16"
+                total = objective(self.model, loss, self.class_weights, bf16, xs, y, tuple(given))
                 scaled = total * scale if scale != 1 else total
                 if not recorded:
                     scaled.backward()
@@ -396,7 +398,8 @@ class FastNet(RecordedNet):
 
         # every part of a batch updates BatchNorm's statistics
         self.attack_copy_is_stale |= self.accumulating
-        return self._train(("backward", loss, len(inputs), scale, wrt_input), make, (*inputs, y))
+        key = ("backward", loss, len(inputs), scale, wrt_input)
+        return self._train(key, make, (*inputs, y, *given))
 
     def _costate(
         self, x: Tensor, y: Tensor, first: bool, scale: float | Tensor

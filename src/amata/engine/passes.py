@@ -37,6 +37,7 @@ def update_objective(
     bf16: bool,
     xs: tuple[Tensor, ...],
     y: Tensor,
+    given: tuple[Tensor, ...] = (),
 ) -> Tensor:
     """What an update descends."""
-    return mean_loss(loss(*[forward(model, x, bf16) for x in xs], y), y, class_weights)
+    return mean_loss(loss(*[forward(model, x, bf16) for x in xs], y, *given), y, class_weights)

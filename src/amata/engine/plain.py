@@ -166,6 +166,7 @@ class PlainNet:
         y: Tensor,
         *,
         loss: Callable[..., Tensor] | None = None,
+        given: tuple[Tensor, ...] = (),
         scale: float = 1.0,
         wrt_input: bool = False,
     ) -> Tensor | None:
@@ -182,7 +183,7 @@ class PlainNet:
         weight = self._loss_weight(y)
         with self._averaging():
             self.last_loss, g = self._backward(
-                inputs, y, loss or self.loss, scale * weight, wrt_input
+                inputs, y, loss or self.loss, given, scale * weight, wrt_input
             )
         if earlier is not None:
             self.last_loss = self.last_loss + earlier
@@ -303,12 +304,13 @@ class PlainNet:
         inputs: tuple[Tensor, ...],
         y: Tensor,
         loss: Callable[..., Tensor],
+        given: tuple[Tensor, ...],
         scale: float,
         wrt_input: bool,
     ) -> tuple[Tensor, Tensor | None]:
         self.model.train()
         inputs = tuple(t.detach().requires_grad_(wrt_input) for t in inputs)
-        value = self._mean(loss(*[self._forward(t) for t in inputs], y), y)
+        value = self._mean(loss(*[self._forward(t) for t in inputs], y, *given), y)
         (value * scale if scale != 1 else value).backward()
         return value.detach(), inputs[0].grad
 

@@ -8,7 +8,9 @@ from amata.methods.erm import ERM
 from amata.methods.fast import Fast
 from amata.methods.fat import FAT
 from amata.methods.free import Free
+from amata.methods.mart import MART
 from amata.methods.nfgsm import NFGSM
+from amata.methods.nuat import NuAT
 from amata.methods.pgd import PGD
 from amata.methods.planned import Planned, planned_evals
 from amata.methods.trades import TRADES
@@ -25,6 +27,8 @@ METHODS: dict[str, type[Method]] = {
     "fat": FAT,
     "dat": DAT,
     "trades": TRADES,
+    "mart": MART,
+    "nuat": NuAT,
 }
 
 __all__ = [
@@ -32,6 +36,7 @@ __all__ = [
     "DAT",
     "ERM",
     "FAT",
+    "MART",
     "METHODS",
     "NFGSM",
     "PGD",
@@ -42,6 +47,7 @@ __all__ = [
     "Memory",
     "Method",
     "Net",
+    "NuAT",
     "Planned",
     "planned_evals",
 ]

@@ -91,6 +91,7 @@ class Net(Protocol):
         y: Tensor,
         *,
         loss: Callable[..., Tensor] | None = None,
+        given: tuple[Tensor, ...] = (),
         scale: float = 1.0,
         wrt_input: bool = False,
     ) -> Tensor | None:
@@ -98,7 +99,8 @@ class Net(Protocol):
         `wrt_input` also returns it at the images.
 
         A tuple of inputs goes through the network one by one, and the loss takes all their logits,
-        then y.
+        then y, then the tensors `given`. Pass a number that changes between epochs as a tensor of
+        one element there: it is not compiled in.
         """
         ...
 
@@ -157,6 +159,9 @@ class Method(ABC):
     process gets the rows of all its images."""
     min_steps: ClassVar[int] = 0
     """The fewest steps K with which it updates the weights."""
+    joint_loss: ClassVar[bool] = False
+    """Whether its loss couples the images of a batch, which is then not divided: neither among
+    processes nor into parts."""
     own_loss: ClassVar[bool] = False
     """Whether updates minimise a loss of its own, which `optim.label_smoothing` does not change."""
 

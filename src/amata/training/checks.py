@@ -128,6 +128,11 @@ def check_divisible(recipe: Recipe, ranks: Ranks) -> None:
             "train.sync_bn uses the statistics of the whole batch, train.accumulate those of a "
             "part; choose one of the two"
         )
+    if method.joint_loss and (ranks.size > 1 or recipe.train.accumulate > 1):
+        raise InputError(
+            f"the loss of {name} couples the images of a batch, which cannot be divided; use one "
+            "process and train.accumulate=1"
+        )
     if recipe.train.accumulate > 1 and method.whole_batch:
         raise InputError(
             f"{name} carries state from pass to pass of a whole batch, which cannot come in parts; "

@@ -8,10 +8,7 @@ from torch import Tensor, nn
 
 from amata.engine.cudnn import tf32
 from amata.engine.ema import descend
-
-QUINTIC = (3.4445, -4.7750, 2.0315)
-"""Coefficients of p(s) = a s + b s^3 + c s^5, which is steep at 0: five applications map singular
-values above 0.01 into 0.7 to 1.2."""
+from amata.polar import STEEP, gram_factors
 
 ROUNDS = (3, 2)
 """Applications of the quintic between two Gram matrices. One Gram matrix for all five would lose
@@ -26,10 +23,9 @@ def orthogonal(*stacks: Tensor) -> list[Tensor]:
     """U V^T of each matrix U S V^T of each stack, with singular values of 0.7 to 1.2 instead of 1
     (Newton-Schulz: matrix products only).
 
-    A polynomial of a matrix X is Q X with a polynomial Q of the Gram matrix X X^T. So the quintic
-    is applied to Gram matrices, as wide as the smaller side of X; all of one width are one batch,
-    whatever the other side is. A GPU rounds products to TF32; bf16 would be too coarse for Gram
-    matrices.
+    The quintic is applied to Gram matrices, as wide as the smaller side of X; all of one width are
+    one batch, whatever the other side is. A GPU rounds products to TF32; bf16 would be too coarse
+    for Gram matrices.
     """
     xs = [s if s.dtype == torch.float64 else s.float() for s in stacks]
     widths: dict[int, list[int]] = {}
@@ -46,7 +42,7 @@ def orthogonal(*stacks: Tensor) -> list[Tensor]:
                     norms = gram.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt() + 1e-7
                     scale = norms.reciprocal()[:, None, None]
                     gram *= scale * scale
-                factors = _factors(gram, count)
+                factors = gram_factors(gram, (STEEP,) * count)
                 if scale is not None:
                     factors *= scale
                 parts = factors.split([len(x) for x in batch])
@@ -65,24 +61,6 @@ def _gram(x: Tensor, width: int) -> Tensor:
     gram = x.mT @ x if _is_tall(x) else x @ x.mT
     missing = width - gram.shape[-1]
     return nn.functional.pad(gram, (0, missing, 0, missing)) if missing else gram
-
-
-def _factors(gram: Tensor, count: int) -> Tensor:
-    """Q of each Gram matrix G: Q X is the quintic, applied `count` times to X."""
-    a, b, c = QUINTIC
-    total = gram
-    for index in range(count):
-        # With S = b G + c G^2 the quintic is (a + S) X, and its Gram matrix (a + S) G (a + S).
-        s = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        if index == 0:
-            total = s.clone()
-            total.diagonal(dim1=-2, dim2=-1).add_(a)
-        else:
-            total = torch.baddbmm(total, s, total, beta=a)
-        if index < count - 1:
-            half = torch.baddbmm(gram, s, gram, beta=a)
-            gram = torch.baddbmm(half, half, s, beta=a)
-    return total
 
 
 def _times(x: Tensor, q: Tensor) -> Tensor:
