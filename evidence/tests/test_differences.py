@@ -1,18 +1,23 @@
 """Differences between arms: their intervals, and the verdicts that follow."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from written import write_run
 
+import steepness
 import stored
 import study
 import verdicts
 from amata.evaluation.result import pack
+from amata.evaluation.steepness import Steepness
+from amata.runs.files import write_record
 from definition import Sets, Study, Test
 from differences import difference
 from intervals import Estimate, over_seeds, over_seeds_and_images, t_quantile
+from page import picture
 
 RESULT = {"low": 0, "high": 1, "grad_evals": 0, "seconds": 1, "params": {}, "warnings": []}
 
@@ -136,6 +141,37 @@ def test_verdicts_on_times(
     first: list[float | None], second: list[float | None], expected: str
 ) -> None:
     assert verdicts.decide_times(first, second) == expected
+
+
+@pytest.mark.parametrize(
+    ("late", "verdict"),
+    [((3.0, 2.8, 3.3), "confirmed"), ((0.5, 0.6, 0.4), "not reproduced"), ((3.0, 2.8), "open")],
+)
+def test_verdicts_on_steepness(
+    small: Path, monkeypatch: pytest.MonkeyPatch, late: tuple[float, ...], verdict: str
+) -> None:
+    plain = study.STUDIES["small"]
+    monkeypatch.setitem(
+        study.STUDIES, "small", replace(plain, steepness=("k1",), labels={"k1": "K"})
+    )
+    claim = {"kind": "steeper", "arm": ["small", "k1"]}
+    assert verdicts.verdict(claim, 0.5) == verdicts.NOT_MEASURED
+    for seed, value in enumerate(late):
+        write_run(small / f"k1-seed{seed}", [{}] * 4)
+        norms = [1.0, 9.0, 9.0, value]
+        rows = [
+            {"epoch": i + 1, "images": 1000, **dict.fromkeys(Steepness._fields, norm)}
+            for i, norm in enumerate(norms)
+        ]
+        write_record(small / f"k1-seed{seed}" / "steepness.json", {"epochs": rows})
+    decision, number, name = verdicts.verdict(claim, 0.5)
+    assert (decision, name) == (verdict, "small")
+    assert number.startswith(f"ratio {np.exp(np.log(late).mean()):.2f}")
+    table = steepness.steepness_table("small").splitlines()[-1]
+    assert table.startswith(f"| K | 1 → {np.mean(late):.3g} |")
+    with picture(small / "s.svg", 2, (4, 2)) as axes:
+        steepness.draw_steepness(axes, "small")
+    assert (small / "s.svg").stat().st_size > 1000
 
 
 def test_claims_name_arms_that_exist_and_unmeasured_ones_are_open() -> None:
