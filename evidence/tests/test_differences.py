@@ -16,6 +16,7 @@ from amata.evaluation.steepness import Steepness
 from amata.runs.files import write_record
 from definition import Sets, Study, Test
 from differences import difference
+from fronts import draw_front
 from intervals import Estimate, over_seeds, over_seeds_and_images, t_quantile
 from page import picture
 
@@ -141,6 +142,20 @@ def test_verdicts_on_times(
     first: list[float | None], second: list[float | None], expected: str
 ) -> None:
     assert verdicts.decide_times(first, second) == expected
+
+
+def test_the_label_of_a_constant_is_below_the_marks_of_its_cost(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = {"k1": "constant 1", "k2": "constant 2", "rising": "linear"}
+    monkeypatch.setitem(study.STUDIES, "small", replace(study.STUDIES["small"], labels=labels))
+    for title, accuracy in {"k1": 0.40, "k2": 0.48, "rising": 0.43}.items():
+        evaluation = {"pgd-20": {**RESULT, "n": 10, "accuracy": accuracy}}
+        write_run(small / f"{title}-seed0", [{}], evaluation=evaluation)
+    with picture(small / "s.svg", 2, (4, 2)) as axes:
+        draw_front(axes[0], "small", {"k1": 2.0, "k2": 3.0, "rising": 3.0}, "cost")
+        placed = {text.get_text(): text.xy[1] for text in axes[0].texts}
+    assert placed == {"constant 1": 40.0, "constant 2": 43.0}
 
 
 @pytest.mark.parametrize(
