@@ -65,6 +65,16 @@ def verdict(claim: dict[str, Any], margin: float) -> tuple[str, str, str]:
     return NOT_MEASURED
 
 
+def at_equal_cost(claim: dict[str, Any]) -> tuple[str, Test] | None:
+    """The study and the pair of arms of equal cost that decide a claim, if they are measured."""
+    if claim["kind"] == "better":
+        for study, *arms in claim["tests"]:
+            pair = Test(*arms)
+            if pair in STUDIES[study].equal and difference(study, pair, claim["attack"]):
+                return study, pair
+    return None
+
+
 def one_seed(study: str, arm: str, against: str, attack: str) -> str:
     """What a single seed says."""
     runs = stored.summaries(study)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from written import write_run
 
+import readme
 import steepness
 import stored
 import study
@@ -187,6 +188,29 @@ def test_verdicts_on_steepness(
     with picture(small / "s.svg", 2, (4, 2)) as axes:
         steepness.draw_steepness(axes, "small")
     assert (small / "s.svg").stat().st_size > 1000
+
+
+def test_the_readme_compares_at_equal_cost_as_soon_as_results_are_stored(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Test("rising", "k2")
+    labels = {"k2": "constant 2", "rising": "linear 1 → 3"}
+    own = replace(study.STUDIES["small"], labels=labels, equal=(pair,), about="A recipe")
+    monkeypatch.setitem(study.STUDIES, "small", own)
+    claim = {"kind": "better", "attack": "pgd-20", "tests": [["small", "rising", "k2"]]}
+    stated = [{**claim, "readme": True}, claim, {**claim, "tests": [["small", "rising", "k1"]]}]
+    monkeypatch.setattr(readme, "claims", lambda: (stated, 0.5))
+    assert "so far: 0. " in readme.equal_cost()
+    found = {"k1": (0.3,) * 3, "k2": (0.4, 0.41, 0.4), "rising": (0.42,) * 3}
+    for title, accuracies in found.items():
+        for seed, accuracy in enumerate(accuracies):
+            evaluation = {"pgd-20": {**RESULT, "n": 10, "accuracy": accuracy}}
+            write_run(small / f"{title}-seed{seed}", [{}], evaluation=evaluation)
+    lines = readme.equal_cost().splitlines()
+    cells = "linear 1 → 3 | constant 2 | 1 / 1 | 1 / 1 | 42.00 / 40.33 | +1.67 ± 1.43 | 3 | yes |"
+    counts = "Annealing is better: 2; not better: 0; open: 0."
+    last = f"Comparisons at equal cost so far: 2. {counts}"
+    assert lines[2:] == [f"| A recipe | {cells}", "", last]
 
 
 def test_claims_name_arms_that_exist_and_unmeasured_ones_are_open() -> None:
