@@ -4,6 +4,7 @@
 on two cores.
 """
 
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -64,6 +65,7 @@ def equal_cost() -> str:
         "seconds",
         "robust %",
         "difference",
+        "under CW-PGD-20",
         "seeds",
         "better?",
     ]
@@ -75,18 +77,22 @@ def equal_cost() -> str:
 
 
 def equal_row(study: str, pair: Test, attack: str, answer: str) -> list[str]:
+    """Of the line of constants the gradient evaluations are the arm's own, its seconds unknown."""
     own, runs = STUDIES[study], stored.summaries(study)
-    both = [runs[title] for title in (pair.arm, pair.against)]
-    found = difference(study, pair, attack)
+    found, margin_loss = (difference(study, pair, name) for name in (attack, "cw-pgd-20"))
     assert found is not None
+    arm, other = runs[pair.arm], runs.get(pair.against)
+    robust = 100 * statistics.mean(run["evaluation"][attack]["accuracy"] for run in arm)
+    cost, seconds = stored.total_cost(arm), stored.seconds(arm)
     return [
         own.about,
         own.labels[pair.arm],
-        own.labels[pair.against],
-        " / ".join(f"{stored.total_cost(arm):.0f}" for arm in both),
-        " / ".join(f"{stored.seconds(arm):.0f}" for arm in both),
-        " / ".join(stored.accuracy(arm, attack).partition(" ±")[0] for arm in both),
+        own.labels.get(pair.against, "line of constants"),
+        f"{cost:.0f} / {stored.total_cost(other) if other else cost:.0f}",
+        f"{seconds:.0f} / {f'{stored.seconds(other):.0f}' if other else '–'}",
+        f"{robust:.2f} / {robust - found.mean:.2f}",
         str(found),
+        str(margin_loss or "–"),
         str(found.seeds),
         answer,
     ]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import stored
-from definition import ROOT, Test
+from definition import FRONT, ROOT, Test
 from differences import difference
 from intervals import Estimate, over_seeds
 from page import markdown
@@ -66,11 +66,13 @@ def verdict(claim: dict[str, Any], margin: float) -> tuple[str, str, str]:
 
 
 def at_equal_cost(claim: dict[str, Any]) -> tuple[str, Test] | None:
-    """The study and the pair of arms of equal cost that decide a claim, if they are measured."""
+    """The study and the test at equal cost that decide a claim, if they are measured: two arms that
+    cost the same, or an arm and the line of constants."""
     if claim["kind"] == "better":
         for study, *arms in claim["tests"]:
             pair = Test(*arms)
-            if pair in STUDIES[study].equal and difference(study, pair, claim["attack"]):
+            equal = pair.against == FRONT or pair in STUDIES[study].equal
+            if equal and difference(study, pair, claim["attack"]):
                 return study, pair
     return None
 

@@ -207,7 +207,9 @@ def test_the_readme_compares_at_equal_cost_as_soon_as_results_are_stored(
             evaluation = {"pgd-20": {**RESULT, "n": 10, "accuracy": accuracy}}
             write_run(small / f"{title}-seed{seed}", [{}], evaluation=evaluation)
     lines = readme.equal_cost().splitlines()
-    cells = "linear 1 → 3 | constant 2 | 1 / 1 | 1 / 1 | 42.00 / 40.33 | +1.67 ± 1.43 | 3 | yes |"
+    cells = (
+        "linear 1 → 3 | constant 2 | 1 / 1 | 1 / 1 | 42.00 / 40.33 | +1.67 ± 1.43 | – | 3 | yes |"
+    )
     counts = "Annealing is better: 2; not better: 0; open: 0."
     last = f"Comparisons at equal cost so far: 2. {counts}"
     assert lines[2:] == [f"| A recipe | {cells}", "", last]
