@@ -59,14 +59,14 @@ def yopo(layer_one: str) -> dict[str, tuple[str, Sets]]:
     return {"yopo": ("mnist-yopo-5-10", sets), "amata-yopo": ("mnist-amata-yopo", (*sets, *summed))}
 
 
-def criterion(title: str) -> Command:
+def criterion(title: str, k_max: int = 40) -> Command:
     """C of one run. Grid, data and seed are the same for all runs, so C is comparable."""
     out = f"criterion/{title}"
     return (
         "criterion",
         f"runs/{title}-seed0",
         "--k-max",
-        "40",
+        str(k_max),
         "--batches",
         "2",
         "--alphas",
@@ -110,6 +110,9 @@ QUICK = {
     "k3": "3",
 }
 """The same of the second study."""
+TEN = ("train.epochs=10", "optim.milestones=[7,9]", "train.keep_epochs=true")
+CONTROLLED = {"linear-1-5": "1 -> 5", "k3": "3", "linear-2-10": "2 -> 10", "k10": "10"}
+"""Arms whose C is measured on CIFAR-10."""
 
 STUDIES = {
     # The same question for the recipe of the speed record. Stated before the first run: the arms
@@ -216,6 +219,14 @@ STUDIES = {
                 ),
             ),
         ),
+    ),
+    # C on CIFAR-10, with its sweep over gamma: two pairs, of which the first costs the same.
+    "cifar10-control": Study(
+        {title: ("cifar10-amata", (*TEN, *schedule(k, 10, 20))) for title, k in CONTROLLED.items()},
+        ("clean", "pgd-20"),
+        after=tuple((f"criterion-{title}", criterion(title, 10)) for title in CONTROLLED),
+        labels={title: label_of(k) for title, k in CONTROLLED.items()},
+        equal=(Test("linear-1-5", "k3"),),
     ),
     "mnist-yopo": Study(yopo("reference"), ("clean", "pgd-40"), target=0.94),
     "mnist-yopo-paper": Study(yopo("paper"), ("clean", "pgd-40"), target=0.94),
