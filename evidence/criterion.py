@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import stored
+from definition import RESULTS as STUDIES_DIR
 from page import markdown
 from study import STUDIES
 
@@ -128,7 +129,7 @@ def terms_table() -> str:
 def cifar10_table() -> str:
     """The same on CIFAR-10, one seed."""
     own = STUDIES[CIFAR10]
-    files = {title: stored.RESULTS / CIFAR10 / f"criterion-{title}.json" for title in own.recipes}
+    files = {title: STUDIES_DIR / CIFAR10 / f"criterion-{title}.json" for title in own.recipes}
     if not all(file.is_file() for file in files.values()):
         return stored.pending(CIFAR10)
     found = {t: json.loads(file.read_text())["strategies"][0] for t, file in files.items()}

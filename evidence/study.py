@@ -84,7 +84,7 @@ def schedule(k: str, epochs: int, tau: int) -> Sets:
         return "schedule.name=constant", f"schedule.steps={k}", f"schedule.step_size={step_size!r}"
     if k[0].isdecimal():
         k_min, _, k_max = k.partition(" -> ")
-        own = ("schedule.name=linear", f"schedule.k_min={k_min}", f"schedule.k_max={k_max}")
+        own: Sets = "schedule.name=linear", f"schedule.k_min={k_min}", f"schedule.k_max={k_max}"
     else:
         own = ("schedule.name=piecewise", f"schedule.stages={stages_of(steps_of(k, epochs))}")
     return *own, f"schedule.tau={tau}/255"

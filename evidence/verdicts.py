@@ -53,8 +53,8 @@ def verdict(claim: dict[str, Any], margin: float) -> tuple[str, str, str]:
     if claim["kind"] == "steeper":
         return verdict_on_steepness(*claim["arm"])
     if "runs" in claim:
-        found = (verdict_on_times(claim, runs) for runs in claim["runs"])
-        return next((known for known in found if known != NOT_MEASURED), NOT_MEASURED)
+        every = (verdict_on_times(claim, runs) for runs in claim["runs"])
+        return next((known for known in every if known != NOT_MEASURED), NOT_MEASURED)
     for study, arm, against in claim["tests"]:
         found = difference(study, Test(arm, against), claim["attack"])
         if found is not None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 import criterion
-import stored
 from study import STUDIES
 
 
@@ -59,7 +58,7 @@ def test_the_feasible_gap_and_the_sweep_are_shown_once_they_are_measured(
 def test_c_on_cifar10_is_read_from_the_commands_output(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(stored, "RESULTS", tmp_path)
+    monkeypatch.setattr(criterion, "STUDIES_DIR", tmp_path)
     assert "Not measured yet" in criterion.cifar10_table()
     for file, _ in STUDIES[criterion.CIFAR10].after:
         place = tmp_path / criterion.CIFAR10 / f"{file}.json"

@@ -90,7 +90,7 @@ def test_arms_that_are_called_equal_cost_the_same(
 
 def test_a_searched_schedule_is_stretched_to_the_epochs_of_the_study(tmp_path: Path) -> None:
     own = study.STUDIES["cifar10-closed-loop"]
-    found = {
+    found: dict[str, dict[str, object]] = {
         "exponential": {"k_min": 1, "k_max": 4, "tau": 0.08, "eta": 0.3},
         "piecewise": {"stages": [[0, 2], [5, 4]], "tau": 0.08},
     }
