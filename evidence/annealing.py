@@ -5,12 +5,13 @@ import json
 import statistics
 import sys
 
+import steepness
 import stored
 from definition import FRONT, RESULTS, ROOT, Test
 from differences import difference
 from fronts import draw
 from intervals import Estimate
-from page import Parts, markdown, refuse_others, rewrite
+from page import Parts, markdown, picture, refuse_others, rewrite
 from study import STUDIES
 from verdicts import verdicts_table
 
@@ -21,6 +22,15 @@ ORDER = (
     "cifar10-headline",
     "cifar10-eps16",
     "mnist-equal-cost",
+    "cifar10-closed-loop",
+    "cifar10-100-epochs",
+    "cifar10-fastat",
+    "cifar10-long",
+    "cifar10-trades",
+    "cifar10-wrn",
+    "tiny-free-equal-cost",
+    "tiny-equal-cost",
+    "mnist-pgd60",
     "cifar10-fast-at",
     "cifar10-free-at",
     "mnist-yopo-seeds",
@@ -148,12 +158,27 @@ def provenance(study: str) -> str:
 
 
 def section(study: str) -> str:
-    picture = f"annealing-{study}.svg"
+    drawn = f"annealing-{study}.svg"
     return (
         f"### {STUDIES[study].about}\n\n`{study}`: {provenance(study)}\n\n{arms_table(study)}\n\n"
-        f"![Accuracy against cost, {study}]({picture})\n\n{differences_table(study)}\n\n"
-        f"{tuning_table(study)}{selection_table(study)}"
+        f"![Accuracy against cost, {study}]({drawn})\n\n{differences_table(study)}\n\n"
+        f"{tuning_table(study)}{selection_table(study)}{steepness_part(study)}"
     )
+
+
+def steepness_part(study: str) -> str:
+    if not steepness.measured(study):
+        return ""
+    drawn = f"annealing-{study}-steepness.svg"
+    return f"\n\n{steepness.steepness_table(study)}\n\n![Steepness, {study}]({drawn})"
+
+
+def draw_all() -> None:
+    for study in measured():
+        draw(study, DOCS / f"annealing-{study}.svg")
+        if steepness.measured(study):
+            with picture(DOCS / f"annealing-{study}-steepness.svg", 2, (8.4, 3.1)) as axes:
+                steepness.draw_steepness(axes, study)
 
 
 def studies() -> str:
@@ -189,6 +214,5 @@ PARTS: Parts = {
 if __name__ == "__main__":
     refuse_others(__doc__, "--check")
     if "--check" not in sys.argv:
-        for name in measured():
-            draw(name, DOCS / f"annealing-{name}.svg")
+        draw_all()
     rewrite({DOCS / "annealing.md": PARTS}, "annealing")

@@ -13,22 +13,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from criterion import RESULTS, SEEDS, STRATEGIES, cifar10_table, criterion_table, terms_table
 from measure import amata, store_run
 from page import refuse_others, rewrite
 from stored import read_rows, summary
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "evidence" / "results" / "control"
 PAGE = ROOT / "docs" / "control.md"
-SEEDS = (0, 1, 2)
 SHOWN = 0
 """The seed of the picture."""
-STRATEGIES = {
-    "mnist5k-pgd": "Constant(10)",
-    "mnist5k-pgd2": "Constant(2)",
-    "mnist5k-amata": "Linear(2, 10)",
-    "mnist5k-adaptive": "Adaptive",
-}
 
 
 def measure() -> None:
@@ -96,85 +89,6 @@ def store(work: Path, target: Path, *, picture: bool) -> None:
 
 def read(*parts: str) -> Any:
     return json.loads(RESULTS.joinpath(*parts).read_text())
-
-
-def per_seed(values: list[str]) -> str:
-    return " · ".join(values)
-
-
-def criteria() -> list[dict[str, Any]]:
-    """The strategies of each seed, by name."""
-    return [
-        {s["strategy"]: s for s in read(f"criterion-seed{seed}", "criterion.json")["strategies"]}
-        for seed in SEEDS
-    ]
-
-
-def gamma_of(settings: dict[str, Any]) -> float:
-    """The gamma of C. Files from before the sweep have one."""
-    return settings["gammas"][0] if "gammas" in settings else settings["gamma"]
-
-
-def criterion_table() -> str:
-    studies = criteria()
-    lines = [
-        "| strategy | C | C of the means | FOSC | PGD-40 % | gradient evaluations |",
-        "|---" * 6 + "|",
-    ]
-    for recipe, title in STRATEGIES.items():
-        rows = [study[recipe] for study in studies]
-        cells = (
-            per_seed([f"{r['c']:.2f} ± {r['c_stderr']:.2f}" for r in rows]),
-            per_seed([f"{r['c_of_means']:.2f}" for r in rows]),
-            per_seed([f"{r['fosc']:.2f}" for r in rows]),
-            per_seed([f"{100 * r['robust_accuracy']:.1f}" for r in rows]),
-            per_seed(list(dict.fromkeys(f"{r['grad_evals']:,}" for r in rows))),
-        )
-        lines.append(f"| {title} (`{recipe}`) | {' | '.join(cells)} |")
-    about = read("criterion-seed0", "criterion.json")["settings"]
-    n = studies[0]["mnist5k-amata"]["robust_n"]
-    grid = f"K = 1 to {about['k_max']} with {about['alphas']} step sizes each"
-    lines.append(
-        f"\nOne value per seed (0, 1, 2), or one if all are equal. γ = {gamma_of(about)}; "
-        f"{about['batches']} probe batches; grid G: {grid}; ± is the "
-        f"standard error over the probe batches; {n:,} test digits. Files: "
-        "`evidence/results/control/criterion-seed*/`."
-    )
-    return "\n".join(lines)
-
-
-def terms_table() -> str:
-    """C of the means as the sum of its two terms, and C over gamma where it was measured."""
-    gamma = gamma_of(read("criterion-seed0", "criterion.json")["settings"])
-    studies = criteria()
-    lines = [
-        "| strategy | C of the means | gradient term | price term γ(K − best K) |",
-        "|---" * 4 + "|",
-    ]
-    for recipe, title in STRATEGIES.items():
-        rows = [study[recipe] for study in studies]
-        price = [
-            gamma * statistics.mean(e["steps"] - e["best_steps"] for e in r["epochs"]) for r in rows
-        ]
-        cells = (
-            per_seed([f"{r['c_of_means']:.2f}" for r in rows]),
-            per_seed([f"{r['c_of_means'] - p:.2f}" for r, p in zip(rows, price, strict=True)]),
-            per_seed([f"{p:.2f}" for p in price]),
-        )
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    lines.append(f"\nOne value per seed (0, 1, 2). γ = {gamma}; means over the epochs.")
-    swept = [list(study.values()) for study in studies]
-    if all("sweep" in row for rows in swept for row in rows):
-        gammas = sorted(at["gamma"] for at in swept[0][0]["sweep"])
-        lines += [
-            "\n| C at | " + " | ".join(f"γ = {g:g}" for g in gammas) + " |",
-            "|---" * (1 + len(gammas)) + "|",
-        ]
-        for recipe, title in STRATEGIES.items():
-            by_gamma = [{at["gamma"]: at["c"] for at in s[recipe]["sweep"]} for s in studies]
-            found = [per_seed([f"{c[g]:.2f}" for c in by_gamma]) for g in gammas]
-            lines.append(f"| {title} | {' | '.join(found)} |")
-    return "\n".join(lines)
 
 
 def adaptive_table() -> str:
@@ -281,6 +195,7 @@ PARTS = {
     "toy": toy_line,
     "criterion": criterion_table,
     "terms": terms_table,
+    "criterion-cifar10": cifar10_table,
     "adaptive": adaptive_table,
     "search": search_table,
     "convergence": convergence_table,

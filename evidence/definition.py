@@ -8,7 +8,7 @@ import re
 import statistics
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ Jobs = tuple[tuple[str, Command], ...]
 """Commands, each with the name of its output file."""
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "evidence" / "results" / "paper"
+SEARCH = "search/search.json"
+"""Where the trials of a study's search are, in its folder."""
 FRONT = "front"
 """In a test: the line between the constants, at the arm's gradient evaluations."""
 
@@ -34,6 +36,24 @@ class Tuning:
     """How many training images are held out in a trial."""
     seed: int
     """The seed of the trials; not one of the study's."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search for a schedule, made before the first run. Its winner becomes an arm, with the
+    epochs of the study: stages and the rise of K are stretched to them."""
+
+    arm: str
+    recipe: tuple[str, Sets]
+    """What the trials train, with its own number of epochs."""
+    budget: float
+    """Gradient evaluations per image and epoch."""
+    k_max: int
+    trials: int
+    epochs: int
+    arm_sets: Sets
+    """The overrides of the arm, without its schedule."""
+    arm_epochs: int
 
 
 @dataclass(frozen=True)
@@ -63,7 +83,17 @@ class Study:
     front: tuple[str, ...] = ()
     """The constants, by rising cost."""
     tests: tuple[Test, ...] = ()
+    equal: tuple[Test, ...] = ()
+    """Pairs of equal cost: the first takes at most the gradient evaluations of the second, and at
+    least 95% of them."""
     tuning: Tuning | None = None
+    search: Search | None = None
+    steepness: tuple[str, ...] = ()
+    """Arms whose weights are kept every epoch, to measure how steep the loss is."""
+
+    def has(self, test: Test) -> bool:
+        """Whether both arms of a test are known."""
+        return test.arm in self.recipes and test.against in (*self.recipes, FRONT)
 
 
 def steps_of(text: str, epochs: int) -> list[int]:
@@ -92,29 +122,29 @@ def label_of(k: str) -> str:
 
 
 def read(file: Path) -> Study:
-    """A study from its file."""
+    """A study from its file, with what earlier results add to it."""
     stated = tomllib.loads(file.read_text())
     arms: dict[str, tuple[str, Sets]] = {}
     labels: dict[str, str] = {}
     for title, arm in stated["arms"].items():
         if "winner_of" in arm:
-            winner = best_arm(arm["winner_of"], file.parent)
-            if winner is None or winner[1] in arms.values():
+            best = best_arm(arm["winner_of"], file.parent, arm.get("among"))
+            if best is None or (found := recipe_of(stated, best)) in arms.values():
                 continue  # not measured yet, or an arm already
-            labels[title], arms[title] = winner
+            arms[title], labels[title] = found, best.get("label") or label_of(best["k"])
             continue
-        arms[title] = arm.get("recipe", stated["recipe"]), settings(stated, arm)
+        arms[title] = recipe_of(stated, arm)
         labels[title] = arm.get("label") or label_of(arm["k"])
-    tests = [Test(*pair) for pair in stated.get("tests", [])]
     tuning = stated.get("tuning")
-    return Study(
+    study = Study(
         arms,
         tuple(stated["attacks"]),
         seeds=stated["seeds"],
         about=stated["about"],
         labels=labels,
         front=tuple(stated.get("front", ())),
-        tests=tuple(t for t in tests if t.arm in arms and t.against in (*arms, FRONT)),
+        tests=tuple(Test(*pair) for pair in stated.get("tests", ())),
+        equal=tuple(Test(*pair) for pair in stated.get("equal", ())),
         tuning=tuning
         and Tuning(
             tuple(tuple(sets) for sets in tuning["trials"]),
@@ -122,6 +152,54 @@ def read(file: Path) -> Study:
             tuning["images"],
             tuning["seed"],
         ),
+        search=search_of(stated),
+        steepness=tuple(stated.get("steepness", ())),
+    )
+    study = with_winner(study, RESULTS / file.stem / SEARCH)
+    tests, equal = (tuple(filter(study.has, pairs)) for pairs in (study.tests, study.equal))
+    return replace(study, tests=tests, equal=equal)
+
+
+def recipe_of(stated: dict[str, Any], arm: dict[str, Any]) -> tuple[str, Sets]:
+    return arm.get("recipe", stated["recipe"]), settings(stated, arm)
+
+
+def search_of(stated: dict[str, Any]) -> Search | None:
+    if (own := stated.get("search")) is None:
+        return None
+    short = {"set": own["set"], "epochs": own["epochs"]}
+    return Search(
+        own["arm"],
+        recipe_of({**stated, **short}, {}),
+        own["budget"],
+        own["k_max"],
+        own["trials"],
+        own["epochs"],
+        settings(stated, {}),
+        stated["epochs"],
+    )
+
+
+def with_winner(study: Study, file: Path) -> Study:
+    """The study with the winner of its search as an arm, if the search is finished."""
+    search = study.search
+    if search is None or search.arm in study.recipes or not file.is_file():
+        return study
+    table = dict(json.loads(file.read_text())["best"]["schedule"])
+    stretch = search.arm_epochs / search.epochs
+    if "eta" in table:
+        table["eta"] /= stretch
+    if "stages" in table:
+        table["stages"] = [[round(stretch * epoch), k] for epoch, k in table["stages"]]
+    own = tuple(f"schedule.{key}={json.dumps(value)}" for key, value in table.items())
+    recipe = search.recipe[0], (*search.arm_sets, *own)
+    label = f"searched: {table['name']}"
+    if "k_min" in table:
+        label += f" {table['k_min']} → {table['k_max']}"
+    return replace(
+        study,
+        recipes={**study.recipes, search.arm: recipe},
+        labels={**study.labels, search.arm: label},
     )
 
 
@@ -141,17 +219,18 @@ def settings(stated: dict[str, Any], arm: dict[str, Any]) -> Sets:
     return (*sets, *arm.get("set", ()))
 
 
-def best_arm(name: str, folder: Path) -> tuple[str, tuple[str, Sets]] | None:
-    """The arm whose selected checkpoints have the highest held-out robust accuracy, as a mean over
-    seeds; its label and recipe. None while runs of the study are missing."""
-    study, scores = read(folder / f"{name}.toml"), {}
-    for title in study.recipes:
+def best_arm(name: str, folder: Path, among: Sequence[str] | None) -> dict[str, Any] | None:
+    """The arm, as its study states it, whose selected checkpoints have the highest held-out robust
+    accuracy, as a mean over seeds. None while runs of the study are missing."""
+    stated, scores = tomllib.loads((folder / f"{name}.toml").read_text()), {}
+    for title in stated["arms"]:
         files = sorted(RESULTS.glob(f"{name}/runs/{title}-seed*/metrics.jsonl"))
-        if len(files) < study.seeds:
+        if len(files) < stated["seeds"]:
             return None
         scores[title] = statistics.mean(map(_highest, files))
-    winner = max(scores, key=lambda title: scores[title])
-    return study.labels[winner], study.recipes[winner]
+    winner = max(among or scores, key=lambda title: scores[title])
+    tau = {} if "alpha" in stated["arms"][winner] else {"tau": stated["tau"]}
+    return {**tau, **stated["arms"][winner]}
 
 
 def _highest(metrics: Path) -> float:

@@ -12,6 +12,8 @@ from differences import outcomes
 from page import picture
 from study import STUDIES
 
+LABEL = 8
+"""Half of the width of a label, in shifts of marks that cost the same."""
 COLLAPSED = 0.8
 """Arms below this share of the best arm's accuracy are not drawn."""
 
@@ -46,21 +48,29 @@ def draw_front(ax: Any, study: str, costs: dict[str, float], name: str) -> None:
     ax.plot([x for x, _ in front], [means[title] for _, title in front], color=GREY, lw=1.2)
     styles = iter(SERIES[1:] * 2)
     shift = 0.012 * (max(costs.values()) - min(costs.values()))
-    places: list[float] = []
+    places: dict[str, float] = {}
     for title in shown:
         paint, marker = SERIES[0] if title in own.front else next(styles)
         x, values = costs[title], points[title]
-        while any(abs(x - other) < shift for other in places):
+        while any(abs(x - other) < shift for other in places.values()):
             x += shift  # arms of the same cost, side by side
-        places.append(x)
+        places[title] = x
         label = None if title in own.front else own.labels[title]
         ax.plot([x] * len(values), values, ls="none", marker=marker, ms=3, color=paint, alpha=0.45)
         ax.plot(x, means[title], ls="none", marker=marker, ms=7, color=paint, label=label)
-        if title in own.front:
-            text, offset = own.labels[title].partition(",")[0], (0, -5)
-            at = (x, min(values))
-            place = {"textcoords": "offset points", "ha": "center", "va": "top"}
-            ax.annotate(text, at, xytext=offset, fontsize=7, color=paint, **place)
+    for _, title in front:  # below every mark that the text could cover
+        near = [t for t in shown if abs(places[t] - places[title]) < LABEL * shift]
+        ax.annotate(
+            own.labels[title].partition(",")[0],
+            (places[title], min(min(points[t]) for t in near)),
+            xytext=(0, -6),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            fontsize=7,
+            color=SERIES[0][0],
+            bbox={"fc": "white", "ec": "none", "pad": 0.5},
+        )
     ax.set(xlabel=name, ylabel=f"{attack.upper()} accuracy (%)")
     ax.margins(0.14, 0.2)
 

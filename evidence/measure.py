@@ -24,6 +24,8 @@ from study import STUDIES
 
 RUN_FILES = ("recipe.toml", "env.json", "split.json", "metrics.jsonl", "summary.json")
 """The files of a run that are stored. Weights are not."""
+STEEPNESS = "steepness.json"
+"""How steep the loss is after every epoch, where it was measured."""
 STORED = (
     "plan.json",
     "autoattack-*.json",
@@ -114,6 +116,8 @@ def store_run(run: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for file in RUN_FILES:
         shutil.copy(run / file, target / file)
+    if (run / STEEPNESS).is_file():
+        shutil.copy(run / STEEPNESS, target / STEEPNESS)
 
 
 def store(folder: Path, target: Path, *, replace: bool = True) -> None:

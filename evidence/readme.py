@@ -4,6 +4,7 @@
 on two cores.
 """
 
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -12,13 +13,17 @@ from typing import Any
 import stored
 from amata.report.figures import GREY, ORANGE
 from definition import RESULTS as STUDIES_DIR
+from definition import Test
+from differences import difference
 from measure import amata, store_run
 from page import GRADIENTS, markdown, picture, plot_robust_error, refuse_others, rewrite
+from study import STUDIES
+from verdicts import CONFIRMED, NOT_REPRODUCED, OPEN, at_equal_cost, claims, verdict
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "evidence" / "results" / "mnist5k"
 CIFAR10 = {"pgd10": "PGD-10", "amata": "Amata 2→10"}
-CONSTANTS = {"k3": "PGD-3, α = 6.7/255", "k2": "PGD-2, α = 10/255"}
+ANSWERS = {CONFIRMED: "yes", NOT_REPRODUCED: "no", OPEN: "open"}
 RECORDS = ROOT / "evidence" / "records"
 RECORD_HOLDERS = {
     "pgd20": "Amata 2→3 with Muon (`cifar10-amata-quick`)",
@@ -40,6 +45,59 @@ def measure() -> None:
             store_run(run, RESULTS / run.name)
 
 
+def equal_cost() -> str:
+    """Annealed arms beside the constants of equal cost, as far as they are measured, and how many
+    such comparisons of all studies say what."""
+    stated, margin = claims()
+    rows, answers = [], []
+    for claim in stated:
+        if (found := at_equal_cost(claim)) is None:
+            continue
+        study, pair = found
+        answers.append(verdict(claim, margin)[0])
+        if claim.get("readme"):
+            rows.append(equal_row(study, pair, claim["attack"], ANSWERS[answers[-1]]))
+    head = [
+        "recipe",
+        "annealed",
+        "constant",
+        "gradients per image",
+        "seconds",
+        "robust %",
+        "difference",
+        "under CW-PGD-20",
+        "seeds",
+        "better?",
+    ]
+    counts = {name: answers.count(name) for name in ANSWERS}
+    return (
+        f"{markdown(head, rows)}\n\nComparisons at equal cost so far: {len(answers)}. Annealing is "
+        f"better: {counts[CONFIRMED]}; not better: {counts[NOT_REPRODUCED]}; open: {counts[OPEN]}."
+    )
+
+
+def equal_row(study: str, pair: Test, attack: str, answer: str) -> list[str]:
+    """Of the line of constants the gradient evaluations are the arm's own, its seconds unknown."""
+    own, runs = STUDIES[study], stored.summaries(study)
+    found, margin_loss = (difference(study, pair, name) for name in (attack, "cw-pgd-20"))
+    assert found is not None
+    arm, other = runs[pair.arm], runs.get(pair.against)
+    robust = 100 * statistics.mean(run["evaluation"][attack]["accuracy"] for run in arm)
+    cost, seconds = stored.total_cost(arm), stored.seconds(arm)
+    return [
+        own.about,
+        own.labels[pair.arm],
+        own.labels.get(pair.against, "line of constants"),
+        f"{cost:.0f} / {stored.total_cost(other) if other else cost:.0f}",
+        f"{seconds:.0f} / {f'{stored.seconds(other):.0f}' if other else '–'}",
+        f"{robust:.2f} / {robust - found.mean:.2f}",
+        str(found),
+        str(margin_loss or "–"),
+        str(found.seeds),
+        answer,
+    ]
+
+
 def headline() -> str:
     """PGD-10 and Amata on CIFAR-10, and the speed records; means over seeds."""
     found, folder = stored.summaries("cifar10"), STUDIES_DIR / "cifar10"
@@ -47,9 +105,6 @@ def headline() -> str:
         headline_row(f"{name} (`cifar10-{title}`)", found[title], stored.autoattack(folder, title))
         for title, name in CIFAR10.items()
     ]
-    # The same training with a small constant K of the same reach K alpha; no AutoAttack was run.
-    equal = stored.summaries("cifar10-equal-cost")
-    rows += [headline_row(name, equal[arm], "–") for arm, name in CONSTANTS.items()]
     for title, name in RECORD_HOLDERS.items():
         runs = [stored.summary(run) for run in sorted((RECORDS / title).glob("runs/*"))]
         rows.append(headline_row(name, runs, stored.autoattack(RECORDS / title, title)))
@@ -132,7 +187,10 @@ def main() -> None:
         measure()
     if "--check" not in sys.argv:
         draw(ROOT / "docs" / "cifar10.svg")
-    rewrite({ROOT / "README.md": {"headline": headline, "demo": table}}, "readme")
+    rewrite(
+        {ROOT / "README.md": {"equal-cost": equal_cost, "headline": headline, "demo": table}},
+        "readme",
+    )
 
 
 if __name__ == "__main__":

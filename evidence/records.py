@@ -149,7 +149,7 @@ def explore(seconds: float) -> None:
     from amata import recipes
     from amata.console import ConsoleReporter
     from amata.training.experiment import train
-    from runner import held_out
+    from trials import held_out
 
     started = time.monotonic()
     for name, sets in TRIALS.items():

@@ -1,11 +1,15 @@
 """Runs a study in one process, for as long as there is time. Repeat the command to continue.
 
-python evidence/runner.py STUDY OUT [--minutes N] [KEY=VALUE...]
-    Makes the tuning trials and the runs that are neither in OUT nor in results/paper/STUDY: trials
-    first, then the runs seed by seed over all arms. Nothing is started that would not fit into N
-    minutes. OUT gets the small files; weights are not kept, and finished runs do not need them.
-    Copy OUT to results/paper/STUDY to store the results. With any KEY=VALUE other than data.root it
-    is a different study, and stored results do not count.
+python evidence/runner.py STUDY OUT [--minutes N] [--work DIR] [KEY=VALUE...]
+    Makes the search, the tuning trials and the runs that are neither in OUT nor in
+    results/paper/STUDY, in this order; the runs seed by seed over all arms. Nothing is started that
+    would not fit into N minutes. OUT gets the small files; weights are not kept, and finished runs
+    do not need them. Copy OUT to results/paper/STUDY to store the results. With any KEY=VALUE other
+    than data.root it is a different study, and stored results do not count.
+
+    With --work, what does not fit is started too. After N minutes it is interrupted and saved in
+    DIR, and the next command with the same DIR continues it. For runs that are longer than a
+    command may be; saving takes some seconds after the N minutes.
 
 Data sets are read from $AMATA_DATA.
 """
@@ -13,7 +17,6 @@ Data sets are read from $AMATA_DATA.
 import json
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,20 +26,20 @@ from typing import Any
 from amata import recipes
 from amata.console import ConsoleReporter
 from amata.data import shared_data
-from amata.errors import AmataError, InputError, Interrupted
+from amata.errors import AmataError, InputError
 from amata.recipes import Recipe
 from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.runs.files import write_record
+from amata.studies.epochs import run_steepness
 from amata.studies.plan import run_name
-from amata.studies.runs import check_runs, check_same_recipe, planned_cost
-from amata.training.evaluations import evaluate_recipe
-from amata.training.experiment import train
-from amata.training.loaded import load_trained
-from definition import RESULTS, Sets, Study
-from measure import store_run
-from stored import read_rows
+from amata.studies.runs import check_runs, planned_cost, train_or_resume
+from deadline import interrupting, working_folder
+from definition import RESULTS, SEARCH, Sets, Study, with_winner
+from measure import STEEPNESS, store_run
+from searching import search_schedule
 from study import STUDIES
+from trials import check_recorded, held_out
 
 SLACK = 1.25
 """A run is expected to take this many times what its cost and the last run say."""
@@ -51,6 +54,8 @@ class Runner:
     stored: Path | None = None
     overrides: Sequence[str] = ()
     deadline: float = float("inf")
+    work: Path | None = None
+    """Where unfinished runs are kept; None: nowhere."""
     pace: float = field(default=0.0, init=False)
     """Seconds per planned gradient evaluation of an image, by the last run."""
     tested: float = field(default=0.0, init=False)
@@ -59,20 +64,55 @@ class Runner:
     def run(self, reporter: Reporter) -> int:
         """Do what fits into the time. Returns how many trials, or then runs, are left."""
         self.out.mkdir(parents=True, exist_ok=True)
-        with shared_data(), tempfile.TemporaryDirectory() as work:
-            self.check(Path(work))
-            trials = self.carry_out(self.trials(), Path(work), reporter)
-            return trials or self.carry_out(self.runs(), Path(work), reporter)
+        with shared_data(), working_folder(self.work) as work:
+            if self.work is None:
+                return self.do(work, reporter)
+            try:
+                with interrupting(self.deadline):
+                    return self.do(work, reporter)
+            except KeyboardInterrupt:
+                if not self.late():
+                    raise
+                return max(self.left(), 1)  # what was begun is saved
+
+    def do(self, work: Path, reporter: Reporter) -> int:
+        self.check(work)
+        if not self.searched(work, reporter):
+            return max(self.left(), 1)
+        trials = self.carry_out(self.trials(), work, reporter)
+        return trials or self.carry_out(self.runs(), work, reporter)
+
+    def late(self) -> bool:
+        return time.monotonic() >= self.deadline
+
+    def left(self) -> int:
+        """How many trials, or then runs, are not finished."""
+        for tasks in (self.trials(), self.runs()):
+            if missing := sum(self.found(name) is None for name, _ in tasks):
+                return missing
+        return 0
 
     def carry_out(
         self, planned: Iterator[tuple[str, Recipe]], work: Path, reporter: Reporter
     ) -> int:
-        """Trials or runs in their order, up to the first that does not fit into the time."""
+        """Trials or runs in their order, up to the first for which there is no time."""
         left = [task for task in planned if not self.finished(*task)]
         failed = 0
-        while left and self.fits(left[0][1], work):
+        while left and self.fits(self.cost(left[0][1]), self.tested):
             failed += not self.attempt(*left.pop(0), work, reporter)
         return failed + len(left)
+
+    def searched(self, work: Path, reporter: Reporter) -> bool:
+        """Whether the study has no search, or a finished one, whose winner is now an arm."""
+        search = self.study.search
+        if search is None:
+            return True
+        if (found := self.found(SEARCH)) is None:
+            if not self.fits(search.budget * search.epochs * search.trials, 0.0):
+                return False
+            found = search_schedule(search, self.overrides, work, self.out, reporter)
+        self.study = with_winner(self.study, found)
+        return True
 
     def finished(self, name: str, recipe: Recipe) -> bool:
         place = self.found(name)
@@ -88,11 +128,20 @@ class Runner:
         summary = RunFolder(run).summary()
         self.tested = sum(result["seconds"] for result in summary["evaluation"].values())
         trained = summary["train_seconds"] if seconds is None else seconds - self.tested
-        self.pace = trained / planned_cost(run / "new", recipe)
+        self.pace = trained / self.cost(recipe)
 
-    def fits(self, recipe: Recipe, work: Path) -> bool:
-        expected = planned_cost(work / "new", recipe) * self.pace + self.tested
-        return time.monotonic() + SLACK * expected < self.deadline
+    def cost(self, recipe: Recipe) -> float:
+        """Gradient evaluations per image of a whole run; of an adaptive one, its budget."""
+        budget = getattr(recipe.schedule, "budget", None)
+        if budget is not None:
+            return float(budget * recipe.train.epochs)
+        return planned_cost(self.out / "new", recipe)
+
+    def fits(self, cost: float, tested: float) -> bool:
+        """Whether there is time for a run, or any time if it can be continued."""
+        if self.work is not None:
+            return not self.late()
+        return time.monotonic() + SLACK * (cost * self.pace + tested) < self.deadline
 
     def check(self, work: Path) -> None:
         """Find input errors before the first run."""
@@ -102,7 +151,9 @@ class Runner:
     def recipe(self, title: str, sets: Sets, seed: int) -> Recipe:
         base, own = self.study.recipes[title]
         attacks = f"eval.attacks={json.dumps(self.study.attacks)}"
-        common = (attacks, "train.tensorboard=false", f"train.seed={seed}")
+        common = [attacks, "train.tensorboard=false", f"train.seed={seed}"]
+        if title in self.study.steepness:
+            common.append("train.keep_epochs=true")
         return recipes.load(base, [*own, *common, *self.overrides, *sets], name=title)
 
     def trials(self) -> Iterator[tuple[str, Recipe]]:
@@ -151,17 +202,19 @@ class Runner:
 
     def attempt(self, name: str, recipe: Recipe, work: Path, reporter: Reporter) -> bool:
         """Make a trial or run. A failed one is recorded, and False is returned for a run."""
-        reporter.note(f"{name}: starting")
         started, folder = time.monotonic(), work / name.removesuffix(".json")
+        trial, error, resumed = name.endswith(".json"), "", (folder / "recipe.toml").is_file()
+        reporter.note(f"{name}: {'continuing' if resumed else 'starting'}")
         folder.parent.mkdir(exist_ok=True)
-        cost, trial, error = planned_cost(folder, recipe), name.endswith(".json"), ""
         try:
-            run = train(recipe, folder, reporter)
+            run = train_or_resume(folder, recipe, reporter)
             if trial:
                 self.record(name, recipe, held_out(run, self.judged, reporter))
             else:
+                if recipe.name in self.study.steepness:
+                    write_record(folder / STEEPNESS, {"epochs": run_steepness(folder)})
                 store_run(folder, self.out / name)
-        except (InputError, Interrupted):
+        except InputError:
             raise
         except AmataError as found:
             error = str(found)
@@ -172,13 +225,12 @@ class Runner:
             else:
                 with (self.out / "failures.jsonl").open("a") as file:
                     file.write(f"{json.dumps({'run': name, 'error': error})}\n")
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         seconds = time.monotonic() - started
         if trial:
-            self.pace = seconds / cost
+            self.pace = seconds / self.cost(recipe)
         elif not error:
-            self.learn(self.out / name, recipe, seconds)
+            self.learn(self.out / name, recipe, None if resumed else seconds)
         return trial or not error
 
     @property
@@ -193,46 +245,31 @@ class Runner:
         write_record(self.out / name, {**about, **result})
 
 
-def held_out(run: RunFolder, attacks: list[str], reporter: Reporter) -> dict[str, Any]:
-    """The accuracy of a run's last weights on its held-out images, and where it was trained."""
-    model, recipe, splits = load_trained(run.path / "last.safetensors")
-    assert splits.valid is not None
-    results = evaluate_recipe(model, recipe, splits.valid, reporter, attacks)
-    env = run.environments()[-1]
-    return {
-        "held_out": {attack: result.accuracy for attack, result in results.items()},
-        "images": len(splits.valid),
-        "train_seconds": read_rows(run.path)[0][-1]["train_seconds"],
-        "data": splits.hashes,
-        "commit": env.get("commit"),
-        "device": env.get("device"),
-    }
-
-
-def check_recorded(place: Path, recipe: Recipe) -> None:
-    """Refuse results of another recipe: the study was changed after its first run."""
-    if place.suffix != ".json":
-        check_same_recipe(place, recipe)
-    elif json.loads(place.read_text())["fingerprint"] != recipe.fingerprint():
-        raise InputError(f"{place} is a trial of another version of {recipe.name}; remove it")
+def option(given: list[str], name: str) -> str | None:
+    """Take an option with its value out of the arguments."""
+    if name not in given:
+        return None
+    at = given.index(name)
+    value = given[at + 1] if at + 1 < len(given) else sys.exit(f"error: {name} needs a value")
+    del given[at : at + 2]
+    return value
 
 
 def main(*arguments: str) -> None:
     given = list(arguments)
-    minutes = float("inf")
-    if "--minutes" in given:
-        at = given.index("--minutes")
-        minutes = float(given[at + 1])
-        del given[at : at + 2]
+    minutes, work = option(given, "--minutes"), option(given, "--work")
     if len(given) < 2 or given[0] not in STUDIES:
         sys.exit(f"error: unknown arguments\n\n{__doc__}\nStudies: {', '.join(STUDIES)}")
     name, out, *overrides = given
     other = [o for o in overrides if not o.startswith("data.root=")]
     stored = None if other else RESULTS / name
-    deadline = time.monotonic() + 60 * minutes
+    deadline = time.monotonic() + 60 * float(minutes or "inf")
+    runner = Runner(
+        STUDIES[name], Path(out), stored, overrides, deadline, Path(work) if work else None
+    )
     try:
         with ConsoleReporter() as reporter:
-            left = Runner(STUDIES[name], Path(out), stored, overrides, deadline).run(reporter)
+            left = runner.run(reporter)
     except AmataError as error:
         sys.exit(f"error: {error}")
     print(f"{name}: {left or 'nothing'} left to do")

@@ -1,9 +1,18 @@
 """The studies: the recipes that each compares, its attacks and seeds, and what is measured on its
 runs afterwards."""
 
-from collections.abc import Sequence
-
-from definition import FRONT, Command, Jobs, Sets, Study, Test, all_studies, stages_of, steps_of
+from definition import (
+    FRONT,
+    Command,
+    Jobs,
+    Sets,
+    Study,
+    Test,
+    all_studies,
+    label_of,
+    stages_of,
+    steps_of,
+)
 
 
 def autoattack(*runs: str) -> Jobs:
@@ -50,14 +59,14 @@ def yopo(layer_one: str) -> dict[str, tuple[str, Sets]]:
     return {"yopo": ("mnist-yopo-5-10", sets), "amata-yopo": ("mnist-amata-yopo", (*sets, *summed))}
 
 
-def criterion(title: str) -> Command:
+def criterion(title: str, k_max: int = 40) -> Command:
     """C of one run. Grid, data and seed are the same for all runs, so C is comparable."""
     out = f"criterion/{title}"
     return (
         "criterion",
         f"runs/{title}-seed0",
         "--k-max",
-        "40",
+        str(k_max),
         "--batches",
         "2",
         "--alphas",
@@ -68,50 +77,42 @@ def criterion(title: str) -> Command:
     )
 
 
-EQUAL_TAU = "20/255"
+def schedule(k: str, epochs: int, tau: int) -> Sets:
+    """K per epoch, as a study's file writes it, with K alpha = tau / 255."""
+    if k.isdecimal():
+        step_size = tau / 255 / int(k)
+        return "schedule.name=constant", f"schedule.steps={k}", f"schedule.step_size={step_size!r}"
+    if k[0].isdecimal():
+        k_min, _, k_max = k.partition(" -> ")
+        own: Sets = "schedule.name=linear", f"schedule.k_min={k_min}", f"schedule.k_max={k_max}"
+    else:
+        own = ("schedule.name=piecewise", f"schedule.stages={stages_of(steps_of(k, epochs))}")
+    return *own, f"schedule.tau={tau}/255"
 
 
-def stages(steps: Sequence[int]) -> Sets:
-    """An explicit K per epoch, with K alpha = EQUAL_TAU."""
-    return (
-        *SHORT,
-        "schedule.name=piecewise",
-        f"schedule.stages={stages_of(steps)}",
-        f"schedule.tau={EQUAL_TAU}",
-    )
-
-
-def constant(steps: int) -> tuple[str, Sets]:
-    return (
-        "cifar10-pgd10",
-        (*SHORT, f"schedule.steps={steps}", f"schedule.step_size={20 / 255 / steps!r}"),
-    )
-
-
-def linear(k_min: int, k_max: int) -> tuple[str, Sets]:
-    return (
-        "cifar10-amata",
-        (*SHORT, f"schedule.k_min={k_min}", f"schedule.k_max={k_max}", f"schedule.tau={EQUAL_TAU}"),
-    )
-
-
-QUICK_TAU = "13/255"
-
-
-def quick_constant(steps: int, tau: float = 13 / 255) -> tuple[str, Sets]:
-    return (
-        "cifar10-amata-quick",
-        (
-            "schedule.name=constant",
-            f"schedule.steps={steps}",
-            f"schedule.step_size={tau / steps!r}",
-        ),
-    )
-
-
-def quick_linear(k_min: int, k_max: int) -> tuple[str, Sets]:
-    return ("cifar10-amata-quick", (f"schedule.k_min={k_min}", f"schedule.k_max={k_max}"))
-
+EQUAL = {
+    "k2": "2",
+    "linear-1-3": "1 -> 3",
+    "k3": "3",
+    "linear-1-5": "1 -> 5",
+    "falling-5-1": "reversed 1 -> 5",
+    "shuffled-1-5": "shuffled 1 -> 5",
+    "k4": "4",
+}
+"""Arms of the first study, with their K."""
+QUICK = {
+    "k1": "1",
+    "linear-1-2": "1 -> 2",
+    "linear-1-3": "1 -> 3",
+    "falling-3-1": "reversed 1 -> 3",
+    "k2": "2",
+    "linear-2-3": "2 -> 3",
+    "k3": "3",
+}
+"""The same of the second study."""
+TEN = ("train.epochs=10", "optim.milestones=[7,9]", "train.keep_epochs=true")
+CONTROLLED = {"linear-1-5": "1 -> 5", "k3": "3", "linear-2-10": "2 -> 10", "k10": "10"}
+"""Arms whose C is measured on CIFAR-10."""
 
 STUDIES = {
     # The same question for the recipe of the speed record. Stated before the first run: the arms
@@ -126,21 +127,8 @@ STUDIES = {
     #   linear 1 to 2 and linear 2 to 3 against the line between the constants on either side.
     "cifar10-quick-equal-cost": Study(
         {
-            "k1": quick_constant(1),
-            "k1-tau10": quick_constant(1, 10 / 255),
-            "k2": quick_constant(2),
-            "k3": quick_constant(3),
-            "linear-1-2": quick_linear(1, 2),
-            "linear-1-3": quick_linear(1, 3),
-            "linear-2-3": quick_linear(2, 3),
-            "falling-3-1": (
-                "cifar10-amata-quick",
-                (
-                    "schedule.name=piecewise",
-                    f"schedule.stages={stages_of(steps_of('reversed 1 -> 3', 19))}",
-                    f"schedule.tau={QUICK_TAU}",
-                ),
-            ),
+            **{title: ("cifar10-amata-quick", schedule(k, 19, 13)) for title, k in QUICK.items()},
+            "k1-tau10": ("cifar10-amata-quick", schedule("1", 19, 10)),
             "nfgsm": (
                 "cifar10-amata-quick",
                 (
@@ -158,15 +146,9 @@ STUDIES = {
         seeds=3,
         about="The recipe of the speed record, not tuned",
         labels={
-            "k1": "constant 1",
+            **{title: label_of(k) for title, k in QUICK.items()},
             "k1-tau10": "constant 1, α = 10/255",
-            "linear-1-2": "linear 1 → 2",
             "nfgsm": "N-FGSM, 24 epochs",
-            "linear-1-3": "linear 1 → 3",
-            "falling-3-1": "falling 3 → 1",
-            "k2": "constant 2",
-            "linear-2-3": "linear 2 → 3",
-            "k3": "constant 3",
         },
         front=("k1-tau10", "k2", "k3"),
         tests=(
@@ -175,6 +157,7 @@ STUDIES = {
             Test("linear-1-2", FRONT),
             Test("linear-2-3", FRONT),
         ),
+        equal=(Test("linear-1-3", "k2"),),
     ),
     # Does annealing pay at equal cost? Stated before the first run: the arms below, seeds 0 to 2,
     # trained seed by seed and reported as far as time allowed. K alpha = 20/255 in all arms, so
@@ -185,27 +168,11 @@ STUDIES = {
     #   linear 1 to 3 (1.97) against constant 2; constant 4 shows the gain of one more step.
     # Three seeds can detect differences of about 0.9 points: "no difference" means less than that.
     "cifar10-equal-cost": Study(
-        {
-            "k2": constant(2),
-            "k3": constant(3),
-            "k4": constant(4),
-            "linear-1-3": linear(1, 3),
-            "linear-1-5": linear(1, 5),
-            "falling-5-1": ("cifar10-amata", stages(steps_of("reversed 1 -> 5", 30))),
-            "shuffled-1-5": ("cifar10-amata", stages(steps_of("shuffled 1 -> 5", 30))),
-        },
+        {title: ("cifar10-amata", (*SHORT, *schedule(k, 30, 20))) for title, k in EQUAL.items()},
         ("clean", "pgd-20", "cw-pgd-20"),
         seeds=3,
         about="The paper's recipe, 30 epochs, first study",
-        labels={
-            "k2": "constant 2",
-            "linear-1-3": "linear 1 → 3",
-            "k3": "constant 3",
-            "linear-1-5": "linear 1 → 5",
-            "falling-5-1": "falling 5 → 1",
-            "shuffled-1-5": "shuffled 1 → 5",
-            "k4": "constant 4",
-        },
+        labels={title: label_of(k) for title, k in EQUAL.items()},
         front=("k2", "k3", "k4"),
         tests=(
             Test("linear-1-5", "k3"),
@@ -213,6 +180,7 @@ STUDIES = {
             Test("linear-1-5", "shuffled-1-5"),
             Test("linear-1-3", "k2"),
         ),
+        equal=(Test("linear-1-5", "k3"), Test("linear-1-3", "k2")),
     ),
     "cifar10": Study(
         {"pgd10": ("cifar10-pgd10", SHORT), "amata": ("cifar10-amata", SHORT)},
@@ -251,6 +219,14 @@ STUDIES = {
                 ),
             ),
         ),
+    ),
+    # C on CIFAR-10, with its sweep over gamma: two pairs, of which the first costs the same.
+    "cifar10-control": Study(
+        {title: ("cifar10-amata", (*TEN, *schedule(k, 10, 20))) for title, k in CONTROLLED.items()},
+        ("clean", "pgd-20"),
+        after=tuple((f"criterion-{title}", criterion(title, 10)) for title in CONTROLLED),
+        labels={title: label_of(k) for title, k in CONTROLLED.items()},
+        equal=(Test("linear-1-5", "k3"),),
     ),
     "mnist-yopo": Study(yopo("reference"), ("clean", "pgd-40"), target=0.94),
     "mnist-yopo-paper": Study(yopo("paper"), ("clean", "pgd-40"), target=0.94),

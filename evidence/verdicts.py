@@ -1,13 +1,18 @@
 """The verdict on every claim in claims.toml, from stored results."""
 
+import math
+import statistics
 import tomllib
 from typing import Any
 
+import numpy as np
+
 import stored
-from definition import ROOT, Test
+from definition import FRONT, ROOT, Test
 from differences import difference
-from intervals import Estimate
+from intervals import Estimate, over_seeds
 from page import markdown
+from steepness import rows_of, thirds
 from study import STUDIES
 
 CONFIRMED, NOT_REPRODUCED, OPEN = "confirmed", "not reproduced", "open"
@@ -45,8 +50,11 @@ def decide_times(first: list[float | None], second: list[float | None]) -> str:
 
 def verdict(claim: dict[str, Any], margin: float) -> tuple[str, str, str]:
     """The verdict, the number behind it, and the study."""
+    if claim["kind"] == "steeper":
+        return verdict_on_steepness(*claim["arm"])
     if "runs" in claim:
-        return verdict_on_times(claim)
+        every = (verdict_on_times(claim, runs) for runs in claim["runs"])
+        return next((known for known in every if known != NOT_MEASURED), NOT_MEASURED)
     for study, arm, against in claim["tests"]:
         found = difference(study, Test(arm, against), claim["attack"])
         if found is not None:
@@ -55,6 +63,18 @@ def verdict(claim: dict[str, Any], margin: float) -> tuple[str, str, str]:
         if seeds := one_seed(study, arm, against, claim["attack"]):
             return OPEN, seeds, study
     return NOT_MEASURED
+
+
+def at_equal_cost(claim: dict[str, Any]) -> tuple[str, Test] | None:
+    """The study and the test at equal cost that decide a claim, if they are measured: two arms that
+    cost the same, or an arm and the line of constants."""
+    if claim["kind"] == "better":
+        for study, *arms in claim["tests"]:
+            pair = Test(*arms)
+            equal = pair.against == FRONT or pair in STUDIES[study].equal
+            if equal and difference(study, pair, claim["attack"]):
+                return study, pair
+    return None
 
 
 def one_seed(study: str, arm: str, against: str, attack: str) -> str:
@@ -68,8 +88,23 @@ def one_seed(study: str, arm: str, against: str, attack: str) -> str:
     return f"{100 * (found[0] - found[1]):+.2f} points, one seed" if len(found) == 2 else ""
 
 
-def verdict_on_times(claim: dict[str, Any]) -> tuple[str, str, str]:
-    sides = [run.split("/") for run in claim["runs"]]
+def verdict_on_steepness(study: str, arm: str) -> tuple[str, str, str]:
+    """From the logarithm of late over early steepness, one number per seed."""
+    ends = [thirds(rows, "gradient_l1") for rows in rows_of(study, arm)]
+    ratios = [math.log(late / early) for early, late in ends]
+    if not ratios:
+        return NOT_MEASURED
+    number = f"ratio {math.exp(statistics.mean(ratios)):.2f}"
+    if len(ratios) < SEEDS:
+        return OPEN, f"{number}, seeds: {len(ratios)}", study
+    found = over_seeds(np.array(ratios))
+    decision = decide("better", found, 0.0)
+    span = f"{math.exp(found.low):.2f} to {math.exp(found.high):.2f}"
+    return decision, f"{number} ({span}), {found.seeds} seeds", study
+
+
+def verdict_on_times(claim: dict[str, Any], runs: list[str]) -> tuple[str, str, str]:
+    sides = [run.split("/") for run in runs]
     times = [stored.times_to(study, title, claim["threshold"]) for study, title in sides]
     if not times or not all(times):
         return NOT_MEASURED
@@ -96,6 +131,7 @@ def verdicts_table() -> str:
     for claim in stated:
         decision, number, study = verdict(claim, margin)
         attack = claim.get("attack", "").upper().replace("AUTOATTACK", "AutoAttack")
+        attack = "norm of dl/dx" if claim["kind"] == "steeper" else attack
         known = f"**{decision}**" if study else f"{decision}: {number}"
         rows.append([claim["text"], claim["source"], known, number if study else "", attack, study])
     return markdown(["claim", "source", "verdict", "difference", "under", "study"], rows)
@@ -105,6 +141,7 @@ def check() -> None:
     """Refuse a claim whose test names no study or arm."""
     for claim in claims()[0]:
         named = [(s, t) for s, *arms in claim.get("tests", []) for t in arms if t != "front"]
-        named += [tuple(run.split("/")) for run in claim.get("runs", [])]
+        named += [tuple(run.split("/")) for runs in claim.get("runs", []) for run in runs]
+        named += [tuple(claim["arm"])] if "arm" in claim else []
         for study, title in named:
             assert title in STUDIES[study].recipes, f"{claim['text']}: {study} has no arm {title}"

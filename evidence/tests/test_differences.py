@@ -1,18 +1,25 @@
 """Differences between arms: their intervals, and the verdicts that follow."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from written import write_run
 
+import readme
+import steepness
 import stored
 import study
 import verdicts
 from amata.evaluation.result import pack
+from amata.evaluation.steepness import Steepness
+from amata.runs.files import write_record
 from definition import Sets, Study, Test
 from differences import difference
+from fronts import draw_front
 from intervals import Estimate, over_seeds, over_seeds_and_images, t_quantile
+from page import picture
 
 RESULT = {"low": 0, "high": 1, "grad_evals": 0, "seconds": 1, "params": {}, "warnings": []}
 
@@ -136,6 +143,76 @@ def test_verdicts_on_times(
     first: list[float | None], second: list[float | None], expected: str
 ) -> None:
     assert verdicts.decide_times(first, second) == expected
+
+
+def test_the_label_of_a_constant_is_below_the_marks_of_its_cost(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = {"k1": "constant 1", "k2": "constant 2", "rising": "linear"}
+    monkeypatch.setitem(study.STUDIES, "small", replace(study.STUDIES["small"], labels=labels))
+    for title, accuracy in {"k1": 0.40, "k2": 0.48, "rising": 0.43}.items():
+        evaluation = {"pgd-20": {**RESULT, "n": 10, "accuracy": accuracy}}
+        write_run(small / f"{title}-seed0", [{}], evaluation=evaluation)
+    with picture(small / "s.svg", 2, (4, 2)) as axes:
+        draw_front(axes[0], "small", {"k1": 2.0, "k2": 3.0, "rising": 3.0}, "cost")
+        placed = {text.get_text(): text.xy[1] for text in axes[0].texts}
+    assert placed == {"constant 1": 40.0, "constant 2": 43.0}
+
+
+@pytest.mark.parametrize(
+    ("late", "verdict"),
+    [((3.0, 2.8, 3.3), "confirmed"), ((0.5, 0.6, 0.4), "not reproduced"), ((3.0, 2.8), "open")],
+)
+def test_verdicts_on_steepness(
+    small: Path, monkeypatch: pytest.MonkeyPatch, late: tuple[float, ...], verdict: str
+) -> None:
+    plain = study.STUDIES["small"]
+    monkeypatch.setitem(
+        study.STUDIES, "small", replace(plain, steepness=("k1",), labels={"k1": "K"})
+    )
+    claim = {"kind": "steeper", "arm": ["small", "k1"]}
+    assert verdicts.verdict(claim, 0.5) == verdicts.NOT_MEASURED
+    for seed, value in enumerate(late):
+        write_run(small / f"k1-seed{seed}", [{}] * 4)
+        norms = [1.0, 9.0, 9.0, value]
+        rows = [
+            {"epoch": i + 1, "images": 1000, **dict.fromkeys(Steepness._fields, norm)}
+            for i, norm in enumerate(norms)
+        ]
+        write_record(small / f"k1-seed{seed}" / "steepness.json", {"epochs": rows})
+    decision, number, name = verdicts.verdict(claim, 0.5)
+    assert (decision, name) == (verdict, "small")
+    assert number.startswith(f"ratio {np.exp(np.log(late).mean()):.2f}")
+    table = steepness.steepness_table("small").splitlines()[-1]
+    assert table.startswith(f"| K | 1 → {np.mean(late):.3g} |")
+    with picture(small / "s.svg", 2, (4, 2)) as axes:
+        steepness.draw_steepness(axes, "small")
+    assert (small / "s.svg").stat().st_size > 1000
+
+
+def test_the_readme_compares_at_equal_cost_as_soon_as_results_are_stored(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Test("rising", "k2")
+    labels = {"k2": "constant 2", "rising": "linear 1 → 3"}
+    own = replace(study.STUDIES["small"], labels=labels, equal=(pair,), about="A recipe")
+    monkeypatch.setitem(study.STUDIES, "small", own)
+    claim = {"kind": "better", "attack": "pgd-20", "tests": [["small", "rising", "k2"]]}
+    stated = [{**claim, "readme": True}, claim, {**claim, "tests": [["small", "rising", "k1"]]}]
+    monkeypatch.setattr(readme, "claims", lambda: (stated, 0.5))
+    assert "so far: 0. " in readme.equal_cost()
+    found = {"k1": (0.3,) * 3, "k2": (0.4, 0.41, 0.4), "rising": (0.42,) * 3}
+    for title, accuracies in found.items():
+        for seed, accuracy in enumerate(accuracies):
+            evaluation = {"pgd-20": {**RESULT, "n": 10, "accuracy": accuracy}}
+            write_run(small / f"{title}-seed{seed}", [{}], evaluation=evaluation)
+    lines = readme.equal_cost().splitlines()
+    cells = (
+        "linear 1 → 3 | constant 2 | 1 / 1 | 1 / 1 | 42.00 / 40.33 | +1.67 ± 1.43 | – | 3 | yes |"
+    )
+    counts = "Annealing is better: 2; not better: 0; open: 0."
+    last = f"Comparisons at equal cost so far: 2. {counts}"
+    assert lines[2:] == [f"| A recipe | {cells}", "", last]
 
 
 def test_claims_name_arms_that_exist_and_unmeasured_ones_are_open() -> None:

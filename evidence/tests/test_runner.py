@@ -1,7 +1,10 @@
-"""The runner: equal trials, seed by seed, continued from files without weights."""
+"""The runner: equal trials, seed by seed, continued from files without weights, or within a run."""
 
 import json
+import os
 import shutil
+import signal
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +14,8 @@ import pytest
 from amata.errors import InputError
 from amata.reporter import Reporter
 from amata.runs.files import read_record, write_record
-from definition import Study, Tuning
+from deadline import interrupting
+from definition import Search, Study, Tuning
 from runner import Runner
 
 SMALL = (
@@ -70,3 +74,66 @@ def test_a_study_continues_from_files_that_came_back(tmp_path: Path) -> None:
     assert not list(again.iterdir())
     with pytest.raises(InputError, match=r"trial of another version of one"):
         Runner(study, again, stored, (*SMALL, "optim.momentum=0.5")).run(Reporter())
+
+
+class Late(Reporter):
+    """Lets the deadline pass after the first epoch."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+
+    def epoch(self, *_: object) -> None:
+        self.runner.deadline = time.monotonic()
+        os.kill(os.getpid(), signal.SIGINT)  # as the timer does
+
+
+def test_a_run_that_is_interrupted_in_time_is_continued(tmp_path: Path) -> None:
+    study = replace(STUDY, recipes={"one": STUDY.recipes["one"]}, seeds=1, tuning=None)
+    study = replace(study, steepness=("one",))
+    settings = (*SMALL, "train.epochs=3")
+    runner = Runner(study, tmp_path / "out", None, settings, work=tmp_path / "work")
+    assert runner.run(Late(runner)) == 1
+    assert not list((tmp_path / "out").iterdir())
+    begun = tmp_path / "work/runs/one-seed0/metrics.jsonl"
+    assert 0 < len(begun.read_text().splitlines()) < 3
+    runner = Runner(study, tmp_path / "out", None, settings, work=tmp_path / "work")
+    kept = begun.read_text()
+    assert runner.run(Reporter()) == 0
+    run = tmp_path / "out/runs/one-seed0"
+    assert (run / "metrics.jsonl").read_text().startswith(kept)  # not trained again
+    assert [row["epoch"] for row in read_record(run / "steepness.json")["epochs"]] == [1, 2, 3]
+    assert not (tmp_path / "work/runs/one-seed0").exists()
+    waiting = Runner(study, tmp_path / "other", None, settings, work=tmp_path / "work")
+    with pytest.raises(KeyboardInterrupt):  # by the user, not by the timer
+        waiting.run(Impatient())
+
+
+class Impatient(Reporter):
+    def note(self, text: str) -> None:
+        raise KeyboardInterrupt
+
+
+def test_the_deadline_interrupts_like_ctrl_c() -> None:
+    with pytest.raises(KeyboardInterrupt), interrupting(time.monotonic()):
+        threading.Event().wait(60)
+    with interrupting(float("inf")), interrupting(time.monotonic() + 3600):
+        pass
+    timers = [t for t in threading.enumerate() if isinstance(t, threading.Timer)]
+    assert all(timer.finished.is_set() for timer in timers)
+
+
+def test_the_winner_of_a_search_becomes_an_arm(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    recipe = STUDY.recipes["one"][0], ("train.epochs=1",)
+    search = Search("found", recipe, 3.0, 2, 2, 1, (), 3)
+    study = replace(STUDY, recipes={"one": STUDY.recipes["one"]}, seeds=1, tuning=None)
+    runner = Runner(replace(study, search=search), tmp_path, overrides=SMALL)
+    assert runner.run(Reporter()) == 0
+    assert sorted(p.name for p in tmp_path.glob("search/*")) == ["env.json", "search.json"]
+    best = read_record(tmp_path / "search/search.json")["best"]["schedule"]
+    run = read_record(tmp_path / "runs/found-seed0/summary.json")
+    assert run["grad_evals_per_image"] <= 3.0
+    assert best["name"] in runner.study.labels["found"]
+    again = Runner(replace(study, search=search), tmp_path, overrides=SMALL)
+    assert again.run(Reporter()) == 0
+    assert "found" in again.study.recipes

@@ -1,6 +1,7 @@
 """Studies: they can be planned, resumed and read back."""
 
 import json
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import study
 from amata import recipes
 from amata.schedules import Control, Linear, planned_controls
 from amata.studies.plan import plan, run_name
+from runner import Runner
 
 RECORDS = Path(__file__).parents[1] / "records"
 
@@ -51,6 +53,11 @@ def controls(name: str) -> dict[str, list[Control]]:
         ("cifar10-fast-recipe", 13 / 255, {"k1", "nfgsm", "linear-0-2"}),
         ("cifar10-eps16", 26 / 255, set()),
         ("mnist-equal-cost", 0.4, set()),
+        ("mnist-pgd60", 0.4, set()),
+        ("cifar10-wrn", 20 / 255, set()),
+        ("cifar10-trades", 20 / 255, set()),
+        ("tiny-equal-cost", 20 / 255, set()),
+        ("cifar10-long", 17 / 255, set()),
     ],
 )
 def test_arms_differ_in_k_alone(name: str, reach: float, others: set[str]) -> None:
@@ -61,6 +68,47 @@ def test_arms_differ_in_k_alone(name: str, reach: float, others: set[str]) -> No
     for title, planned in controls(name).items():
         if title not in others:
             assert all(u.steps * u.step_size == pytest.approx(reach) for u in planned)
+
+
+def cost(name: str, title: str, folder: Path) -> float:
+    """The gradient evaluations per image that an arm is planned to take."""
+    base, sets = study.STUDIES[name].recipes[title]
+    runner = Runner(study.STUDIES[name], folder)
+    return runner.cost(recipes.load(base, list(sets)))
+
+
+PAIRS = [(name, *pair) for name, own in study.STUDIES.items() for pair in map(astuple, own.equal)]
+
+
+@pytest.mark.parametrize(("name", "arm", "against"), PAIRS)
+def test_arms_that_are_called_equal_cost_the_same(
+    name: str, arm: str, against: str, tmp_path: Path
+) -> None:
+    share = cost(name, arm, tmp_path) / cost(name, against, tmp_path)
+    assert 0.95 <= share <= 1 + 1e-9
+
+
+def test_a_searched_schedule_is_stretched_to_the_epochs_of_the_study(tmp_path: Path) -> None:
+    own = study.STUDIES["cifar10-closed-loop"]
+    found: dict[str, dict[str, object]] = {
+        "exponential": {"k_min": 1, "k_max": 4, "tau": 0.08, "eta": 0.3},
+        "piecewise": {"stages": [[0, 2], [5, 4]], "tau": 0.08},
+    }
+    expected = {
+        "exponential": ("eta", pytest.approx(0.1)),
+        "piecewise": ("stages", ((0, 2), (15, 4))),
+    }
+    for name, table in found.items():
+        file = tmp_path / "search.json"
+        file.write_text(json.dumps({"best": {"schedule": {"name": name, **table}}}))
+        base, sets = definition.with_winner(own, file).recipes["searched"]
+        recipe = recipes.load(base, list(sets))
+        key, value = expected[name]
+        assert getattr(recipe.schedule, key) == value
+        assert (recipe.train.epochs, recipe.optim.milestones) == (30, [22, 27])
+    assert own.search is not None
+    short = recipes.load(own.search.recipe[0], list(own.search.recipe[1]))
+    assert (short.train.epochs, short.optim.milestones) == (10, [7, 9])
 
 
 def test_the_orders_of_k() -> None:
@@ -98,6 +146,10 @@ def test_the_winner_joins_when_its_study_is_complete(
             write_run(tmp_path / f"cifar10-paper-recipe/runs/{title}-seed{seed}", rows)
     assert definition.read(file).recipes["winner"] == arms["linear-1-5"]
     assert definition.read(file).labels["winner"] == "linear 1 → 5"
+    longer = definition.read(file.with_stem("cifar10-100-epochs"))
+    base, sets = longer.recipes["best-annealed"]
+    planned = planned_controls(recipes.load(base, list(sets)).schedule, 100)
+    assert planned == planned_controls(Linear(k_min=1, k_max=5, tau="20/255"), 100)
 
 
 def test_runs_whose_weights_are_still_needed_are_trained_again(

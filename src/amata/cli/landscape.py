@@ -90,6 +90,12 @@ def landscape(
             f"{found['adversarial']['name']}",
             soft_wrap=True,
         )
+        steep = found["steepness"]
+        console.print(
+            f"  mean over {steep['images']} test images: |dl/dx|_1 {steep['gradient_l1']:.3g}, "
+            f"|dl/dx|_2 {steep['gradient_l2']:.3g}, curvature {steep['curvature']:.3g}",
+            soft_wrap=True,
+        )
     console.print(
         f"written {out / 'landscape.html'}, {out / 'landscape.svg'}, {out / 'landscape-3d.svg'}, "
         f"{out / 'landscape.json'}",

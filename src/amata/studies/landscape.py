@@ -19,14 +19,12 @@ from amata.attacks import pgd
 from amata.attacks.preserve import input_grad, untouched
 from amata.errors import InputError
 from amata.losses import ce
-from amata.models import load_state
 from amata.quantity import positive
 from amata.runs import RunFolder
-from amata.runs.files import under
 from amata.schedules import Control, largest_control
+from amata.studies.epochs import epoch_weights, load_epoch, mean_steepness
 from amata.studies.plane import Plane, principal_direction, rademacher_direction
 from amata.studies.runs import run_controls
-from amata.tensors import read_tensors
 from amata.threat import Ball
 from amata.training.loaded import load_trained
 
@@ -174,7 +172,7 @@ def run_landscapes(
     trained = {epoch + 1: u for epoch, u in run_controls(run).items()}
     if not trained:
         raise InputError(f"{path} has no finished epoch; train it first")
-    states = {epoch: _state(run, epoch, len(trained)) for epoch in epochs}
+    states = {epoch: epoch_weights(run, epoch, len(trained)) for epoch in epochs}
     model, recipe, splits = load_trained(path, overrides, to_test=True, trust=trust, note=note)
     device = next(model.parameters()).device
     if image is not None and not 0 <= image < len(splits.test):
@@ -182,7 +180,9 @@ def run_landscapes(
             f"--image {image} is not one of the {len(splits.test)} test images, 0 to "
             f"{len(splits.test) - 1}"
         )
-    chosen = list(range(min(CANDIDATES, len(splits.test)))) if image is None else [image]
+    candidates = list(range(min(CANDIDATES, len(splits.test))))
+    some = next(iter(splits.test.read([torch.tensor(candidates)], device, None)))
+    chosen = candidates if image is None else [image]
     x, y = next(iter(splits.test.read([torch.tensor(chosen)], device, None)))
     best = run.summary()["best_epoch"] if run.finished else None
     best = max(trained) if best is None else best + 1
@@ -194,9 +194,7 @@ def run_landscapes(
     wanted: Sequence[int | None] = epochs or [None]
     for epoch in wanted:
         if epoch is not None:
-            state = read_tensors(states[epoch])
-            # EMA weights if there are any: evaluation uses them
-            load_state(model, under(state, "ema/") or under(state, "model/"), states[epoch])
+            load_epoch(model, states[epoch])
         own = trained[epoch or best]
         controls = {
             **attacks,
@@ -217,6 +215,8 @@ def run_landscapes(
         )
         for key in ("clean", "adversarial"):
             found[key]["name"] = splits.test.names[found[key]["class"]]
+        mean = mean_steepness(model, *some, recipe.method.training_ball)
+        found["steepness"] = {"images": len(candidates), **mean}
         landscapes.append({"epoch": epoch, **found})
         pictures.append(pictured)
     return {
@@ -228,14 +228,3 @@ def run_landscapes(
         "seed": seed,
         "landscapes": landscapes,
     }, pictures
-
-
-def _state(run: RunFolder, epoch: int, epochs: int) -> Path:
-    if not 1 <= epoch <= epochs:
-        raise InputError(f"--epochs {epoch} is not one of the run's {epochs} epochs")
-    if not run.epoch_file(epoch).is_file():
-        raise InputError(
-            f"{run.path} has no saved epochs; train it again with --set train.keep_epochs=true, or "
-            "drop --epochs"
-        )
-    return run.epoch_file(epoch)

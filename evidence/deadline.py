@@ -1,0 +1,39 @@
+"""Runs that are longer than a command may be: interrupted in time, and kept to be continued."""
+
+import math
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def interrupting(deadline: float) -> Iterator[None]:
+    """At the deadline, a time of `time.monotonic`, interrupt this process as Ctrl-C does: training
+    saves a checkpoint and stops."""
+    if math.isinf(deadline):
+        yield
+        return
+    left = max(deadline - time.monotonic(), 0)
+    timer = threading.Timer(left, os.kill, (os.getpid(), signal.SIGINT))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def working_folder(kept: Path | None) -> Iterator[Path]:
+    """The folder in which runs train: a temporary one if none is to be kept."""
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        yield kept
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
