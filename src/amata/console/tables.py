@@ -138,12 +138,13 @@ def msa_table(result: dict[str, Any]) -> Grid:
     )
     for number, r in enumerate(result["runs"]):
         star = "*" if r["key"] == result["best"]["key"] else ""
+        failed = r["held_out_loss"] is None
         table.add_row(
             f"{number}{star}",
             f"{r['cost']:.2f}",
-            f"{r['held_out_loss']:.4f}",
-            f"{r['held_out_accuracy']:.1%}",
-            *([f"{r['test'][attack]:.1%}"] if attack else []),
+            "failed" if failed else f"{r['held_out_loss']:.4f}",
+            "-" if failed else f"{r['held_out_accuracy']:.1%}",
+            *(["-" if failed else f"{r['test'][attack]:.1%}"] if attack else []),
             " ".join(map(str, r["steps"])),
         )
     return table

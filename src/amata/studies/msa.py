@@ -6,6 +6,7 @@ last weights. Each run trains in a folder named after its schedule, and its Hami
 beside it, so an interrupted study resumes.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing_extensions import TypedDict
 from amata import recipes
 from amata.control.successive import Choice, Iterate, Limit, Terms, successive
 from amata.data import shared_data
-from amata.errors import InputError, printable
+from amata.errors import AmataError, InputError, Interrupted, printable
 from amata.evaluation import parse_attack
 from amata.metrics import Finite, Share
 from amata.quantity import number, positive, whole
@@ -65,8 +66,9 @@ class Ended(TypedDict):
     """runs/KEY.terminal.json."""
 
     about: dict[str, Any]
-    loss: Finite
-    accuracy: Share
+    loss: Finite | None
+    """None if the training failed."""
+    accuracy: Share | None
 
 
 class Measured(TypedDict):
@@ -105,9 +107,10 @@ class Msa:
             )
         largest = largest_control(recipe.schedule, self.epochs)
         self.tau = largest.steps * largest.step_size
-        self.candidates = [
-            Control(k, self.tau / k) for k in range(1, (settings.k_max or largest.steps) + 1)
-        ]
+        if self.tau == 0:
+            raise InputError("the schedule takes no steps; give it a K above 0 and a step size")
+        most = settings.k_max or math.ceil(largest.steps)
+        self.candidates = [Control(k, self.tau / k) for k in range(1, most + 1)]
         self.price = [self.prices.epoch(0, u) for u in self.candidates]
         self.blocks = [
             range(first, min(first + settings.block, self.epochs))
@@ -145,10 +148,10 @@ class Msa:
         def note(iterate: Iterate) -> None:
             rows.append(self._row(iterate))
             self._write(rows)
-            better = "kept" if iterate.accepted else "not better, dropped"
             self.reporter.note(
                 f"run {len(rows)}, K {_listed(rows[-1]['steps'])}: held-out loss "
-                f"{iterate.terminal:.4f}, cost {rows[-1]['cost']:.2f}: {better}"
+                f"{iterate.terminal:.4f}, cost {rows[-1]['cost']:.2f}: "
+                + ("the best so far" if iterate.accepted else "not better")
             )
 
         self.trained = 0
@@ -174,7 +177,7 @@ class Msa:
         assert planned is not None
         most = len(self.candidates)
         middle = (planned[block[len(block) // 2]].steps for block in self.blocks)
-        steps = [min(max(k, 1), most) for k in middle]
+        steps = [min(max(round(k), 1), most) for k in middle]
         while not self.limit.allows(self._spent(tuple(k - 1 for k in steps))):
             steps[steps.index(max(steps))] -= 1
         return tuple(k - 1 for k in steps)
@@ -206,22 +209,32 @@ class Msa:
 
     def _train(self, choice: Choice) -> tuple[float, float]:
         recipe = self.recipe_of(choice)
-        folder = self._folder(recipe)
         name = f"K {_listed(self._steps(choice))}"
         share = 1 / self.total
         self.reporter.run(RunInfo(self.trained + 1, self.total, name, self.trained * share, share))
         self.trained += 1
-        train_or_resume(folder, recipe, self.reporter)
-        return self._terminal(recipe)["loss"], self._spent(choice)
+        ended = self._ended(recipe)
+        return math.inf if ended["loss"] is None else ended["loss"], self._spent(choice)
 
-    def _terminal(self, recipe: Recipe) -> dict[str, Any]:
-        """Phi, and the held-out accuracy."""
+    def _ended(self, recipe: Recipe) -> dict[str, Any]:
+        """Phi of a run, which is trained first, and the held-out accuracy. A schedule whose
+        training fails, such as by catastrophic overfitting, has none."""
         folder, about = self._folder(recipe), {"fingerprint": recipe.fingerprint()}
         file = folder.with_name(f"{folder.name}.terminal.json")
-        if (known := _read(file, TERMINAL, about)) is None:
-            found = RecordedRun(folder, recipe, self.splits).terminal()
-            known = {"about": about, "loss": found.loss, "accuracy": found.accuracy}
-            write_record(file, known)
+        if (known := _read(file, TERMINAL, about)) is not None:
+            return known
+        loss = accuracy = None
+        try:
+            train_or_resume(folder, recipe, self.reporter)
+            loss, accuracy, _ = RecordedRun(folder, recipe, self.splits).terminal()
+        except (InputError, Interrupted):
+            raise
+        except AmataError as error:
+            if self.trained == 1:
+                raise
+            self.reporter.note(f"the training failed: {error}")
+        known = {"about": about, "loss": loss, "accuracy": accuracy}
+        write_record(file, known)
         return known
 
     def _measure(self, choice: Choice) -> Terms:
@@ -253,22 +266,26 @@ class Msa:
 
     def _row(self, iterate: Iterate) -> dict[str, Any]:
         recipe = self.recipe_of(iterate.choice)
-        folder = self._folder(recipe)
-        summary = RunFolder(folder).summary()
-        evaluation = {name: r["accuracy"] for name, r in summary["evaluation"].items()}
-        return {
+        folder, ended = self._folder(recipe), self._ended(recipe)
+        row = {
             "key": folder.name,
             "steps": self._steps(iterate.choice),
             "cost": iterate.spent / self.epochs,
-            "held_out_loss": iterate.terminal,
-            "held_out_accuracy": self._terminal(recipe)["accuracy"],
-            "objective": iterate.objective,
+            "held_out_loss": ended["loss"],
+            "held_out_accuracy": ended["accuracy"],
+            "objective": None if ended["loss"] is None else iterate.objective,
             "gamma": iterate.gamma,
             "accepted": iterate.accepted,
-            "test": evaluation,
+        }
+        if ended["loss"] is None:
+            return {**row, "test": {}, "robust_attack": None, "grad_evals": None}
+        summary = RunFolder(folder).summary()
+        return {
+            **row,
+            "cost": RunFolder(folder).epochs()[-1]["grad_evals_per_image"] / self.epochs,
+            "test": {name: r["accuracy"] for name, r in summary["evaluation"].items()},
             "robust_attack": robust_attack(summary["evaluation"]),
             "grad_evals": summary["grad_evals"],
-            "train_seconds": summary["train_seconds"],
         }
 
     def _write(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
