@@ -82,11 +82,11 @@ class RecordedRun:
         loader = training_batches(self.splits.train, recipe, self.device)
         self._load(model, recipe.train.epochs)
         p = -self._terminal(model.eval()).gradient
-        end = _weights(model)
+        end = _copied(model)
         for epoch in reversed(range(recipe.train.epochs)):
             memory = self._load(model, epoch)
-            start = _weights(model)
-            for w, a, b in zip(_trainable(model), start, end, strict=True):
+            start = _copied(model)
+            for w, a, b in zip(_moving(model), start, end, strict=True):
                 w.data.copy_((a + b) / 2)
             probes: list[Batch] = list(islice(loader.epoch(epoch), batches))
             measured = probe_epoch(
@@ -94,7 +94,7 @@ class RecordedRun:
                 recipe.method,
                 probes,
                 memory,
-                self._motion(start, end, epoch, len(loader)),
+                self._motion(model, start, end, epoch, len(loader)),
                 own[epoch],
                 candidates,
                 p,
@@ -130,8 +130,11 @@ class RecordedRun:
             lr=learning_rate(recipe.optim, epoch + 0.5, recipe.train.epochs),
         )
 
-    def _motion(self, start: list[Tensor], end: list[Tensor], epoch: int, updates: int) -> Motion:
+    def _motion(
+        self, model: nn.Module, start: list[Tensor], end: list[Tensor], epoch: int, updates: int
+    ) -> Motion:
         """How the gradients of an epoch move the weights."""
+        sizes = [p.numel() for p in _trainable(model)]
         optim, epochs = self.recipe.optim, self.recipe.train.epochs
         rate = sum(learning_rate(optim, epoch + i / updates, epochs) for i in range(updates))
         if optim.name == "sgd":
@@ -139,8 +142,8 @@ class RecordedRun:
         return Motion(
             rate if optim.name == "sgd" else None,
             rate * optim.weight_decay,
-            [float((b - a).norm()) for a, b in zip(start, end, strict=True)],
-            [a.numel() for a in start],
+            [float((b - a).norm()) for a, b in zip(start, end, strict=True)][: len(sizes)],
+            sizes,
         )
 
 
@@ -148,5 +151,10 @@ def _trainable(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def _weights(model: nn.Module) -> list[Tensor]:
-    return [p.detach().clone() for p in _trainable(model)]
+def _moving(model: nn.Module) -> list[Tensor]:
+    """What training changes: the weights, then BatchNorm's statistics."""
+    return [*_trainable(model), *(b for b in model.buffers() if b.is_floating_point())]
+
+
+def _copied(model: nn.Module) -> list[Tensor]:
+    return [t.detach().clone() for t in _moving(model)]
