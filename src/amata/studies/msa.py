@@ -315,8 +315,8 @@ def _check(recipe: Recipe) -> None:
         raise InputError("msa needs held-out images, and data.valid is 0; --set data.valid=500")
     if closed_loop(recipe.schedule) is not None:
         raise InputError(
-            "a closed-loop schedule chooses its own controls; start msa from another, as in --set "
-            "schedule.name=linear"
+            "a closed-loop schedule chooses its own controls; start msa from an open-loop one, "
+            "such as linear"
         )
     if recipe.train.eps_warmup:
         raise InputError("msa compares controls under one eps; --set train.eps_warmup=0")
