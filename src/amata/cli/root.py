@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PANELS = {
     "Commands": "train eval compare predict audit init report export",
-    "Studies": "search criterion landscape bench toy convergence",
+    "Studies": "search msa criterion landscape bench toy convergence",
     "Data and recipes": "data recipes",
 }
 """The commands in the order of --help. One that is missing here comes last."""

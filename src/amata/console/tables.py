@@ -125,6 +125,31 @@ def search_table(result: dict[str, Any]) -> Grid:
     return table
 
 
+def msa_table(result: dict[str, Any]) -> Grid:
+    """The runs of successive approximations, in order; the best has a star."""
+    attack = result["best"]["robust_attack"]
+    table = Grid(
+        Column(""),
+        Column("cost"),
+        Column("held-out loss"),
+        Column(f"held-out {result['attack']}", 1),
+        *([Column(f"test {attack}", 1)] if attack else []),
+        Column("K of the epochs", 1, text=True),
+    )
+    for number, r in enumerate(result["runs"]):
+        star = "*" if r["key"] == result["best"]["key"] else ""
+        failed = r["held_out_loss"] is None
+        table.add_row(
+            f"{number}{star}",
+            f"{r['cost']:.2f}",
+            "failed" if failed else f"{r['held_out_loss']:.4f}",
+            "-" if failed else f"{r['held_out_accuracy']:.1%}",
+            *(["-" if failed else f"{r['test'][attack]:.1%}"] if attack else []),
+            " ".join(map(str, r["steps"])),
+        )
+    return table
+
+
 def bench_table(result: dict[str, Any]) -> Grid:
     """One row per recipe, batch size, K and variant."""
     table = Grid(

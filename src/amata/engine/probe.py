@@ -1,7 +1,9 @@
 """Run a method's step on a copy of a model, to measure how far one batch moves the weights."""
 
 import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,15 +25,24 @@ class AscentPath:
     end: Tensor
 
 
+class Pass(NamedTuple):
+    """A backward pass over the whole network, to be repeated."""
+
+    inputs: tuple[Tensor, ...]
+    y: Tensor
+    loss: Callable[..., Tensor]
+    scale: float
+
+
 class ProbeNet(PlainNet):
     """The engine's verbs on a copy of a model, whose weights are updated by plain SGD with the
     learning rate `lr`.
 
     After a method's `step`, `displacement` is how far the batch moved the weights down, divided by
     `lr`, as one flat vector: the sum of the gradients of all its updates. It holds the trainable
-    weights only. `images` has the adversarial images of every pass. With `lr` = 0 the weights stay
-    where they are: the limit of small learning rates. `lr` only matters to methods that update
-    several times per batch (free).
+    weights only. `images` has the adversarial images of every pass, `passes` the passes. With `lr`
+    = 0 the weights stay where they are: the limit of small learning rates. `lr` only matters to
+    methods that update several times per batch (free).
 
     With `share_paths`, ascents that differ only in their number of steps share one path: each
     continues where the one before it ended. The images are the same and take less time, but the
@@ -74,6 +85,7 @@ class ProbeNet(PlainNet):
         tensors = [*copied.buffers(), *(self.weights if lr else ())]
         self.saved = [(t, t.detach().clone()) for t in tensors]
         self.images: list[Tensor] = []
+        self.passes: list[Pass] = []
         # In train mode every attack step changes BatchNorm's statistics; a shared step would do so
         # once only.
         self.share_paths = share_paths and attack_mode == "eval"
@@ -86,7 +98,7 @@ class ProbeNet(PlainNet):
                 tensor.copy_(value)
         self.optimizer.zero_grad()
         self.updates = 0
-        self.images = []
+        self.images, self.passes = [], []
 
     @property
     def x_adv(self) -> Tensor:
@@ -109,14 +121,48 @@ class ProbeNet(PlainNet):
         return path.end
 
     def backward(
-        self, x: Tensor | tuple[Tensor, ...], y: Tensor, **options: object
+        self,
+        x: Tensor | tuple[Tensor, ...],
+        y: Tensor,
+        *,
+        loss: Callable[..., Tensor] | None = None,
+        scale: float = 1.0,
+        wrt_input: bool = False,
     ) -> Tensor | None:
-        self.images.append((x[-1] if isinstance(x, tuple) else x).detach())
-        return super().backward(x, y, **options)  # type: ignore[arg-type]
+        self._record(x if isinstance(x, tuple) else (x,), y, loss or self.loss, scale)
+        return super().backward(x, y, loss=loss, scale=scale, wrt_input=wrt_input)
 
-    def costate(self, x: Tensor, y: Tensor, **options: object) -> Tensor:
-        self.images.append(x.detach())
-        return super().costate(x, y, **options)  # type: ignore[arg-type]
+    def costate(self, x: Tensor, y: Tensor, *, first: bool, scale: float = 1.0) -> Tensor:
+        self._record((x,), y, self.loss, scale)
+        return super().costate(x, y, first=first, scale=scale)
+
+    def _record(
+        self, inputs: tuple[Tensor, ...], y: Tensor, loss: Callable[..., Tensor], scale: float
+    ) -> None:
+        self.images.append(inputs[-1].detach())
+        self.passes.append(Pass(tuple(t.detach() for t in inputs), y, loss, scale))
+
+    def hessian_product(self, passes: Sequence[Pass], v: Tensor, seed: int) -> Tensor:
+        """H v at the saved weights, where H is the Hessian of the losses of these passes, summed.
+        Their images are fixed. `seed` is that of dropout, so that H is the same in every call."""
+        self.rewind()
+        self.model.train()
+        on_gpu = self.device.type == "cuda"
+        with torch.random.fork_rng(devices=[self.device] if on_gpu else []):
+            torch.manual_seed(seed)
+            total = torch.zeros_like(v)
+            for p in passes:
+                losses = p.loss(*[self._forward(t) for t in p.inputs], p.y)
+                total = total + self._product(p.scale * self._mean(losses, p.y), v)
+        return total
+
+    def _product(self, value: Tensor, v: Tensor) -> Tensor:
+        grads = torch.autograd.grad(value, self.weights, create_graph=True, materialize_grads=True)
+        along = torch.cat([g.flatten() for g in grads]) @ v
+        if not along.requires_grad:  # a loss that is linear in the weights
+            return torch.zeros_like(v)
+        found = torch.autograd.grad(along, self.weights, materialize_grads=True)
+        return torch.cat([h.flatten() for h in found])
 
     def apply(self) -> None:
         gradient = torch.cat(
