@@ -257,7 +257,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def assert_same(run: Path, whole: Path) -> None:
     for name in ("model.safetensors", "last.safetensors"):
         found, expected = read_tensors(run / name), read_tensors(whole / name)
-        assert all(torch.allclose(found[k], expected[k], atol=1e-5) for k in expected), name
+        assert all(torch.allclose(found[k], expected[k], atol=1e-4) for k in expected), name
     a, b = (json.loads((folder / "summary.json").read_text()) for folder in (run, whole))
     assert a["grad_evals"] == b["grad_evals"]
     assert a["best_epoch"] == b["best_epoch"]
