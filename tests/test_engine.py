@@ -321,7 +321,7 @@ def test_a_second_network_of_the_same_structure_compiles_nothing(
 
 
 @pytest.mark.parametrize("optim", ["sgd", "adamw", "muon"])
-@pytest.mark.parametrize("name", ["pgd", "atta"])
+@pytest.mark.parametrize("name", ["pgd", "atta", "fgsm-pgi"])
 def test_training_after_a_warm_up_gives_the_same_bytes(
     name: str, optim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

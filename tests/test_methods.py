@@ -21,6 +21,7 @@ from amata.methods import (
     DAT,
     ERM,
     FAT,
+    FGSMPGI,
     METHODS,
     NFGSM,
     PGD,
@@ -32,6 +33,7 @@ from amata.methods import (
     Method,
     planned_evals,
 )
+from amata.methods.fgsm_pgi import pgi_loss
 from amata.schedules import Adaptive, Constant, Control, Linear, planned_controls
 from amata.seeds import generator
 from amata.threat import L2, Linf, Region
@@ -285,6 +287,51 @@ def oracle_atta_reference(s: Scene, b: Batch, rng: torch.Generator) -> None:
     oracle_atta(s, b, rng, scale=1 / N)
 
 
+def oracle_fgsm_pgi(aligned: bool = True) -> Callable[..., None]:
+    """Image by image and pixel by pixel, with dicts for stores."""
+
+    def oracle(s: Scene, b: Batch, rng: torch.Generator) -> None:
+        assert b.frame is not None
+        side, pad = b.x.shape[-1], b.frame.pad if aligned else 0
+        stores = [s.kept.setdefault(key, {}) for key in ("store", "momentum")]
+        if b.epoch % 2 == 0 and b.ids[0] == 0:  # reset = 2, at the start of an epoch
+            for store in stores:
+                store.clear()
+        signs = torch.randn(N, 1, side + 2 * pad, side + 2 * pad, generator=rng).sign()
+
+        def places(i: int) -> list[tuple[int, int, int, int]]:
+            assert b.frame is not None
+            lines = b.frame.rows[i].tolist() if aligned else range(side)
+            columns = b.frame.columns[i].tolist() if aligned else range(side)
+            return [(a, d, r, c) for a, r in enumerate(lines) for d, c in enumerate(columns)]
+
+        start, m = torch.empty_like(b.x), torch.zeros_like(b.x)
+        for i, key in enumerate(b.ids.tolist()):
+            delta = stores[0].setdefault(key, EPS * signs[i])
+            momentum = stores[1].setdefault(key, torch.zeros_like(delta))
+            for a, d, r, c in places(i):
+                start[i, :, a, d] = b.x[i, :, a, d] + delta[:, r, c]
+                m[i, :, a, d] = momentum[:, r, c]
+        x_adv = following = start = clip(start, b.x)
+        for _ in range(U.steps):
+            g, _ = s.grad_x(x_adv, b.y)
+            m = g / g.abs().sum() + 0.3 * m
+            following = clip(following + U.step_size * m.sign(), b.x)
+            x_adv = clip(x_adv + U.step_size * g.sign(), b.x)
+        s.model.train()
+        s.sgd.zero_grad()
+        z, z_adv = s.model(start), s.model(x_adv)
+        (F.cross_entropy(z_adv, b.y) + 10 * F.mse_loss(z_adv, z)).backward()
+        s.sgd.step()
+        s.cost += 2 * N
+        for i, key in enumerate(b.ids.tolist()):
+            for a, d, r, c in places(i):
+                stores[0][key][:, r, c] = (following - b.x)[i, :, a, d]
+                stores[1][key][:, r, c] = m[i, :, a, d]
+
+    return oracle
+
+
 # name -> (method, oracle, gradient evaluations per image under U, or None where samples stop by
 # themselves). A new method is one row.
 Row = tuple[Method, Callable[..., None], int | None]
@@ -300,6 +347,7 @@ TABLE: dict[str, Row] = {
     "dat": (DAT(ball=BALL, c_max=0.02, dynamic_epochs=4), oracle_dat, None),
     "yopo": (YOPO(ball=BALL, inner=2), oracle_yopo(reference=True), K),
     "atta": (ATTA(ball=BALL, reset=2), oracle_atta, K + 1),
+    "fgsm-pgi": (FGSMPGI(ball=BALL, reset=2), oracle_fgsm_pgi(), K + 2),
 }
 VARIANTS: dict[str, Row] = {
     "pgd with the clean term": (PGD(ball=BALL, clean_term=True), oracle_pgd_clean, K + 2),
@@ -330,6 +378,11 @@ VARIANTS: dict[str, Row] = {
         K + 1,
     ),
     "atta, store on the CPU": (ATTA(ball=BALL, reset=2, store="cpu"), oracle_atta, K + 1),
+    "fgsm-pgi, as in the public code": (
+        FGSMPGI(ball=BALL, reset=2, aligned=False, store="cpu"),
+        oracle_fgsm_pgi(aligned=False),
+        K + 2,
+    ),
 }
 ALL = {**TABLE, **VARIANTS}
 rows = pytest.mark.parametrize("name", ALL)
@@ -385,9 +438,9 @@ def test_a_method_equals_its_oracle_over_several_batches(name: str) -> None:
     ), "nothing was learned"
     if "noise" in scene.kept:
         torch.testing.assert_close(memory["noise"], scene.kept["noise"])
-    if "store" in scene.kept:
-        for key, canvas in scene.kept["store"].items():
-            torch.testing.assert_close(memory["store"][key], canvas)
+    for kept in ("store", "momentum"):
+        for key, canvas in scene.kept.get(kept, {}).items():
+            torch.testing.assert_close(memory[kept][key], canvas)
     if name.startswith("dat"):
         assert 0 < scene.kept["stopped"] < BATCHES * N, (
             "the criterion should stop some samples and not all"
@@ -693,6 +746,26 @@ def test_attas_amata_resets_often_at_first() -> None:
     assert resets == [2, 4, 10, 20]
 
 
+def test_fgsm_pgi_without_steps_trains_on_the_stored_perturbation() -> None:
+    """One pass; the prior stays for the next visit. Its label smoothing is the run's."""
+    model, twin = still(small_net()), still(small_net())
+    u, loss, b = Control(0, 0.1), smooth_ce(0.3), batch_of(0)
+    net, other = (PlainNet(m, sgd(m), loss=loss) for m in (model, twin))
+    memory: Memory = {}
+    FGSMPGI(ball=BALL).step(net, b, u, generator(0), memory)
+    assert b.frame is not None
+    delta = b.frame.cut(memory["store"], b.ids)
+    assert not memory["momentum"].any()
+    assert float(delta.abs().max()) == pytest.approx(EPS)
+    ERM(ball=BALL).step(other, b._replace(x=b.x + delta), u, generator(0), {})
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+    assert net.grad_evals == N == N * planned_evals(FGSMPGI(ball=BALL), u).evals
+    net.backward((b.x, b.x), b.y, loss=pgi_loss(net.loss, 10.0))
+    expected = F.cross_entropy(model.train()(b.x), b.y, label_smoothing=0.3)
+    assert float(net.last_loss) == pytest.approx(float(expected.detach()))  # type: ignore[arg-type]
+
+
 def test_a_frame_is_inverted_exactly() -> None:
     x = images(5, side=7)
     padded = torch.nn.functional.pad(x, [2] * 4)
@@ -729,7 +802,8 @@ def test_methods_refuse_what_they_cannot_train_on() -> None:
 
     data = images(8), labels(8)
     for method, train_on, message in (
-        ("atta", [data], "needs data in memory"),
+        ("atta", [data], "atta stores a perturbation per sample and needs data in memory"),
+        ("fgsm-pgi", [data], "fgsm-pgi stores a perturbation per sample and needs data in memory"),
         ("free", data, "does not update the weights"),
     ):
         overrides = [

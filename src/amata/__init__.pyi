@@ -21,6 +21,7 @@ from .methods import ATTA as ATTA
 from .methods import DAT as DAT
 from .methods import ERM as ERM
 from .methods import FAT as FAT
+from .methods import FGSMPGI as FGSMPGI
 from .methods import NFGSM as NFGSM
 from .methods import PGD as PGD
 from .methods import TRADES as TRADES

@@ -7,6 +7,7 @@ from amata.methods.dat import DAT
 from amata.methods.erm import ERM
 from amata.methods.fast import Fast
 from amata.methods.fat import FAT
+from amata.methods.fgsm_pgi import FGSMPGI
 from amata.methods.free import Free
 from amata.methods.nfgsm import NFGSM
 from amata.methods.pgd import PGD
@@ -25,6 +26,7 @@ METHODS: dict[str, type[Method]] = {
     "fat": FAT,
     "dat": DAT,
     "trades": TRADES,
+    "fgsm-pgi": FGSMPGI,
 }
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "DAT",
     "ERM",
     "FAT",
+    "FGSMPGI",
     "METHODS",
     "NFGSM",
     "PGD",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from amata.batch import Batch
 from amata.errors import InputError
+from amata.losses import Loss
 from amata.quantity import read_fields
 from amata.schedules import Control
 from amata.seeds import Noise
@@ -30,6 +31,12 @@ class Net(Protocol):
     the frozen dataclass, not a new lambda, closure or partial. Use few fixed scales. More than 16
     pairs for one verb are an error.
     """
+
+    @property
+    def loss(self) -> Loss:
+        """What `backward` minimises where no loss is given: the cross-entropy with the label
+        smoothing of the run. A method with more terms builds on it."""
+        ...
 
     def logits(self, x: Tensor) -> Tensor:
         """The network's output, held constant: no gradient flows through it."""
