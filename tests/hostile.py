@@ -400,7 +400,7 @@ USUAL = {
 }
 # fmt: off
 METHODS = (
-    "ATTA", "DAT", "ERM", "FAT", "FGSMPGI", "Fast", "Free", "NFGSM", "PGD", "TRADES", "YOPO",
+    "ATTA", "AWP", "DAT", "ERM", "FAT", "FGSMPGI", "Fast", "Free", "NFGSM", "PGD", "TRADES", "YOPO",
 )
 OPTIMISERS = (
     "SGD", "AdamW", "Muon",

@@ -18,6 +18,7 @@ from amata.engine import EMA, FastNet, PlainNet
 from amata.losses import smooth_ce
 from amata.methods import (
     ATTA,
+    AWP,
     DAT,
     ERM,
     FAT,
@@ -332,6 +333,77 @@ def oracle_fgsm_pgi(aligned: bool = True) -> Callable[..., None]:
     return oracle
 
 
+GAMMA = 0.05
+
+
+def awp_update(s: Scene, loss: Callable[[nn.Module], Tensor]) -> None:
+    """With a proxy, as the reference code has it. The proxy keeps the first pass away from
+    BatchNorm's statistics."""
+    proxy = copy.deepcopy(s.model).train()
+    loss(proxy).backward()
+    s.sgd.zero_grad()
+    before = [p.detach().clone() for p in s.model.parameters()]
+    for p, q in zip(s.model.parameters(), proxy.parameters(), strict=True):
+        assert q.grad is not None
+        if p.dim() > 1:
+            p.data += GAMMA * p.data.norm() * q.grad / (q.grad.norm() + 1e-20)
+    loss(s.model.train()).backward()
+    for p, value in zip(s.model.parameters(), before, strict=True):
+        p.data.copy_(value)
+    s.sgd.step()
+
+
+def oracle_awp(s: Scene, b: Batch, rng: torch.Generator, clean: bool = False) -> None:
+    x_adv = uniform(b.x, rng)
+    for _ in range(U.steps):
+        x_adv = clip(x_adv + U.step_size * s.grad_x(x_adv, b.y)[0].sign(), b.x)
+    inputs = [x_adv, b.x] if clean else [x_adv]
+
+    def loss(model: nn.Module) -> Tensor:
+        return sum((F.cross_entropy(model(x), b.y) for x in inputs), torch.zeros(()))
+
+    awp_update(s, loss)
+    s.cost += 2 * N * len(inputs)
+
+
+def oracle_awp_clean(s: Scene, b: Batch, rng: torch.Generator) -> None:
+    oracle_awp(s, b, rng, clean=True)
+
+
+def oracle_awp_trades(s: Scene, b: Batch, rng: torch.Generator) -> None:
+    p = F.softmax(s.model.eval()(b.x), 1).detach()
+    x_adv = clip(b.x + 0.001 * torch.randn(b.x.shape, generator=rng), b.x)
+    for _ in range(U.steps):
+        leaf = x_adv.clone().requires_grad_()
+        kl = F.kl_div(F.log_softmax(s.model(leaf), 1), p, reduction="sum")
+        x_adv = clip(x_adv + U.step_size * torch.autograd.grad(kl, leaf)[0].sign(), b.x)
+
+    def loss(model: nn.Module) -> Tensor:
+        z, z_adv = model(b.x), model(x_adv)
+        kl = F.kl_div(F.log_softmax(z_adv, 1), F.softmax(z, 1), reduction="batchmean")
+        return F.cross_entropy(z, b.y) + 6.0 * kl
+
+    awp_update(s, loss)
+    s.cost += (U.steps + 4) * N
+
+
+def oracle_awp_free(s: Scene, b: Batch, rng: torch.Generator) -> None:
+    noise = s.kept.setdefault("noise", torch.zeros_like(b.x))
+    for _ in range(U.steps):
+        d = noise.clone().requires_grad_()
+        found: list[Tensor] = []
+
+        def loss(model: nn.Module, d: Tensor = d, found: list[Tensor] = found) -> Tensor:
+            value = F.cross_entropy(model(torch.clamp(b.x + d, 0, 1)), b.y)
+            if not found:  # the images' gradient is that of the unperturbed weights
+                found += torch.autograd.grad(value, d, retain_graph=True)
+            return value
+
+        awp_update(s, loss)
+        noise.copy_(torch.clamp(noise + U.step_size * found[0].sign(), -EPS, EPS))
+        s.cost += 2 * N
+
+
 # name -> (method, oracle, gradient evaluations per image under U, or None where samples stop by
 # themselves). A new method is one row.
 Row = tuple[Method, Callable[..., None], int | None]
@@ -378,6 +450,14 @@ VARIANTS: dict[str, Row] = {
         K + 1,
     ),
     "atta, store on the CPU": (ATTA(ball=BALL, reset=2, store="cpu"), oracle_atta, K + 1),
+    "awp": (AWP(PGD(ball=BALL), gamma=GAMMA), oracle_awp, K + 2),
+    "awp, two terms": (
+        AWP(PGD(ball=BALL, clean_term=True), gamma=GAMMA),
+        oracle_awp_clean,
+        K + 4,
+    ),
+    "awp around trades": (AWP(TRADES(ball=BALL), gamma=GAMMA), oracle_awp_trades, K + 4),
+    "awp around free": (AWP(Free(ball=BALL), gamma=GAMMA), oracle_awp_free, 2 * K),
     "fgsm-pgi, as in the public code": (
         FGSMPGI(ball=BALL, reset=2, aligned=False, store="cpu"),
         oracle_fgsm_pgi(aligned=False),
@@ -541,6 +621,58 @@ def test_reach_makes_training_larger_than_testing() -> None:
     far, u = BALL.scaled(1.5), Control(K, 0.1)
     assert both(PGD(ball=BALL, reach=1.5), PGD(ball=far), u)
     assert not both(PGD(ball=BALL), PGD(ball=far), u)
+
+
+def test_awp_without_gamma_or_in_its_warm_up_is_the_method() -> None:
+    pgd = PGD(ball=BALL)
+    assert both(AWP(pgd, gamma=0.0), pgd)
+    assert both(AWP(pgd, gamma=0.1, warmup=BATCHES // 2), pgd)
+    assert not both(AWP(pgd, gamma=0.1, warmup=BATCHES // 2 - 1), pgd)
+
+
+@pytest.mark.parametrize("engine", [PlainNet, FastNet])
+def test_awps_loss_is_that_of_the_perturbed_weights(engine: type[PlainNet]) -> None:
+    linear = nn.Linear(36, 4).double()
+    model = nn.Sequential(nn.Flatten(), linear)
+    b, weights = batch_of(0), torch.tensor([1.0, 2.0, 0.5, 1.0]).double()
+    b = b._replace(x=b.x.double())
+    options: Any = {"precision": "fp32", "loss": smooth_ce(0.1), "class_weights": weights}
+
+    def loss_at(w: Tensor) -> Tensor:
+        z = F.linear(b.x.flatten(1), w, linear.bias)
+        return (weights[b.y] * smooth_ce(0.1)(z, b.y)).mean()
+
+    w = linear.weight.detach().clone().requires_grad_()
+    loss = loss_at(w)
+    (g,) = torch.autograd.grad(loss, w)
+    expected = float(loss_at(w + 0.1 * w.norm() * g / g.norm()).detach())
+    net = engine(model, sgd(model), **options)
+    AWP(ERM(ball=BALL), gamma=0.1).step(net, b, U, generator(0), {})
+    assert float(net.last_loss) == pytest.approx(expected)  # type: ignore[arg-type]
+    assert expected > 1.01 * float(loss.detach())
+
+
+def test_awp_tells_what_its_method_tells_and_is_refused_where_it_cannot_work() -> None:
+    from amata.errors import InputError
+
+    for kind in (ATTA, ERM, Free, NFGSM, TRADES):
+        inner = kind(ball=BALL)
+        awp = AWP(inner, gamma=0.1)
+        for name in (*Method.__annotations__, "training_ball", "whole_batch"):
+            assert getattr(awp, name) == getattr(inner, name), name
+        assert awp.scaled(0.5) == AWP(inner.scaled(0.5), gamma=0.1)
+    for wrong in (YOPO(ball=BALL), AWP(PGD(ball=BALL), gamma=0.1), "pgd"):
+        with pytest.raises(InputError, match=r"awp does not work around|must be a method"):
+            AWP(wrong, gamma=0.1)  # type: ignore[arg-type]
+
+    class Splits(PGD):
+        def step(self, net: Any, batch: Batch, *rest: Any) -> None:
+            net.costate(batch.x, batch.y, first=True)
+
+    model = small_net()
+    net = PlainNet(model, sgd(model), first_layer="0")
+    with pytest.raises(InputError, match="this method splits the network"):
+        AWP(Splits(ball=BALL), gamma=0.1).step(net, batch_of(0), U, generator(0), {})
 
 
 def test_fat_with_patience_is_pgd() -> None:

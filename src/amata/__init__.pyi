@@ -18,6 +18,7 @@ from .evaluation import evaluate as evaluate
 from .loggers import MLflow as MLflow
 from .loggers import WandB as WandB
 from .methods import ATTA as ATTA
+from .methods import AWP as AWP
 from .methods import DAT as DAT
 from .methods import ERM as ERM
 from .methods import FAT as FAT

@@ -119,6 +119,7 @@ class ProbeNet(PlainNet):
         return super().costate(x, y, **options)  # type: ignore[arg-type]
 
     def apply(self) -> None:
+        self._repeat_perturbed()
         gradient = torch.cat(
             [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in self.weights]
         )

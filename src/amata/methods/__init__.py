@@ -2,6 +2,7 @@
 row in tests/test_methods.py."""
 
 from amata.methods.atta import ATTA
+from amata.methods.awp import AWP
 from amata.methods.contract import Memory, Method, Net
 from amata.methods.dat import DAT
 from amata.methods.erm import ERM
@@ -31,6 +32,7 @@ METHODS: dict[str, type[Method]] = {
 
 __all__ = [
     "ATTA",
+    "AWP",
     "DAT",
     "ERM",
     "FAT",

@@ -7,6 +7,7 @@ nothing else.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Protocol, Self
 
@@ -113,6 +114,15 @@ class Net(Protocol):
         """One optimiser step with the gradients so far, which are then zero again."""
         ...
 
+    def perturbed(self, gamma: float) -> AbstractContextManager[None]:
+        """In the with block, an update takes its gradient at adversarially perturbed weights (AWP).
+
+        `backward` leaves BatchNorm's running statistics alone. `apply` moves every weight tensor
+        with more than one dimension by gamma |w| g / (|g| + 1e-20), g the gradient so far of the
+        whole batch; repeats the backward passes there; restores the weights; and updates them.
+        """
+        ...
+
     # The network split after its first layer, z = f_0(x):
 
     def costate(self, x: Tensor, y: Tensor, *, first: bool, scale: float = 1.0) -> Tensor:
@@ -182,6 +192,11 @@ class Method(ABC):
     def scaled(self, factor: float) -> Self:
         """The same method with `factor` times the radius."""
         return self if factor == 1 else replace(self, ball=self.ball.scaled(factor))
+
+    @property
+    def base(self) -> "Method":
+        """The method itself, without AWP around it."""
+        return self
 
     @property
     def whole_batch(self) -> bool:

@@ -1,5 +1,7 @@
 """What a method's step costs under a control, counted without a network."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +39,7 @@ class _Counter:
     def __init__(self) -> None:
         self.evals, self.exact = 0, True
         self.loss: Loss = ce
+        self.passes = 1
 
     def logits(self, x: Tensor) -> Tensor:
         return x.new_zeros(len(x), 2)
@@ -73,11 +76,17 @@ class _Counter:
         self, x: Tensor | tuple[Tensor, ...], y: Tensor, *, wrt_input: bool = False, **_: Any
     ) -> Tensor | None:
         inputs = x if isinstance(x, tuple) else (x,)
-        self.evals += sum(map(len, inputs))
+        self.evals += self.passes * sum(map(len, inputs))
         return torch.zeros_like(inputs[0]) if wrt_input else None
 
     def apply(self) -> None:
         pass
+
+    @contextmanager
+    def perturbed(self, gamma: float) -> Iterator[None]:
+        self.passes = 2
+        yield
+        self.passes = 1
 
     def costate(self, x: Tensor, y: Tensor, *, first: bool, scale: float = 1.0) -> Tensor:
         return self.input_grad(x, y)
