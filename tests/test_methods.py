@@ -1174,7 +1174,10 @@ def test_a_recipes_planned_cost_is_what_its_training_spends(name: str) -> None:
     short = recipe.train.model_copy(update={"epochs": epochs})
     recipe = replace(recipe, train=short, schedule=schedule)
     fitted = fit(small_net(), (images(8), labels(8)), None, recipe)
-    plan = [planned_evals(recipe.method, Control(row["steps"], 0.1)) for row in fitted.epochs]
+    plan = [
+        planned_evals(recipe.method, Control(row["steps"], 0.1), epoch)
+        for epoch, row in enumerate(fitted.epochs)
+    ]
     planned, spent = 8 * sum(p.evals for p in plan), fitted.grad_evals
     if isinstance(schedule, Adaptive):
         spent -= fitted.epochs[-1]["probe_evals"]

@@ -24,12 +24,12 @@ class Planned(NamedTuple):
     """False if samples may stop early: then `evals` is the most."""
 
 
-def planned_evals(method: Method, u: Control) -> Planned:
-    """The gradient evaluations per image of the method's step under u. Training spends exactly
+def planned_evals(method: Method, u: Control, epoch: int = 0) -> Planned:
+    """The gradient evaluations per image of the method's step under u in an epoch (from 0). Training spends exactly
     these; where samples stop early, at most these."""
     x = torch.full((IMAGES, 1, 4, 4), 0.5)
     ids, net = torch.arange(IMAGES), _Counter()
-    method.step(net, Batch(x, ids * 0, ids, IMAGES), u, torch.Generator(), {})
+    method.step(net, Batch(x, ids * 0, ids, IMAGES, epoch), u, torch.Generator(), {})
     return Planned(net.evals / IMAGES, net.exact)
 
 
