@@ -25,8 +25,8 @@ class Planned(NamedTuple):
 
 
 def planned_evals(method: Method, u: Control, epoch: int = 0) -> Planned:
-    """The gradient evaluations per image of the method's step under u in an epoch (from 0). Training spends exactly
-    these; where samples stop early, at most these."""
+    """The gradient evaluations per image of the method's step under u in an epoch (from 0).
+    Training spends exactly these; where samples stop early, at most these."""
     x = torch.full((IMAGES, 1, 4, 4), 0.5)
     ids, net = torch.arange(IMAGES), _Counter()
     method.step(net, Batch(x, ids * 0, ids, IMAGES, epoch), u, torch.Generator(), {})
