@@ -400,8 +400,8 @@ USUAL = {
 }
 # fmt: off
 METHODS = (
-    "ATTA", "DAT", "ERM", "FAT", "Fast", "Free", "MART", "NFGSM", "NuAT", "PGD", "TRADES",
-    "YOPO",
+    "ATTA", "AWP", "DAT", "ERM", "FAT", "FGSMPGI", "Fast", "Free", "MART", "NFGSM", "NuAT", "PGD",
+    "TRADES", "YOPO",
 )
 OPTIMISERS = (
     "SGD", "AdamW", "Muon",

@@ -48,6 +48,8 @@ CASES: dict[str, tuple[list[str], int]] = {
         ["schedule.name=adaptive", "schedule.tau=0.1", "schedule.k_max=4", "schedule.gamma=0.01"],
         96,
     ),
+    "awp": (["method.awp.gamma=0.05"], 96),
+    "awp, batch in parts": (["method.awp.gamma=0.05", "train.accumulate=3"], 96),
     "batch in parts": (["train.accumulate=3"], 96),
     "shared BatchNorm": (["train.sync_bn=true"], 96),
     "shared BatchNorm, parts of different sizes": (["train.sync_bn=true"], 91),

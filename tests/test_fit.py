@@ -255,11 +255,12 @@ def test_every_part_of_a_batch_has_its_own_dropout() -> None:
         assert not torch.equal(a, b)
 
 
-def test_a_batch_in_parts_has_the_loss_and_the_update_of_the_whole() -> None:
+@pytest.mark.parametrize("more", [(), ("method.awp.gamma=0.3",)])
+def test_a_batch_in_parts_has_the_loss_and_the_update_of_the_whole(more: tuple[str, ...]) -> None:
     fits = []
     for parts in (1, 3):
         net = nn.Sequential(nn.Flatten(), Linear(2))
-        recipe = toy_recipe("train.epochs=2", f"train.accumulate={parts}")
+        recipe = toy_recipe("train.epochs=2", f"train.accumulate={parts}", *more)
         fits.append(fit(net, toy_data(32), None, recipe))
     for one, three in zip(*(f.epochs for f in fits), strict=True):
         assert three["loss"] == pytest.approx(one["loss"], rel=1e-5)

@@ -19,9 +19,11 @@ from amata.engine import EMA, FastNet, PlainNet
 from amata.losses import smooth_ce
 from amata.methods import (
     ATTA,
+    AWP,
     DAT,
     ERM,
     FAT,
+    FGSMPGI,
     MART,
     METHODS,
     NFGSM,
@@ -35,6 +37,7 @@ from amata.methods import (
     NuAT,
     planned_evals,
 )
+from amata.methods.fgsm_pgi import pgi_loss
 from amata.methods.mart import mart_loss
 from amata.schedules import Adaptive, Constant, Control, Linear, planned_controls
 from amata.seeds import generator
@@ -332,6 +335,122 @@ def oracle_atta_reference(s: Scene, b: Batch, rng: torch.Generator) -> None:
     oracle_atta(s, b, rng, scale=1 / N)
 
 
+def oracle_fgsm_pgi(aligned: bool = True) -> Callable[..., None]:
+    """Image by image and pixel by pixel, with dicts for stores."""
+
+    def oracle(s: Scene, b: Batch, rng: torch.Generator) -> None:
+        assert b.frame is not None
+        side, pad = b.x.shape[-1], b.frame.pad if aligned else 0
+        stores = [s.kept.setdefault(key, {}) for key in ("store", "momentum")]
+        if b.epoch % 2 == 0 and b.ids[0] == 0:  # reset = 2, at the start of an epoch
+            for store in stores:
+                store.clear()
+        signs = torch.randn(N, 1, side + 2 * pad, side + 2 * pad, generator=rng).sign()
+
+        def places(i: int) -> list[tuple[int, int, int, int]]:
+            assert b.frame is not None
+            lines = b.frame.rows[i].tolist() if aligned else range(side)
+            columns = b.frame.columns[i].tolist() if aligned else range(side)
+            return [(a, d, r, c) for a, r in enumerate(lines) for d, c in enumerate(columns)]
+
+        start, m = torch.empty_like(b.x), torch.zeros_like(b.x)
+        for i, key in enumerate(b.ids.tolist()):
+            delta = stores[0].setdefault(key, EPS * signs[i])
+            momentum = stores[1].setdefault(key, torch.zeros_like(delta))
+            for a, d, r, c in places(i):
+                start[i, :, a, d] = b.x[i, :, a, d] + delta[:, r, c]
+                m[i, :, a, d] = momentum[:, r, c]
+        x_adv = following = start = clip(start, b.x)
+        for _ in range(U.steps):
+            g, _ = s.grad_x(x_adv, b.y)
+            m = g / g.abs().sum() + 0.3 * m
+            following = clip(following + U.step_size * m.sign(), b.x)
+            x_adv = clip(x_adv + U.step_size * g.sign(), b.x)
+        s.model.train()
+        s.sgd.zero_grad()
+        z, z_adv = s.model(start), s.model(x_adv)
+        (F.cross_entropy(z_adv, b.y) + 10 * F.mse_loss(z_adv, z)).backward()
+        s.sgd.step()
+        s.cost += 2 * N
+        for i, key in enumerate(b.ids.tolist()):
+            for a, d, r, c in places(i):
+                stores[0][key][:, r, c] = (following - b.x)[i, :, a, d]
+                stores[1][key][:, r, c] = m[i, :, a, d]
+
+    return oracle
+
+
+GAMMA = 0.05
+
+
+def awp_update(s: Scene, loss: Callable[[nn.Module], Tensor]) -> None:
+    """With a proxy, as the reference code has it. The proxy keeps the first pass away from
+    BatchNorm's statistics."""
+    proxy = copy.deepcopy(s.model).train()
+    loss(proxy).backward()
+    s.sgd.zero_grad()
+    before = [p.detach().clone() for p in s.model.parameters()]
+    for p, q in zip(s.model.parameters(), proxy.parameters(), strict=True):
+        assert q.grad is not None
+        if p.dim() > 1:
+            p.data += GAMMA * p.data.norm() * q.grad / (q.grad.norm() + 1e-20)
+    loss(s.model.train()).backward()
+    for p, value in zip(s.model.parameters(), before, strict=True):
+        p.data.copy_(value)
+    s.sgd.step()
+
+
+def oracle_awp(s: Scene, b: Batch, rng: torch.Generator, clean: bool = False) -> None:
+    x_adv = uniform(b.x, rng)
+    for _ in range(U.steps):
+        x_adv = clip(x_adv + U.step_size * s.grad_x(x_adv, b.y)[0].sign(), b.x)
+    inputs = [x_adv, b.x] if clean else [x_adv]
+
+    def loss(model: nn.Module) -> Tensor:
+        return sum((F.cross_entropy(model(x), b.y) for x in inputs), torch.zeros(()))
+
+    awp_update(s, loss)
+    s.cost += 2 * N * len(inputs)
+
+
+def oracle_awp_clean(s: Scene, b: Batch, rng: torch.Generator) -> None:
+    oracle_awp(s, b, rng, clean=True)
+
+
+def oracle_awp_trades(s: Scene, b: Batch, rng: torch.Generator) -> None:
+    p = F.softmax(s.model.eval()(b.x), 1).detach()
+    x_adv = clip(b.x + 0.001 * torch.randn(b.x.shape, generator=rng), b.x)
+    for _ in range(U.steps):
+        leaf = x_adv.clone().requires_grad_()
+        kl = F.kl_div(F.log_softmax(s.model(leaf), 1), p, reduction="sum")
+        x_adv = clip(x_adv + U.step_size * torch.autograd.grad(kl, leaf)[0].sign(), b.x)
+
+    def loss(model: nn.Module) -> Tensor:
+        z, z_adv = model(b.x), model(x_adv)
+        kl = F.kl_div(F.log_softmax(z_adv, 1), F.softmax(z, 1), reduction="batchmean")
+        return F.cross_entropy(z, b.y) + 6.0 * kl
+
+    awp_update(s, loss)
+    s.cost += (U.steps + 4) * N
+
+
+def oracle_awp_free(s: Scene, b: Batch, rng: torch.Generator) -> None:
+    noise = s.kept.setdefault("noise", torch.zeros_like(b.x))
+    for _ in range(U.steps):
+        d = noise.clone().requires_grad_()
+        found: list[Tensor] = []
+
+        def loss(model: nn.Module, d: Tensor = d, found: list[Tensor] = found) -> Tensor:
+            value = F.cross_entropy(model(torch.clamp(b.x + d, 0, 1)), b.y)
+            if not found:  # the images' gradient is that of the unperturbed weights
+                found += torch.autograd.grad(value, d, retain_graph=True)
+            return value
+
+        awp_update(s, loss)
+        noise.copy_(torch.clamp(noise + U.step_size * found[0].sign(), -EPS, EPS))
+        s.cost += 2 * N
+
+
 # name -> (method, oracle, gradient evaluations per image under U, or None where samples stop by
 # themselves). A new method is one row.
 Row = tuple[Method, Callable[..., None], int | None]
@@ -349,6 +468,7 @@ TABLE: dict[str, Row] = {
     "dat": (DAT(ball=BALL, c_max=0.02, dynamic_epochs=4), oracle_dat, None),
     "yopo": (YOPO(ball=BALL, inner=2), oracle_yopo(reference=True), K),
     "atta": (ATTA(ball=BALL, reset=2), oracle_atta, K + 1),
+    "fgsm-pgi": (FGSMPGI(ball=BALL, reset=2), oracle_fgsm_pgi(), K + 2),
 }
 VARIANTS: dict[str, Row] = {
     "pgd with the clean term": (PGD(ball=BALL, clean_term=True), oracle_pgd_clean, K + 2),
@@ -379,6 +499,19 @@ VARIANTS: dict[str, Row] = {
         K + 1,
     ),
     "atta, store on the CPU": (ATTA(ball=BALL, reset=2, store="cpu"), oracle_atta, K + 1),
+    "awp": (AWP(PGD(ball=BALL), gamma=GAMMA), oracle_awp, K + 2),
+    "awp, two terms": (
+        AWP(PGD(ball=BALL, clean_term=True), gamma=GAMMA),
+        oracle_awp_clean,
+        K + 4,
+    ),
+    "awp around trades": (AWP(TRADES(ball=BALL), gamma=GAMMA), oracle_awp_trades, K + 4),
+    "awp around free": (AWP(Free(ball=BALL), gamma=GAMMA), oracle_awp_free, 2 * K),
+    "fgsm-pgi, as in the public code": (
+        FGSMPGI(ball=BALL, reset=2, aligned=False, store="cpu"),
+        oracle_fgsm_pgi(aligned=False),
+        K + 2,
+    ),
 }
 ALL = {**TABLE, **VARIANTS}
 rows = pytest.mark.parametrize("name", ALL)
@@ -434,9 +567,9 @@ def test_a_method_equals_its_oracle_over_several_batches(name: str) -> None:
     ), "nothing was learned"
     if "noise" in scene.kept:
         torch.testing.assert_close(memory["noise"], scene.kept["noise"])
-    if "store" in scene.kept:
-        for key, canvas in scene.kept["store"].items():
-            torch.testing.assert_close(memory["store"][key], canvas)
+    for kept in ("store", "momentum"):
+        for key, canvas in scene.kept.get(kept, {}).items():
+            torch.testing.assert_close(memory[kept][key], canvas)
     if name.startswith("dat"):
         assert 0 < scene.kept["stopped"] < BATCHES * N, (
             "the criterion should stop some samples and not all"
@@ -586,6 +719,58 @@ def test_reach_makes_training_larger_than_testing() -> None:
     far, u = BALL.scaled(1.5), Control(K, 0.1)
     assert both(PGD(ball=BALL, reach=1.5), PGD(ball=far), u)
     assert not both(PGD(ball=BALL), PGD(ball=far), u)
+
+
+def test_awp_without_gamma_or_in_its_warm_up_is_the_method() -> None:
+    pgd = PGD(ball=BALL)
+    assert both(AWP(pgd, gamma=0.0), pgd)
+    assert both(AWP(pgd, gamma=0.1, warmup=BATCHES // 2), pgd)
+    assert not both(AWP(pgd, gamma=0.1, warmup=BATCHES // 2 - 1), pgd)
+
+
+@pytest.mark.parametrize("engine", [PlainNet, FastNet])
+def test_awps_loss_is_that_of_the_perturbed_weights(engine: type[PlainNet]) -> None:
+    linear = nn.Linear(36, 4).double()
+    model = nn.Sequential(nn.Flatten(), linear)
+    b, weights = batch_of(0), torch.tensor([1.0, 2.0, 0.5, 1.0]).double()
+    b = b._replace(x=b.x.double())
+    options: Any = {"precision": "fp32", "loss": smooth_ce(0.1), "class_weights": weights}
+
+    def loss_at(w: Tensor) -> Tensor:
+        z = F.linear(b.x.flatten(1), w, linear.bias)
+        return (weights[b.y] * smooth_ce(0.1)(z, b.y)).mean()
+
+    w = linear.weight.detach().clone().requires_grad_()
+    loss = loss_at(w)
+    (g,) = torch.autograd.grad(loss, w)
+    expected = float(loss_at(w + 0.1 * w.norm() * g / g.norm()).detach())
+    net = engine(model, sgd(model), **options)
+    AWP(ERM(ball=BALL), gamma=0.1).step(net, b, U, generator(0), {})
+    assert float(net.last_loss) == pytest.approx(expected)  # type: ignore[arg-type]
+    assert expected > 1.01 * float(loss.detach())
+
+
+def test_awp_tells_what_its_method_tells_and_is_refused_where_it_cannot_work() -> None:
+    from amata.errors import InputError
+
+    for kind in (ATTA, ERM, Free, NFGSM, TRADES):
+        inner = kind(ball=BALL)
+        awp = AWP(inner, gamma=0.1)
+        for name in (*Method.__annotations__, "training_ball", "whole_batch"):
+            assert getattr(awp, name) == getattr(inner, name), name
+        assert awp.scaled(0.5) == AWP(inner.scaled(0.5), gamma=0.1)
+    for wrong in (YOPO(ball=BALL), AWP(PGD(ball=BALL), gamma=0.1), "pgd"):
+        with pytest.raises(InputError, match=r"awp does not work around|must be a method"):
+            AWP(wrong, gamma=0.1)  # type: ignore[arg-type]
+
+    class Splits(PGD):
+        def step(self, net: Any, batch: Batch, *rest: Any) -> None:
+            net.costate(batch.x, batch.y, first=True)
+
+    model = small_net()
+    net = PlainNet(model, sgd(model), first_layer="0")
+    with pytest.raises(InputError, match="this method splits the network"):
+        AWP(Splits(ball=BALL), gamma=0.1).step(net, batch_of(0), U, generator(0), {})
 
 
 def test_fat_with_patience_is_pgd() -> None:
@@ -791,6 +976,26 @@ def test_attas_amata_resets_often_at_first() -> None:
     assert resets == [2, 4, 10, 20]
 
 
+def test_fgsm_pgi_without_steps_trains_on_the_stored_perturbation() -> None:
+    """One pass; the prior stays for the next visit. Its label smoothing is the run's."""
+    model, twin = still(small_net()), still(small_net())
+    u, loss, b = Control(0, 0.1), smooth_ce(0.3), batch_of(0)
+    net, other = (PlainNet(m, sgd(m), loss=loss) for m in (model, twin))
+    memory: Memory = {}
+    FGSMPGI(ball=BALL).step(net, b, u, generator(0), memory)
+    assert b.frame is not None
+    delta = b.frame.cut(memory["store"], b.ids)
+    assert not memory["momentum"].any()
+    assert float(delta.abs().max()) == pytest.approx(EPS)
+    ERM(ball=BALL).step(other, b._replace(x=b.x + delta), u, generator(0), {})
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+    assert net.grad_evals == N == N * planned_evals(FGSMPGI(ball=BALL), u).evals
+    net.backward((b.x, b.x), b.y, loss=pgi_loss(net.loss, 10.0))
+    expected = F.cross_entropy(model.train()(b.x), b.y, label_smoothing=0.3)
+    assert float(net.last_loss) == pytest.approx(float(expected.detach()))  # type: ignore[arg-type]
+
+
 def test_a_frame_is_inverted_exactly() -> None:
     x = images(5, side=7)
     padded = torch.nn.functional.pad(x, [2] * 4)
@@ -827,7 +1032,8 @@ def test_methods_refuse_what_they_cannot_train_on() -> None:
 
     data = images(8), labels(8)
     for method, train_on, message in (
-        ("atta", [data], "needs data in memory"),
+        ("atta", [data], "atta stores a perturbation per sample and needs data in memory"),
+        ("fgsm-pgi", [data], "fgsm-pgi stores a perturbation per sample and needs data in memory"),
         ("free", data, "does not update the weights"),
     ):
         overrides = [
@@ -1066,7 +1272,10 @@ def test_a_recipes_planned_cost_is_what_its_training_spends(name: str) -> None:
     short = recipe.train.model_copy(update={"epochs": epochs})
     recipe = replace(recipe, train=short, schedule=schedule)
     fitted = fit(small_net(), (images(8), labels(8)), None, recipe)
-    plan = [planned_evals(recipe.method, Control(row["steps"], 0.1)) for row in fitted.epochs]
+    plan = [
+        planned_evals(recipe.method, Control(row["steps"], 0.1), epoch)
+        for epoch, row in enumerate(fitted.epochs)
+    ]
     planned, spent = 8 * sum(p.evals for p in plan), fitted.grad_evals
     if isinstance(schedule, Adaptive):
         spent -= fitted.epochs[-1]["probe_evals"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from amata import recipes
 from amata.errors import InputError
-from amata.methods import ERM
+from amata.methods import AWP, ERM, TRADES
 from amata.quantity import number
 from amata.recipes import KEYED, built_in, load, parse, read_toml
 from amata.schedules import Constant, Linear
@@ -183,6 +183,21 @@ def test_a_base_that_cannot_be_used_is_named(tmp_path: Path, base: str, message:
     assert "\n" not in str(error.value)
 
 
+def test_awp_is_a_table_of_its_method(tmp_path: Path) -> None:
+    recipe = load("cifar10-amata-awp", ["method.name=trades", "method.awp.gamma=1/200"])
+    assert recipe.method == AWP(TRADES(ball=recipe.ball), gamma=0.005)
+    assert recipe.tables["method"]["awp"] == {"gamma": 0.005, "warmup": 0}
+    assert recipe.chosen["method"] == {"name": "trades", "awp": {"gamma": 0.005}}
+    assert "awp" not in load("cifar10-amata").tables["method"]
+    (tmp_path / "saved.toml").write_text(recipe.to_toml())
+    saved = load(tmp_path / "saved.toml")
+    assert (saved.fingerprint(), saved.method) == (recipe.fingerprint(), recipe.method)
+    without = load(tmp_path / "saved.toml", ["method.awp.gamma=0"])
+    assert without.fingerprint() != saved.fingerprint()
+    plain = load(recipe.tables, {"method.awp": None})
+    assert plain.method == TRADES(ball=recipe.ball)
+
+
 def test_a_shown_recipe_is_whole_and_computes_the_same(tmp_path: Path, amata: Any) -> None:
     shown = amata("recipes", "show", "cifar10-amata-fast").out
     assert shown.startswith(built_in()["cifar10-amata-fast"].split("extends")[0])
@@ -289,6 +304,11 @@ def test_errors_name_the_key(override: str, message: str) -> None:
         ("atta", "reset=0", "[method] reset = 0 must be a whole number of at least 1"),
         ("yopo", "inner=0", "[method] inner = 0 must be a whole number of at least 1"),
         ("nfgsm", "noise=0", "[method] noise = 0.0 must be above 0"),
+        ("pgd", "awp=0.01", "method.awp: 0.01 is not a table; set method.awp.gamma=0.01 instead"),
+        ("pgd", "awp.gamma=-1", "[method] gamma = -1.0 must be at least 0"),
+        ("pgd", "awp.warmup=5", "method.awp.gamma: this is needed"),
+        ("pgd", "awp={gamma=0.01, warm=2}", "method.awp.warm: unknown key; did you mean 'warmup'?"),
+        ("yopo", "awp.gamma=0.01", "[method] awp does not work around yopo"),
     ],
 )
 def test_bad_settings_of_methods_are_refused_before_training(
@@ -362,6 +382,7 @@ def test_every_key_is_documented() -> None:
     known = {
         s.table: {k.name for other in every if other.table == s.table for k in other.keys}
         | {KEYED.get(s.table, "")}
+        | {other.table.partition(f"{s.table}.")[2] for other in every}
         for s in every
     }
     for name in built_in():

@@ -98,6 +98,7 @@ STATEFUL = {
     ),
     "atta": ("method.name=atta", "method.reset=2", "schedule.k_max=2"),
     "atta on the CPU": ("method.name=atta", "method.store=cpu"),
+    "fgsm-pgi": ("method.name=fgsm-pgi", "method.reset=2", "schedule.k_max=2"),
     "dat": ("method.name=dat", "method.dynamic_epochs=3"),
     "yopo": ("method.name=yopo", "method.inner=2", "model.first_layer='0'"),
 }

@@ -18,9 +18,11 @@ from .evaluation import evaluate as evaluate
 from .loggers import MLflow as MLflow
 from .loggers import WandB as WandB
 from .methods import ATTA as ATTA
+from .methods import AWP as AWP
 from .methods import DAT as DAT
 from .methods import ERM as ERM
 from .methods import FAT as FAT
+from .methods import FGSMPGI as FGSMPGI
 from .methods import MART as MART
 from .methods import NFGSM as NFGSM
 from .methods import PGD as PGD

@@ -36,6 +36,7 @@ from amata.engine.passes import attack_objective, forward, update_objective
 from amata.engine.plain import PlainNet, Precision
 from amata.engine.recorded import RecordedNet
 from amata.engine.trial import on_trial
+from amata.engine.weight_perturbation import WeightPerturbation
 from amata.errors import AmataError
 from amata.losses import Loss
 from amata.seeds import Noise
@@ -84,6 +85,8 @@ class FastNet(RecordedNet):
                 self.gradients = self.buckets.views()
         self.apply_graphs: dict[bool, ApplyGraph] = {}
         """By whether the attack copy is refreshed."""
+        self.perturbations: dict[tuple[float, int], tuple[Graph, Graph]] = {}
+        """What perturbs weights by gamma, and what restores them."""
         self.early_stops: dict[Hashable, tuple[Hashable, EarlyStop]] = {}
         self.device_evals = torch.zeros((), device=self.device, dtype=torch.long)
         """Gradient evaluations of samples whose number only the device knows."""
@@ -401,6 +404,22 @@ class FastNet(RecordedNet):
         key = ("backward", loss, len(inputs), scale, wrt_input)
         return self._train(key, make, (*inputs, y, *given))
 
+    def _perturb(self, gamma: float) -> Callable[[], None]:
+        if not self.graphed:
+            return super()._perturb(gamma)
+        # `reached` only grows, and with it what is perturbed
+        known = (gamma, len(self.reached))
+        if known not in self.perturbations:
+            moved = WeightPerturbation(self.model)
+            changed = [*moved.weights, *moved.gradients]
+            self.perturbations[known] = (
+                self._record(lambda: moved.move(gamma), changed),
+                self._record(moved.restore, moved.weights),
+            )
+        move, restore = self.perturbations[known]
+        move.replay()
+        return restore.replay
+
     def _costate(
         self, x: Tensor, y: Tensor, first: bool, scale: float | Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -529,6 +548,7 @@ class FastNet(RecordedNet):
         self._evals += int(self.device_evals)
         self.device_evals.zero_()
         self.early_stops.clear()
+        self.perturbations.clear()
         self.attack_copy = self._copy_for_attacks()
         self.attack_copy_is_stale = False
 

@@ -2,11 +2,25 @@
 torch.compile makes of them serves every network of the same structure in a process."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from amata.losses import Loss, as_logits
+
+
+class Pass(NamedTuple):
+    """A backward pass over the whole network, to be repeated: the arguments of `_backward`, and
+    where the weights are perturbed, the part's fraction of its batch and AWP's gamma."""
+
+    inputs: tuple[Tensor, ...]
+    y: Tensor
+    loss: Callable[..., Tensor]
+    given: tuple[Tensor, ...]
+    scale: float
+    part_weight: float = 1.0
+    gamma: float = 0.0
 
 
 def forward(model: nn.Module, x: Tensor, bf16: bool) -> Tensor:

@@ -5,8 +5,8 @@ faster engine overrides only those.
 """
 
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, Literal
 
@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from amata.distributed.buckets import GradientBuckets
 from amata.distributed.process_group import Ranks
 from amata.engine.ema import EMA
-from amata.engine.passes import forward, mean_loss
+from amata.engine.passes import Pass, forward, mean_loss
 from amata.engine.split import FirstLayer
+from amata.engine.weight_perturbation import WeightPerturbation
 from amata.errors import InputError
 from amata.losses import Loss, ce
 from amata.seeds import Noise
@@ -86,6 +87,9 @@ class PlainNet:
         """Where the engine says, once, what it cannot do."""
         self._samples = 0
         self._in_update = False
+        self._gamma = 0.0
+        self._passes: list[Pass] = []
+        """Of the update, where its weights are to be perturbed."""
 
     @property
     def grad_evals(self) -> int:
@@ -180,20 +184,76 @@ class PlainNet:
         self._samples += len(y)
         # Copied: the next replay of a graph overwrites it.
         earlier = None if self.last_loss is None or not self._in_update else self.last_loss.clone()
-        weight = self._loss_weight(y)
-        with self._averaging():
-            self.last_loss, g = self._backward(
-                inputs, y, loss or self.loss, given, scale * weight, wrt_input
-            )
+        now = Pass(inputs, y, loss or self.loss, given, scale * self._loss_weight(y))
+        with self._keeping_statistics() if self._gamma else nullcontext(), self._averaging():
+            self.last_loss, g = self._backward(*now[:5], wrt_input)
         if earlier is not None:
             self.last_loss = self.last_loss + earlier
         self._in_update = True
+        if self._gamma:  # copied: the attack on the next part of the batch may overwrite the images
+            kept = now._replace(inputs=tuple(t.detach().clone() for t in inputs), y=y.clone())
+            self._passes.append(kept._replace(part_weight=self.part_weight, gamma=self._gamma))
+            self.last_loss = torch.zeros_like(self.last_loss)  # nothing is minimised yet
         return g
+
+    @contextmanager
+    def perturbed(self, gamma: float) -> Iterator[None]:
+        self._gamma = gamma
+        try:
+            yield
+        finally:
+            self._gamma = 0.0
+            if not self.accumulating:  # also after an error
+                self._passes.clear()
+
+    @contextmanager
+    def _keeping_statistics(self) -> Iterator[None]:
+        """Undo what a pass does to BatchNorm's running statistics."""
+        buffers: dict[torch.dtype, list[Tensor]] = {}
+        for b in self.model.buffers():
+            buffers.setdefault(b.dtype, []).append(b)
+        kept = {kind: [torch.empty_like(b) for b in same] for kind, same in buffers.items()}
+        for kind, same in buffers.items():
+            torch._foreach_copy_(kept[kind], same)
+        try:
+            yield
+        finally:
+            for kind, same in buffers.items():
+                torch._foreach_copy_(same, kept[kind])
+
+    def _repeat_perturbed(self) -> None:
+        """Replace the gradients of the update by those at adversarially perturbed weights. The
+        gradients so far, averaged over processes and parts of the batch, are the direction."""
+        if not self._passes:
+            return
+        if self.ranks.size > 1:
+            self.buckets.average(self._share)
+        restore = self._perturb(self._passes[0].gamma)
+        total: Tensor | None = None
+        try:
+            for one in self._passes:
+                self._evals += sum(len(t) for t in one.inputs)
+                with self._averaging():
+                    value, _ = self._backward(*one[:5], False)
+                # The trainer weights the loss of the last part by that part's size.
+                value = value * (one.part_weight / self.part_weight)
+                total = value if total is None else total + value
+        finally:
+            restore()
+            self._passes.clear()
+        self.last_loss = total
+
+    def _perturb(self, gamma: float) -> Callable[[], None]:
+        """Perturb the weights and set gradients to zero; returns what restores the weights."""
+        perturbation = WeightPerturbation(self.model)
+        perturbation.move(gamma)
+        return perturbation.restore
 
     def apply(self) -> None:
         self._in_update = False
         if self.accumulating:
             return
+        self._repeat_perturbed()
         if self.ranks.size > 1:
             self._all_reduce()
         self._step()
@@ -245,6 +305,11 @@ class PlainNet:
             self.ema.update()
 
     def costate(self, x: Tensor, y: Tensor, *, first: bool, scale: float = 1.0) -> Tensor:
+        if self._gamma:
+            raise InputError(
+                "awp repeats net.backward at perturbed weights, and this method splits the network "
+                "instead (net.costate); drop awp, or choose another method"
+            )
         self._evals += len(x)
         self._samples += len(y)
         self.last_loss, p = self._costate(x, y, first, scale * self._loss_weight(y))

@@ -3,12 +3,12 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from amata.distributed.sync_batchnorm import revert_sync_batchnorm
+from amata.engine.passes import Pass
 from amata.engine.plain import Mode, PlainNet, Precision
 from amata.errors import InputError
 from amata.losses import Loss, ce
@@ -23,15 +23,6 @@ class AscentPath:
     y: Tensor
     steps: int
     end: Tensor
-
-
-class Pass(NamedTuple):
-    """A backward pass over the whole network, to be repeated."""
-
-    inputs: tuple[Tensor, ...]
-    y: Tensor
-    loss: Callable[..., Tensor]
-    scale: float
 
 
 class ProbeNet(PlainNet):
@@ -126,21 +117,22 @@ class ProbeNet(PlainNet):
         y: Tensor,
         *,
         loss: Callable[..., Tensor] | None = None,
+        given: tuple[Tensor, ...] = (),
         scale: float = 1.0,
         wrt_input: bool = False,
     ) -> Tensor | None:
-        self._record(x if isinstance(x, tuple) else (x,), y, loss or self.loss, scale)
-        return super().backward(x, y, loss=loss, scale=scale, wrt_input=wrt_input)
+        inputs = x if isinstance(x, tuple) else (x,)
+        self._record(Pass(inputs, y, loss or self.loss, given, scale))
+        return super().backward(x, y, loss=loss, given=given, scale=scale, wrt_input=wrt_input)
 
     def costate(self, x: Tensor, y: Tensor, *, first: bool, scale: float = 1.0) -> Tensor:
-        self._record((x,), y, self.loss, scale)
+        self._record(Pass((x,), y, self.loss, (), scale))
         return super().costate(x, y, first=first, scale=scale)
 
-    def _record(
-        self, inputs: tuple[Tensor, ...], y: Tensor, loss: Callable[..., Tensor], scale: float
-    ) -> None:
-        self.images.append(inputs[-1].detach())
-        self.passes.append(Pass(tuple(t.detach() for t in inputs), y, loss, scale))
+    def _record(self, done: Pass) -> None:
+        inputs = tuple(t.detach() for t in done.inputs)
+        self.images.append(inputs[-1])
+        self.passes.append(done._replace(inputs=inputs))
 
     def hessian_product(self, passes: Sequence[Pass], v: Tensor, seed: int) -> Tensor:
         """H v at the saved weights, where H is the Hessian of the losses of these passes, summed.
@@ -152,7 +144,7 @@ class ProbeNet(PlainNet):
             torch.manual_seed(seed)
             total = torch.zeros_like(v)
             for p in passes:
-                losses = p.loss(*[self._forward(t) for t in p.inputs], p.y)
+                losses = p.loss(*[self._forward(t) for t in p.inputs], p.y, *p.given)
                 total = total + self._product(p.scale * self._mean(losses, p.y), v)
         return total
 
@@ -165,6 +157,7 @@ class ProbeNet(PlainNet):
         return torch.cat([h.flatten() for h in found])
 
     def apply(self) -> None:
+        self._repeat_perturbed()
         gradient = torch.cat(
             [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in self.weights]
         )

@@ -2,11 +2,13 @@
 row in tests/test_methods.py."""
 
 from amata.methods.atta import ATTA
+from amata.methods.awp import AWP
 from amata.methods.contract import Memory, Method, Net
 from amata.methods.dat import DAT
 from amata.methods.erm import ERM
 from amata.methods.fast import Fast
 from amata.methods.fat import FAT
+from amata.methods.fgsm_pgi import FGSMPGI
 from amata.methods.free import Free
 from amata.methods.mart import MART
 from amata.methods.nfgsm import NFGSM
@@ -29,13 +31,16 @@ METHODS: dict[str, type[Method]] = {
     "trades": TRADES,
     "mart": MART,
     "nuat": NuAT,
+    "fgsm-pgi": FGSMPGI,
 }
 
 __all__ = [
     "ATTA",
+    "AWP",
     "DAT",
     "ERM",
     "FAT",
+    "FGSMPGI",
     "MART",
     "METHODS",
     "NFGSM",

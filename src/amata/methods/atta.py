@@ -15,8 +15,8 @@ from typing import ClassVar, Literal
 import torch
 
 from amata.batch import Batch
-from amata.errors import InputError
 from amata.methods.contract import Memory, Method, Net
+from amata.methods.stored import FRESH, clear, open_store, read, write
 from amata.quantity import Count, NotNegative, Whole
 from amata.schedules import Control
 from amata.seeds import draw
@@ -45,8 +45,8 @@ class ATTA(Method):
         self._prepare(batch, memory)
         store = memory["store"]
         ids = batch.ids.to(store.device)
-        delta = (batch.frame.cut(store, ids) if batch.frame else store[ids]).to(x.device)
-        fresh = memory["fresh"][ids].to(x.device).view(-1, 1, 1, 1)
+        delta = read(store, ids, batch.frame).to(x.device)
+        fresh = memory[FRESH][ids].to(x.device).view(-1, 1, 1, 1)
         noise = draw(torch.randn, rng, x.shape, x.device, x.dtype, rows=batch.rows)
         delta = torch.where(fresh, self.noise * noise, delta)
         x_adv = region.project(x + delta)
@@ -54,45 +54,18 @@ class ATTA(Method):
         whole = batch.rows.total if batch.rows else len(x)
         net.backward(x_adv, y, scale=1 / whole if self.loss_scale == "reference" else 1.0)
         net.apply()
-        delta = (x_adv - x).to(store.device)
-        if batch.frame:
-            batch.frame.paste_(store, delta, ids)
-        else:
-            store[ids] = delta
+        write(store, x_adv - x, ids, batch.frame)
         # index_fill_: assigning False would synchronise with the GPU
-        memory["fresh"].index_fill_(0, ids, False)
+        memory[FRESH].index_fill_(0, ids, False)
 
     def _prepare(self, batch: Batch, memory: Memory) -> None:
         """Create the store, and clear it when an epoch e (from 1) has e % reset = 0."""
-        if batch.total == 0:
-            raise InputError(
-                "atta stores a perturbation per sample and needs data in memory: iterables have no "
-                "sample ids, and a folder's crops change at every read; set data.in_memory = true"
-            )
         device = torch.device("cpu") if self.store == "cpu" else batch.x.device
-        if "store" not in memory:
-            pad = batch.frame.pad if batch.frame else 0
-            shape = (
-                batch.total,
-                batch.x.shape[1],
-                batch.x.shape[2] + 2 * pad,
-                batch.x.shape[3] + 2 * pad,
-            )
-            memory["store"] = torch.zeros(shape, device=device, dtype=batch.x.dtype)
-            memory["fresh"] = torch.ones(batch.total, dtype=torch.bool, device=device)
-            memory["epoch"] = torch.tensor(batch.epoch)
-        elif memory["store"].device != device:  # after a resume
-            memory["store"], memory["fresh"] = (
-                memory["store"].to(device),
-                memory["fresh"].to(device),
-            )
-        if batch.epoch != int(memory["epoch"]):
-            memory["epoch"] = torch.tensor(batch.epoch)
+        if open_store("atta", ("store",), batch, memory, device, batch.frame):
             every = (
                 self.early_reset
                 if self.early_reset and batch.epoch < self.early_epochs
                 else self.reset
             )
             if (batch.epoch + 1) % every == 0:
-                memory["store"].zero_()
-                memory["fresh"].fill_(True)
+                clear(memory, ("store",))

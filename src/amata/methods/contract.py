@@ -7,6 +7,7 @@ nothing else.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Protocol, Self
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from amata.batch import Batch
 from amata.errors import InputError
+from amata.losses import Loss
 from amata.quantity import read_fields
 from amata.schedules import Control
 from amata.seeds import Noise
@@ -30,6 +32,12 @@ class Net(Protocol):
     the frozen dataclass, not a new lambda, closure or partial. Use few fixed scales. More than 16
     pairs for one verb are an error.
     """
+
+    @property
+    def loss(self) -> Loss:
+        """What `backward` minimises where no loss is given: the cross-entropy with the label
+        smoothing of the run. A method with more terms builds on it."""
+        ...
 
     def logits(self, x: Tensor) -> Tensor:
         """The network's output, held constant: no gradient flows through it."""
@@ -108,6 +116,15 @@ class Net(Protocol):
         """One optimiser step with the gradients so far, which are then zero again."""
         ...
 
+    def perturbed(self, gamma: float) -> AbstractContextManager[None]:
+        """In the with block, an update takes its gradient at adversarially perturbed weights (AWP).
+
+        `backward` leaves BatchNorm's running statistics alone. `apply` moves every weight tensor
+        with more than one dimension by gamma |w| g / (|g| + 1e-20), g the gradient so far of the
+        whole batch; repeats the backward passes there; restores the weights; and updates them.
+        """
+        ...
+
     # The network split after its first layer, z = f_0(x):
 
     def costate(self, x: Tensor, y: Tensor, *, first: bool, scale: float = 1.0) -> Tensor:
@@ -180,6 +197,11 @@ class Method(ABC):
     def scaled(self, factor: float) -> Self:
         """The same method with `factor` times the radius."""
         return self if factor == 1 else replace(self, ball=self.ball.scaled(factor))
+
+    @property
+    def base(self) -> "Method":
+        """The method itself, without AWP around it."""
+        return self
 
     @property
     def whole_batch(self) -> bool:

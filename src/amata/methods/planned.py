@@ -1,11 +1,14 @@
 """What a method's step costs under a control, counted without a network."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from amata.batch import Batch
+from amata.losses import Loss, ce
 from amata.methods.contract import Method
 from amata.schedules import Control
 
@@ -21,12 +24,12 @@ class Planned(NamedTuple):
     """False if samples may stop early: then `evals` is the most."""
 
 
-def planned_evals(method: Method, u: Control) -> Planned:
-    """The gradient evaluations per image of the method's step under u. Training spends exactly
-    these; where samples stop early, at most these."""
+def planned_evals(method: Method, u: Control, epoch: int = 0) -> Planned:
+    """The gradient evaluations per image of the method's step under u in an epoch (from 0).
+    Training spends exactly these; where samples stop early, at most these."""
     x = torch.full((IMAGES, 1, 4, 4), 0.5)
     ids, net = torch.arange(IMAGES), _Counter()
-    method.step(net, Batch(x, ids * 0, ids, IMAGES), u, torch.Generator(), {})
+    method.step(net, Batch(x, ids * 0, ids, IMAGES, epoch), u, torch.Generator(), {})
     return Planned(net.evals / IMAGES, net.exact)
 
 
@@ -35,6 +38,8 @@ class _Counter:
 
     def __init__(self) -> None:
         self.evals, self.exact = 0, True
+        self.loss: Loss = ce
+        self.passes = 1
 
     def logits(self, x: Tensor) -> Tensor:
         return x.new_zeros(len(x), 2)
@@ -71,11 +76,17 @@ class _Counter:
         self, x: Tensor | tuple[Tensor, ...], y: Tensor, *, wrt_input: bool = False, **_: Any
     ) -> Tensor | None:
         inputs = x if isinstance(x, tuple) else (x,)
-        self.evals += sum(map(len, inputs))
+        self.evals += self.passes * sum(map(len, inputs))
         return torch.zeros_like(inputs[0]) if wrt_input else None
 
     def apply(self) -> None:
         pass
+
+    @contextmanager
+    def perturbed(self, gamma: float) -> Iterator[None]:
+        self.passes = 2
+        yield
+        self.passes = 1
 
     def costate(self, x: Tensor, y: Tensor, *, first: bool, scale: float = 1.0) -> Tensor:
         return self.input_grad(x, y)

@@ -1,6 +1,6 @@
 """What is wrong with a table, in one line."""
 
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -17,6 +17,7 @@ def first_problem(error: ValidationError, table: type[BaseModel]) -> str:
         known: Any = table
         for part in first["loc"][:-1]:
             known = known.model_fields[part].annotation
+            known = (get_args(known) or (known,))[0]  # of an optional table
         message = f"unknown key; {nearest(str(first['loc'][-1]), known.model_fields)}"
     elif first["type"] == "missing":
         places = [p["loc"] for p in problems if p["type"] == "missing"]

@@ -7,9 +7,10 @@ import textwrap
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from amata.methods import AWP
 from amata.recipes import KEYED
 from amata.recipes.files import TABLES
-from amata.recipes.schema import STATIC, table_of
+from amata.recipes.schema import STATIC, awp_table, table_of
 from amata.recipes.tables import REGISTRIES
 
 
@@ -50,17 +51,22 @@ def sections() -> list[Section]:
             )
             continue
         for name, cls in REGISTRIES[table].items():
-            text = (
-                inspect.getdoc(inspect.getmodule(cls)) if table == "method" else inspect.getdoc(cls)
-            )
             keys = [
                 key
                 for key in _keys(table_of(cls, KEYED[table], name), _field_docs(cls))
-                if key.name != KEYED[table]
+                if key.name not in (KEYED[table], "awp")
             ]
-            about = " ".join((text or "").split("\n\n")[0].split())
+            about = _about(inspect.getmodule(cls) if table == "method" else cls)
             found.append(Section(table, name, about, keys))
+        if table == "method":
+            keys = _keys(awp_table(), _field_docs(AWP))
+            found.append(Section("method.awp", None, _about(inspect.getmodule(AWP)), keys))
     return found
+
+
+def _about(documented: object) -> str:
+    """The first paragraph of a docstring."""
+    return " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
 
 
 def _field_docs(cls: type) -> dict[str, str]:
@@ -104,6 +110,8 @@ def _values(said: dict[str, Any]) -> str:
     """The accepted values, in words."""
     if "anyOf" in said:  # an optional key
         return " or ".join(_values(s) for s in said["anyOf"] if s.get("type") != "null")
+    if "$ref" in said:
+        return "table"
     if "enum" in said:
         *most, last = (json.dumps(v) for v in said["enum"])
         return f"{', '.join(most)} or {last}"

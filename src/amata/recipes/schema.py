@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from amata.errors import InputError
+from amata.methods import AWP, Method
 from amata.quantity import MOST, number, shown
 from amata.recipes.files import TABLES
 from amata.recipes.problems import first_problem
@@ -330,17 +331,37 @@ STATIC: dict[str, type[Table]] = {
 def table_of(cls: type, key: str, name: str) -> type[BaseModel]:
     """The table whose keys are the fields of a dataclass, and `key` for the class itself. Fractions
     such as "8/255" are accepted."""
+    fields = {key: (Literal[name], ...), **_fields(cls)}
+    if issubclass(cls, Method):
+        fields["awp"] = (Annotated[awp_table(), BeforeValidator(_is_table)] | None, None)
+    return create_model(f"{cls.__name__}Table", __base__=Table, **fields)
+
+
+@cache
+def awp_table() -> type[BaseModel]:
+    """The table [method.awp]: the fields of AWP but its method."""
+    return create_model("AWPTable", __base__=Table, **_fields(AWP))
+
+
+def _is_table(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise InputError(f"{shown(value)} is not a table; set method.awp.gamma=0.01 instead")
+    return value
+
+
+def _fields(cls: type) -> dict[str, Any]:
+    """The types and defaults of a dataclass's fields, as pydantic wants them."""
     hints = get_type_hints(cls)
-    fields: dict[str, Any] = {key: (Literal[name], ...)}
+    fields: dict[str, Any] = {}
     for f in dataclasses.fields(cls):
-        if hints[f.name] is Ball:
-            continue  # described by the [threat] table
+        if hints[f.name] in (Ball, Method):
+            continue  # described by the [threat] table, or by the table around this one
         kind: Any = hints[f.name]
         if kind in (float, float | None):
             read = Annotated[float, BeforeValidator(partial(number, name=f.name))]
             kind = read if kind is float else read | None
         fields[f.name] = (kind, ... if f.default is dataclasses.MISSING else f.default)
-    return create_model(f"{cls.__name__}Table", __base__=Table, **fields)
+    return fields
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from amata.errors import InputError, nearest, unknown
-from amata.methods import METHODS
+from amata.methods import AWP, METHODS
 from amata.quantity import shown
 from amata.recipes import recorded, schema
 from amata.recipes.files import KEYED, TABLES
@@ -58,6 +58,10 @@ def _controls(recipe: Recipe) -> list[list[float]]:
 
 
 def _table_of(section: str, value: Any, exclude_defaults: bool) -> dict[str, Any]:
+    if isinstance(value, AWP):
+        awp = schema.awp_table()(gamma=value.gamma, warmup=value.warmup)
+        around = awp.model_dump(mode="json", exclude_defaults=exclude_defaults)
+        return {**_table_of(section, value.method, exclude_defaults), "awp": around}
     if isinstance(value, recorded.RecordedMethod | recorded.RecordedSchedule):
         return {KEYED[section]: recorded.NAME, **value.about}
     key = KEYED[section]
@@ -66,13 +70,14 @@ def _table_of(section: str, value: Any, exclude_defaults: bool) -> dict[str, Any
         return {key: recorded.NAME, **recorded.describe_object(value)}
     fields = [f.name for f in dataclasses.fields(value) if f.name != "ball"]
     given = {key: name, **{field: getattr(value, field) for field in fields}}
+    exclude = {"awp"} if section == "method" else None
     # Through the table's own types, so that 1 and 1.0 are written alike.
     table = schema.table_of(REGISTRIES[section][name], key, name)
     try:
         checked = table.model_validate(given)
     except ValidationError as error:
         raise InputError(f"[{section}] {first_problem(error, table)}") from None
-    return checked.model_dump(mode="json", exclude_defaults=exclude_defaults)
+    return checked.model_dump(mode="json", exclude=exclude, exclude_defaults=exclude_defaults)
 
 
 def parse(raw: dict[str, Any], name: str, overrides: Sequence[Pair] = ()) -> Recipe:
@@ -147,9 +152,12 @@ def _build(section: str, table: BaseModel, recipe: str, **more: Any) -> Any:
     """The object that a checked table describes."""
     given = table.model_dump(mode="json")
     name = given.pop(KEYED[section])
+    awp = given.pop("awp", None) if section == "method" else None
     try:
         if name == recorded.NAME:
-            return PLACEHOLDERS[section](about=given, **more)
-        return REGISTRIES[section][name](**given, **more)
+            built = PLACEHOLDERS[section](about=given, **more)
+        else:
+            built = REGISTRIES[section][name](**given, **more)
+        return built if awp is None else AWP(built, **awp)
     except InputError as error:
         raise InputError(f"recipe {recipe}: [{section}] {error}") from None

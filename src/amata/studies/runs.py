@@ -71,7 +71,7 @@ def planned_cost(folder: Path, recipe: Recipe) -> float:
     planned = planned_controls(recipe.schedule, epochs)
     if planned is None:
         planned = [largest_control(recipe.schedule, epochs)] * epochs
-    return sum(planned_evals(recipe.method, u).evals for u in planned)
+    return sum(planned_evals(recipe.method, u, t).evals for t, u in enumerate(planned))
 
 
 def run_controls(run: RunFolder) -> dict[int, Control]:

@@ -126,7 +126,7 @@ def suits(recipe: Recipe) -> bool:
         and recipe.train.compile != "never"
         and recipe.model.name in MODELS
         and not recipe.model.weights
-        and type(recipe.method) in METHODS.values()
+        and type(recipe.method.base) in METHODS.values()
         and recipe.optim.class_weights == "none"
         and not isinstance(recipe.data, PythonData)
         and find_dataset(recipe.data.name).loader is not None

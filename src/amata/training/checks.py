@@ -20,7 +20,7 @@ from amata.schedules import Adaptive, Control
 
 def check_consistent(recipe: Recipe, plan: Sequence[Control] | None) -> None:
     """Refuse settings that would have no effect, and controls with which nothing is trained."""
-    method, name = recipe.method, type(recipe.method).__name__
+    method, name = recipe.method, type(recipe.method.base).__name__
     if recipe.model.new_head and recipe.model.weights is None:
         raise InputError(
             "model.new_head replaces the classifier of given weights; set model.weights=PATH to a "
@@ -40,7 +40,7 @@ def check_consistent(recipe: Recipe, plan: Sequence[Control] | None) -> None:
     if (
         isinstance(schedule, Adaptive)
         and schedule.budget is not None
-        and type(method) in METHODS.values()  # a user-defined one may need real images
+        and type(method.base) in METHODS.values()  # a user-defined one may need real images
         and not planned_evals(method, schedule.largest()).exact
     ):
         raise InputError(
@@ -117,7 +117,7 @@ def check_equal_batches(count: int, ranks: Ranks) -> None:
 
 def check_divisible(recipe: Recipe, ranks: Ranks) -> None:
     """Refuse what cannot be divided among processes, or into parts of a batch."""
-    method, name = recipe.method, type(recipe.method).__name__
+    method, name = recipe.method, type(recipe.method.base).__name__
     if recipe.data.batch_size < ranks.size:
         raise InputError(
             f"data.batch_size = {recipe.data.batch_size} cannot be divided among {ranks.size} "

@@ -246,7 +246,7 @@ def _recipe(
 ) -> Recipe:
     """The base recipe, or the default one, with the given method and schedule."""
     if base is None:
-        if isinstance(method, ERM) and schedule is None:
+        if method is not None and isinstance(method.base, ERM) and schedule is None:
             schedule = Constant(steps=0, step_size=0.0)  # clean training has no attack to schedule
         if method is None or schedule is None:
             raise InputError(f"fit() needs method= and schedule=, or recipe=, as in {SHORTEST}")

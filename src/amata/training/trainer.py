@@ -273,7 +273,7 @@ class Trainer:
             loss = self.net.last_loss
             self.loss_sum += loss if len(parts) == 1 else loss * self.net.part_weight
         if self.net.updates == 0:
-            name = type(method).__name__
+            name = type(method.base).__name__
             raise InputError(
                 f"{name}.step() never calls net.apply(), so no weight was updated; call it after "
                 "net.backward()"

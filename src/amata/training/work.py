@@ -14,7 +14,7 @@ def planned_work(
         return None
     parts = processes * recipe.train.accumulate
     return Plan(
-        type(recipe.method).__name__,
+        type(recipe.method.base).__name__,
         shape,
         images // processes,
         max(recipe.data.batch_size // parts, 1),
