@@ -21,9 +21,17 @@ class Planned(NamedTuple):
     """False if samples may stop early: then `evals` is the most."""
 
 
-def planned_evals(method: Method, u: Control) -> Planned:
-    """The gradient evaluations per image of the method's step under u. Training spends exactly
-    these; where samples stop early, at most these."""
+def planned_evals(method: Method, u: Control[float]) -> Planned:
+    """The gradient evaluations per image of the method's step under u: of a fractional K, the mean
+    over its batches. Training spends exactly these; where samples stop early, at most these."""
+    counted = [(share, _count(method, part)) for share, part in u.parts()]
+    return Planned(
+        sum(share * planned.evals for share, planned in counted),
+        all(planned.exact for _, planned in counted),
+    )
+
+
+def _count(method: Method, u: Control) -> Planned:
     x = torch.full((IMAGES, 1, 4, 4), 0.5)
     ids, net = torch.arange(IMAGES), _Counter()
     method.step(net, Batch(x, ids * 0, ids, IMAGES), u, torch.Generator(), {})

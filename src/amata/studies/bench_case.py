@@ -142,7 +142,8 @@ def cases(recipe: Recipe, batches: Sequence[int], steps: Sequence[int]) -> list[
 
 
 def schedule_controls(recipe: Recipe) -> list[Control]:
-    """The control of every epoch, or the candidates of a closed-loop schedule."""
+    """The controls of the batches of every epoch, or the candidates of a closed-loop schedule."""
     if (loop := closed_loop(recipe.schedule)) is not None:
         return loop.candidates()
-    return planned_controls(recipe.schedule, recipe.train.epochs) or []
+    planned = planned_controls(recipe.schedule, recipe.train.epochs) or []
+    return [part for u in planned for _, part in u.parts()]

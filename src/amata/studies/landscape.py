@@ -197,7 +197,7 @@ def run_landscapes(
             state = read_tensors(states[epoch])
             # EMA weights if there are any: evaluation uses them
             load_state(model, under(state, "ema/") or under(state, "model/"), states[epoch])
-        own = trained[epoch or best]
+        own = trained[epoch or best].parts()[-1][1]  # of a fractional K, the larger
         controls = {
             **attacks,
             f"training attack, K = {own.steps}": own._replace(step_size=alpha or own.step_size),

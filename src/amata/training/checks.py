@@ -18,7 +18,7 @@ from amata.recipes import Recipe
 from amata.schedules import Adaptive, Control
 
 
-def check_consistent(recipe: Recipe, plan: Sequence[Control] | None) -> None:
+def check_consistent(recipe: Recipe, plan: Sequence[Control[float]] | None) -> None:
     """Refuse settings that would have no effect, and controls with which nothing is trained."""
     method, name = recipe.method, type(recipe.method).__name__
     if recipe.model.new_head and recipe.model.weights is None:
@@ -48,10 +48,13 @@ def check_consistent(recipe: Recipe, plan: Sequence[Control] | None) -> None:
             "early; set schedule.gamma instead"
         )
     for epoch, u in enumerate(plan or []):
-        if u.steps < method.min_steps:
+        if int(u.steps) < method.min_steps:
+            where = f"in epoch {epoch + 1}"
+            if not isinstance(u.steps, int):
+                where = f"in some batches of epoch {epoch + 1}, where K = {u.steps:.3g}"
             raise InputError(
-                f"with {u.steps} steps, as in epoch {epoch + 1}, {name} does not update the "
-                "weights; raise K in [schedule]"
+                f"with {int(u.steps)} steps, as {where}, {name} does not update the weights; "
+                "raise K in [schedule]"
             )
 
 
