@@ -1,6 +1,7 @@
-"""The control of an epoch and of its batches: fractional K, from 0 on, in real trainings."""
+"""The control of an epoch and of its batches: fractional K, from 0 on, annealed tau and radius, in
+real trainings."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -13,14 +14,23 @@ from hypothesis import strategies as st
 
 from amata.batch import Batch
 from amata.control import GradientCost, criterion
+from amata.engine.ascent import ascent_step
 from amata.errors import InputError, Interrupted
-from amata.methods import PGD, planned_evals
+from amata.methods import METHODS, PGD, planned_evals
 from amata.recipes import Recipe
 from amata.runs import RunFolder
-from amata.schedules import Constant, Control, Linear, Piecewise, planned_controls, reaching
+from amata.schedules import (
+    Constant,
+    Control,
+    Exponential,
+    Linear,
+    Piecewise,
+    planned_controls,
+    reaching,
+)
 from amata.studies.bench_case import schedule_controls
 from amata.studies.runs import run_controls
-from amata.threat import Linf
+from amata.threat import L2, Linf
 from amata.training.batches import training_batches
 from amata.training.guard import Guard
 from amata.training.trainer import Trainer
@@ -212,3 +222,84 @@ def test_the_criterion_of_a_fractional_k_is_the_mean_over_its_batches() -> None:
 def test_a_benchmark_times_the_whole_numbers_of_steps() -> None:
     recipe = toy_recipe(*FINE)
     assert {u.steps for u in schedule_controls(recipe)} == {0, 1, 2, 3}
+
+
+# --- tau and the radius
+# ------------------------------------------------------------------------------------------
+
+
+def test_tau_and_the_radius_anneal() -> None:
+    schedule = Linear(k_min=1, k_max=3, tau=0.1, tau_end=0.2, eps_start=0.25, eps_until=0.5)
+    taus, shares = [0.1, 0.125, 0.15, 0.175], [0.25, 0.625, 1, 1]
+    for t, (tau, share) in enumerate(zip(taus, shares, strict=True)):
+        u = schedule(t, 4)
+        assert u.eps == pytest.approx(share)
+        assert u.steps * u.step_size == pytest.approx(share * tau)
+    assert schedule(2, 4).eps == schedule(3, 4).eps == 1, "exactly"
+    assert schedule(4, 4)[:2] == schedule.largest()[:2] == (3, 0.2 / 3)
+    assert Exponential(k_min=0, k_max=2, tau=1, eps_start=0.5)(1, 4).eps == 0.625
+    fine = Linear(k_min=0, k_max=2, tau=0.2, fractional=True, eps_start="1/2")(1, 4)
+    assert fine.eps == 0.625
+    assert {v.eps for _, v in fine.parts()} == {0.625}
+    assert all(v.step_size == fine.tau for _, v in fine.parts()), "K is 0 or 1 in every batch"
+    assert fine.tau == 0.125
+
+
+def test_a_radius_that_rises_as_in_a_warm_up_trains_the_same_bytes() -> None:
+    """eps_warmup = 1 is a start at one half that lasts an epoch of four."""
+    data, found = toy_data(), []
+    for more in (("train.eps_warmup=1",), ("schedule.eps_start=1/2", "schedule.eps_until=1/4")):
+        model = small_net()
+        fitted = fit(model, data, None, toy_recipe("train.guard=ignore", *more))
+        found.append(([row["loss"] for row in fitted.epochs], model.state_dict()))
+        assert [row["eps"] for row in fitted.epochs] == [0.025, 0.05, 0.05, 0.05]
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(found[0][1][k], found[1][1][k]) for k in found[0][1])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains_in_a_radius_that_rises(name: str) -> None:
+    """And in fractions where it can: what it gets is whole, and inside the ball of its epoch."""
+    least = METHODS[name].min_steps
+    more = ("model.first_layer='0'", f"method.name={name}", f"schedule.k_min={least}")
+    recipe = toy_recipe(*more, "schedule.eps_start=0.5", *FINE[1:], "train.epochs=2")
+    fitted = fit(small_net(), toy_data(64), None, recipe)
+    assert [row["eps"] for row in fitted.epochs] == pytest.approx([0.025, 0.0375])
+    plan = planned_controls(recipe.schedule, 2) or []
+    exact = [planned_evals(recipe.method, u) for u in plan]
+    assert fitted.grad_evals == 64 * sum(p.evals for p in exact) or not exact[-1].exact
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("schedule.eps_start=0",), "eps_start = 0.0 must be above 0"),
+        (("schedule.eps_start=1.5",), "eps_start = 1.5 is a share: at most 1"),
+        (("schedule.eps_until=0.5",), "eps_until = 0.5 has no effect without eps_start"),
+        (("schedule.tau_end=-1",), "tau_end = -1.0 must be above 0"),
+        (
+            ("schedule.eps_start=0.5", "train.eps_warmup=1"),
+            "train.eps_warmup and the schedule both change the training radius",
+        ),
+    ],
+)
+def test_bad_radii_are_refused(options: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        fit(small_net(), toy_data(), None, toy_recipe(*options))
+
+
+@pytest.mark.parametrize("kind", [Linf, L2])
+def test_a_recorded_step_serves_every_radius(kind: Any) -> None:
+    """What a graph copies in decides the projection: with the tensors of another ball's region, a
+    region projects as that one does. So the fast engine records one graph for all radii."""
+    x = torch.rand(4, 3, 5, 5)
+    x_adv, g = x + torch.randn_like(x), torch.randn_like(x)
+    recorded, now = kind(0.5).around(x), kind(0.1).around(x)
+    copied = {
+        f.name: getattr(now, f.name)
+        for f in fields(now)
+        if isinstance(getattr(now, f.name), torch.Tensor)
+    }
+    assert torch.equal(
+        ascent_step(replace(recorded, **copied), x_adv, g, 0.1), ascent_step(now, x_adv, g, 0.1)
+    )

@@ -22,7 +22,16 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from amata.errors import InputError
-from amata.quantity import Count, NotNegative, Positive, Steps, StepStages, Whole, read_fields
+from amata.quantity import (
+    Count,
+    NotNegative,
+    Positive,
+    Share,
+    Steps,
+    StepStages,
+    Whole,
+    read_fields,
+)
 from amata.schedules.contract import check_epoch
 from amata.schedules.control import Control, reaching
 
@@ -67,19 +76,32 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Annealing(ABC):
-    """K_t = k_min + (k_max - k_min) s_t, where s_t rises from 0 to 1 over the run."""
+    """K_t = k_min + (k_max - k_min) s_t, where s_t rises from 0 to 1 over the run; tau may change
+    along with K, and the training radius may rise."""
 
     k_min: Whole
     """K in the first epoch; K = 0 trains on the attack's start."""
     k_max: Count
     """K towards the end."""
     tau: Positive
-    """K alpha, which is constant."""
+    """K alpha, which is constant, or in the first epoch if `tau_end` is given."""
+    tau_end: Positive | None = None
+    """K alpha towards the end: it changes along with K."""
     fractional: bool = False
     """Whether K is not rounded: batches take the whole numbers around it in turn."""
+    eps_start: Share = 1.0
+    """The training radius in the first epoch, as a share of eps. It rises linearly, and K alpha is
+    times the same share."""
+    eps_until: Share = 1.0
+    """The share of the run after which the training radius is eps."""
 
     def __post_init__(self) -> None:
         read_range(self)
+        if self.eps_until < 1 and self.eps_start == 1:
+            raise InputError(
+                f"eps_until = {self.eps_until:g} has no effect without eps_start; set eps_start "
+                "below 1"
+            )
 
     @abstractmethod
     def risen(self, epoch: int, epochs: int) -> float | Fraction:
@@ -87,11 +109,18 @@ class Annealing(ABC):
 
     def __call__(self, epoch: int, epochs: int) -> Control[float]:
         check_epoch(epoch, epochs)
-        steps = self.k_min + (self.k_max - self.k_min) * self.risen(epoch, epochs)
-        return reaching(float(steps) if self.fractional else _half_up(steps), self.tau)
+        risen = self.risen(epoch, epochs)
+        steps = self.k_min + (self.k_max - self.k_min) * risen
+        tau = self.tau
+        if self.tau_end is not None:
+            tau += (self.tau_end - tau) * float(risen)
+        eps, full = 1.0, self.eps_until * epochs
+        if epoch < full:
+            eps -= (1 - self.eps_start) * (1 - epoch / full)
+        return reaching(float(steps) if self.fractional else _half_up(steps), eps * tau, eps)
 
     def largest(self) -> Control[float]:
-        return reaching(self.k_max, self.tau)
+        return reaching(self.k_max, self.tau if self.tau_end is None else self.tau_end)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +131,15 @@ class Linear(Annealing):
     if TYPE_CHECKING:
 
         def __init__(
-            self, *, k_min: int, k_max: int, tau: float | str, fractional: bool = False
+            self,
+            *,
+            k_min: int,
+            k_max: int,
+            tau: float | str,
+            tau_end: float | str | None = None,
+            fractional: bool = False,
+            eps_start: float | str = 1.0,
+            eps_until: float | str = 1.0,
         ) -> None: ...
 
     def risen(self, epoch: int, epochs: int) -> Fraction:
@@ -125,7 +162,10 @@ class Exponential(Annealing):
             k_min: int,
             k_max: int,
             tau: float | str,
+            tau_end: float | str | None = None,
             fractional: bool = False,
+            eps_start: float | str = 1.0,
+            eps_until: float | str = 1.0,
             eta: float = 1.0,
         ) -> None: ...
 

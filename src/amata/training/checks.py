@@ -31,6 +31,11 @@ def check_consistent(recipe: Recipe, plan: Sequence[Control[float]] | None) -> N
             f"train.eps_warmup = {warmup:g} leaves none of the {recipe.train.epochs} epochs with "
             f"the full eps; set it to {recipe.train.epochs - 1}, or train longer"
         )
+    if warmup and any(u.eps != 1 for u in plan or []):
+        raise InputError(
+            "train.eps_warmup and the schedule both change the training radius; set "
+            "train.eps_warmup=0, or schedule.eps_start=1"
+        )
     if method.own_loss and recipe.optim.label_smoothing > 0:
         raise InputError(
             f"{name} trains on a loss of its own, without label smoothing; set "
