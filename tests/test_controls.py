@@ -29,7 +29,9 @@ from amata.schedules import (
     reaching,
 )
 from amata.studies.bench_case import schedule_controls
+from amata.studies.cost import Prices
 from amata.studies.runs import run_controls
+from amata.studies.space import Space
 from amata.threat import L2, Linf
 from amata.training.batches import training_batches
 from amata.training.guard import Guard
@@ -73,6 +75,21 @@ def test_a_whole_k_is_the_same_in_every_batch() -> None:
     assert isinstance(u.steps, int)
     assert u.for_batch(7) is u
     assert reaching(0, 0.5) == Control(0, 0.5), "a step of K = 0, if a method takes one after all"
+
+
+def test_a_control_shows_what_it_has() -> None:
+    """A search names its trials by this text, so that of a plain control may not change."""
+    assert repr(reaching(2, 0.5)) == "Control(steps=2, step_size=0.25)"
+    assert repr(reaching(0.5, 0.5, 0.25)) == "Control(steps=0.5, step_size=0.5, tau=0.5, eps=0.25)"
+
+
+def test_a_search_starts_from_a_plain_schedule_only() -> None:
+    found = []
+    for more in ((), ("schedule.k_min=0",), ("schedule.fractional=true",), ("schedule.tau_end=1",)):
+        recipe = toy_recipe("schedule.k_min=1", *more)
+        prices = Prices(recipe, None)  # type: ignore[arg-type]  # PGD's are counted without data
+        found.append(Space(recipe, prices, 4.0, 3, ("linear",)).recipe_params() is not None)
+    assert found == [True, False, False, False]
 
 
 def test_schedules_in_fractions() -> None:

@@ -178,8 +178,8 @@ class Piecewise:
     """Stages given by hand: `stages` holds (first epoch, K) pairs. Give `tau`, then alpha_t = tau /
     K_t (tau itself where K_t = 0); or `step_size`, then alpha_t is constant.
 
-    >>> Piecewise(stages=[(0, 2), (5, 10)], tau=0.5)(4, 10)[:2]
-    (2, 0.25)
+    >>> Piecewise(stages=[(0, 2), (5, 10)], tau=0.5)(4, 10)
+    Control(steps=2, step_size=0.25)
     """
 
     stages: StepStages

@@ -69,6 +69,10 @@ class Control(NamedTuple, Generic[K]):
         size = self.step_size * max(float(self.steps), 1.0) / max(steps, 1.0)
         return Control(steps, size, self.tau, self.eps)
 
+    def __repr__(self) -> str:
+        shown = {k: v for k, v in self._asdict().items() if v != self._field_defaults.get(k, ...)}
+        return f"Control({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
+
     def _whole(self, steps: int) -> "Control":
         size = self.step_size if self.tau is None else self.tau / max(steps, 1)
         return Control(steps, size, None, self.eps)
