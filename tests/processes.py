@@ -32,6 +32,7 @@ CASES: dict[str, tuple[list[str], int]] = {
     "erm": (["method.name=erm"], 96),
     "pgd": ([], 96),
     "pgd, parts of different sizes": ([], 91),
+    "pgd, K from 0 in fractions": (["schedule.k_min=0", "schedule.fractional=true"], 96),
     "pgd, average and crops": (["optim.ema=0.9", "data.augment=crop-flip", "data.pad=1"], 96),
     "pgd in l2": (["threat.norm=l2", "threat.eps=0.3", "schedule.tau=0.6"], 96),
     "fast from before": (["method.name=fast", "method.init=previous"], 96),

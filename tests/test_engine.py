@@ -999,31 +999,30 @@ def test_evaluation_on_a_compiled_copy_finds_the_same() -> None:
 
 
 @gpu
-def test_nothing_is_compiled_or_recorded_again_when_k_and_alpha_change() -> None:
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_nothing_is_compiled_or_recorded_again_when_k_alpha_and_the_radius_change(
+    norm: str,
+) -> None:
     from torch._dynamo.utils import counters
 
     from amata.methods import PGD
-    from amata.threat import Linf
+    from amata.threat import BALLS
 
     model = build("preactresnet18", in_channels=3, classes=10, seed=0).cuda()
     net = FastNet(model, sgd(model), precision="bf16")
-    seen = []
-    for index, u in enumerate(
-        [Control(2, 0.04), Control(3, 0.03), Control(10, 0.01), Control(1, 0.1)]
-    ):
+    method, seen = PGD(ball=BALLS[norm](0.1)), []
+    for index, (steps, factor) in enumerate([(2, 0.25), (3, 0.5), (10, 0.75), (0, 0.75), (1, 1)]):
+        u, own = Control(steps, 0.1 / max(steps, 1)), method.scaled(factor)
+        rng = generator(index, device="cuda")
         x, y = blobs(64, index)
-        PGD(ball=Linf(8 / 255)).step(
-            net, Batch(x, y, torch.arange(64)), u, generator(index, device="cuda"), {}
-        )
+        own.step(net, Batch(x, y, torch.arange(64)), u, rng, {})
         if index == 1:
             x, y = blobs(17, index)  # a smaller last batch is not compiled
-            PGD(ball=Linf(8 / 255)).step(
-                net, Batch(x, y, torch.arange(17)), u, generator(index, device="cuda"), {}
-            )
+            own.step(net, Batch(x, y, torch.arange(17)), u, rng, {})
         seen.append((counters["stats"]["unique_graphs"], len(net.graphs), len(net.ascent_graphs)))
     assert seen[0][0] > 0
     # the attack copy is first refreshed, and that recorded, in the second step
-    assert seen[1:] == [seen[1]] * 3
+    assert seen[1:] == [seen[1]] * 4
     assert seen[1][2] == 1
 
 

@@ -1127,18 +1127,21 @@ def test_equal_bounds_train_bit_for_bit_like_a_constant() -> None:
     for schedule in (Linear(k_min=3, k_max=3, tau=tau), Constant(steps=3, step_size=tau / 3)):
         model = small_net()
         for epoch in range(3):
-            train(PGD(ball=Linf(EPS)), model, schedule(epoch, 3))
+            train(PGD(ball=Linf(EPS)), model, schedule(epoch, 3).for_batch(0))
         nets.append(model)
     for a, b in zip(nets[0].state_dict().values(), nets[1].state_dict().values(), strict=True):
         assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("random_start", [False, True])
-def test_pgd_without_steps_is_erm(random_start: bool) -> None:
+def test_pgd_without_steps_trains_on_its_start(random_start: bool) -> None:
+    """Without a random start that is ERM; with one, as if a step had no length."""
     a, b = small_net(), small_net()
-    train(PGD(ball=Linf(EPS), random_start=random_start), a, Control(0, 0.0))
-    train(ERM(ball=Linf(EPS)), b)
+    pgd = PGD(ball=Linf(EPS), random_start=random_start)
+    net, _ = train(pgd, a, Control(0, 0.1))
+    other, _ = train(pgd, b, Control(1, 0.0)) if random_start else train(ERM(ball=Linf(EPS)), b)
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+    assert net.grad_evals == other.grad_evals / (2 if random_start else 1)
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])

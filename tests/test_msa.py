@@ -100,6 +100,18 @@ BAD: dict[str, tuple[str, list[str], MsaSettings, str]] = {
         MsaSettings(),
         "under one eps; --set train.eps_warmup=0",
     ),
+    "annealed eps": (
+        "mnist5k-amata",
+        ["schedule.eps_start=0.5"],
+        MsaSettings(),
+        "anneals the radius or K .* without eps_start",
+    ),
+    "annealed reach": (
+        "mnist5k-amata",
+        ["schedule.tau_end=0.3"],
+        MsaSettings(),
+        "anneals the radius or K .* without eps_start",
+    ),
     "early stops": ("mnist5k-amata-fat", [], MsaSettings(), "stop early.*use amata search"),
     "erm": ("mnist5k-amata", ["method.name=erm"], MsaSettings(), "costs the same for every K"),
     "budget": ("mnist5k-amata", [], MsaSettings(budget=1.5), "1.5 .* is below the 2 of K = 1"),

@@ -102,8 +102,8 @@ def test_piecewise_holds_each_stage() -> None:
 
 def test_a_schedule_needs_only_two_lines_in_a_foreign_loop() -> None:
     anneal = SCHEDULES["linear"](k_min=2, k_max=4, tau=1.0)
-    steps, step_size = anneal(0, 3)
-    assert (steps, step_size) == (2, 0.5)
+    u = anneal(0, 3)
+    assert (u.steps, u.step_size) == (2, 0.5)
 
 
 def test_equal_bounds_are_a_constant() -> None:
@@ -118,7 +118,13 @@ def test_equal_bounds_are_a_constant() -> None:
     ("build", "message"),
     [
         (lambda: Linear(k_min=5, k_max=2, tau=1), "k_min = 5 is above k_max = 2"),
-        (lambda: Linear(k_min=0, k_max=2, tau=1), "k_min = 0 must be a whole number of at least 1"),
+        (lambda: Linear(k_min=-1, k_max=2, tau=1), "k_min = -1 must be a whole number of at least"),
+        (lambda: Linear(k_min=0, k_max=0, tau=1), "k_max = 0 must be a whole number of at least 1"),
+        (lambda: Linear(k_min=1.5, k_max=2, tau=1), "k_min = 1.5 must be a whole number"),  # type: ignore[arg-type]
+        (lambda: Constant(steps=-0.5, step_size=1), "steps = -0.5 must be at least 0"),
+        (lambda: Constant(steps="two", step_size=1), "steps = 'two' is not a number"),
+        (lambda: Constant(steps=10**10, step_size=1), "steps = 10000000000 must be at most"),
+        (lambda: Piecewise(stages=((0, -1.5),), tau=1), "stages: value = -1.5 must be at least 0"),
         (lambda: Linear(k_min=1, k_max=2, tau=0), "tau = 0 must be above 0"),
         (lambda: Exponential(k_min=1, k_max=2, tau=1, eta=-1), "eta"),
         (lambda: Constant(steps=1, step_size=-0.1), "step_size"),
@@ -247,12 +253,15 @@ def test_adaptive_refuses_what_it_cannot_do() -> None:
 @pytest.mark.parametrize(
     ("control", "message"),
     [
-        ((-1, 0.1), "steps of the schedule = -1 must be a whole number of at least 0"),
+        ((-1, 0.1), "steps of the schedule = -1 must be at least 0"),
+        ((math.inf, 0.1), "steps of the schedule = inf is not finite"),
+        ((1.5, 0.1, -1), "tau of the schedule = -1 must be above 0"),
+        ((1, 0.1, None, 2), "eps of the schedule = 2 is a share: at most 1"),
         ((1, -0.1), "step_size of the schedule = -0.1 must be at least 0"),
         ((1, math.nan), "step_size of the schedule = nan is not finite"),
     ],
 )
-def test_a_users_schedule_is_checked(control: tuple[int, float], message: str) -> None:
+def test_a_users_schedule_is_checked(control: tuple[Any, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         planned_controls(lambda epoch, epochs: Control(*control), 3)
 
@@ -265,9 +274,11 @@ def test_a_users_schedule_is_checked(control: tuple[int, float], message: str) -
         (Exponential(k_min=2, k_max=10, tau=0.5), (10, 0.05)),
         (Piecewise(stages=[(0, 5), (2, 1)], tau=0.5), (5, 0.1)),
         (Piecewise(stages=[(0, 0)], tau=0.5), (0, 0.5)),
+        (Piecewise(stages=[(0, 1.5), (2, 2.5)], tau=0.6), (3, 0.2)),  # of one batch
+        (Constant(steps=1.5, step_size=0.1), (2, 0.1)),
         (Adaptive(k_min=2, k_max=10, tau=0.5, gamma=0.1), (10, 0.05)),
         (lambda epoch, epochs: (4 - epoch, 0.1), (4, 0.1)),
     ],
 )
 def test_the_largest_control_of_a_schedule(schedule: Any, largest: tuple[int, float]) -> None:
-    assert largest_control(schedule, 3) == pytest.approx(largest)
+    assert largest_control(schedule, 3)[:2] == pytest.approx(largest)

@@ -716,7 +716,7 @@ def test_a_price_is_measured_where_samples_stop_early(name: str) -> None:
 
 
 class TooLow(Prices):
-    def epoch(self, epoch: int, u: Control) -> float:
+    def epoch(self, epoch: int, u: Control[float]) -> float:
         return super().epoch(epoch, u) / 2
 
 

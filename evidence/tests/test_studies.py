@@ -36,7 +36,7 @@ def test_a_study_can_be_planned_and_measures_its_own_runs(name: str, tmp_path: P
     assert wanted <= {f"runs/{run_name(recipe)}" for recipe in planned}
 
 
-def controls(name: str) -> dict[str, list[Control]]:
+def controls(name: str) -> dict[str, list[Control[float]]]:
     """The planned controls of every arm."""
     found = {}
     for title, (base, sets) in study.STUDIES[name].recipes.items():

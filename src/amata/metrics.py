@@ -12,6 +12,7 @@ Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Amount = Annotated[float, Field(ge=0, le=LARGEST)]
 Index = Annotated[int, Field(ge=0, lt=2**63)]
+Steps = Index | Amount
 Count = Annotated[int, Field(ge=1, lt=2**63)]
 
 
@@ -19,10 +20,13 @@ class EpochRow(TypedDict):
     """One epoch, as metrics.jsonl holds it. Costs are totals since the start of the run."""
 
     epoch: Index
-    steps: Index
+    steps: Steps
+    """K. Of a fraction, batches take the whole numbers around it in turn."""
     step_size: Finite
+    tau: NotRequired[Amount]
+    """K alpha of every batch, where K is a fraction and they share it."""
     eps: NotRequired[Amount]
-    """The training radius, where it warms up."""
+    """The training radius, where it changes."""
     loss: Finite
     train_seconds: Amount
     compile_seconds: NotRequired[Amount]

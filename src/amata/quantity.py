@@ -92,8 +92,31 @@ def whole(value: Any, name: str, least: int, most: int = MOST) -> int:
     return int(result)
 
 
-def stages(value: Any, name: str) -> tuple[tuple[int, int], ...]:
-    """Parse (first epoch, whole number) pairs, from epoch 0 on with rising epochs."""
+def steps_of(value: Any, name: str) -> int | float:
+    """Parse K, which may be a fraction; a whole number becomes an integer.
+
+    >>> steps_of(2.0, "K"), steps_of("7/5", "K")
+    (2, 1.4)
+    """
+    try:
+        return whole(value, name, 0)
+    except InputError:
+        result = not_negative(value, name)
+        if result == int(result):  # a whole number that is too large
+            raise
+    return result
+
+
+def share(value: Any, name: str) -> float:
+    """Parse a share: above 0, at most 1."""
+    result = positive(value, name)
+    if result > 1:
+        raise InputError(f"{name} = {shown(value)} is a share: at most 1")
+    return result
+
+
+def stages(value: Any, name: str, read: "Reader") -> tuple[tuple[int, Any], ...]:
+    """Parse (first epoch, value) pairs, from epoch 0 on with rising epochs."""
     try:
         pairs = [(first, of_stage) for first, of_stage in value]
     except (TypeError, ValueError):
@@ -101,7 +124,7 @@ def stages(value: Any, name: str) -> tuple[tuple[int, int], ...]:
             f"{name} = {shown(value)} must be pairs, as in [[0, 2], [5, 10]]"
         ) from None
     result = tuple(
-        (whole(first, f"{name}: first epoch", 0), whole(of_stage, f"{name}: value", 0))
+        (whole(first, f"{name}: first epoch", 0), read(of_stage, f"{name}: value"))
         for first, of_stage in pairs
     )
     starts = [first for first, _ in result]
@@ -132,7 +155,10 @@ Positive = Annotated[float, positive]
 NotNegative = Annotated[float, not_negative]
 Whole = Annotated[int, partial(whole, least=0)]
 Count = Annotated[int, partial(whole, least=1)]
-Stages = Annotated[tuple[tuple[int, int], ...], stages]
+Share = Annotated[float, share]
+Steps = Annotated[int | float, steps_of]
+Stages = Annotated[tuple[tuple[int, int], ...], partial(stages, read=partial(whole, least=0))]
+StepStages = Annotated[tuple[tuple[int, int | float], ...], partial(stages, read=steps_of)]
 
 Reader = Callable[[Any, str], Any]
 SIMPLE: dict[Any, Reader] = {bool: switch, float: number, int: partial(whole, least=-MOST)}
@@ -211,6 +237,15 @@ def short_number(value: Any) -> str:
     top = round(255 * value)
     nice = abs(255 * value - top) < 1e-6 and len(f"{value:.10g}") > 6
     return f"{top}/255" if nice else f"{value:.4g}"
+
+
+def short_steps(steps: float) -> str:
+    """The K of an epoch.
+
+    >>> short_steps(2), short_steps(1 + 1 / 15)
+    ('2', '1.07')
+    """
+    return str(steps) if isinstance(steps, int) else f"{steps:.3g}"
 
 
 def describe_ball(norm: str, eps: float) -> str:

@@ -21,7 +21,8 @@ class BatchInfo(NamedTuple):
     epochs: int
     batch: int
     batches: int
-    steps: int
+    steps: float
+    """K of the epoch, which may be a fraction."""
     step_size: float
     loss: Tensor | None
     share: float

@@ -157,6 +157,11 @@ def _per_sample_norm(v: Tensor) -> Tensor:
     return v.flatten(1).norm(dim=1).clamp_min(least).view(-1, *[1] * (v.dim() - 1))
 
 
+def _shortened(delta: Tensor, eps: float | Tensor) -> Tensor:
+    """Each sample shortened to |delta|_2 <= eps."""
+    return delta * (_per_sample_norm(delta).reciprocal() * eps).clamp_max(1)
+
+
 @dataclass(frozen=True)
 class L2:
     """{x' in [0, 1] : |x' - x|_2 <= eps}. Steps follow the normalised gradient."""
@@ -176,7 +181,8 @@ class L2:
         return L2(factor * self.eps)
 
     def around(self, x: Tensor) -> "L2Region":
-        return L2Region(self, x)
+        exact = torch.promote_types(x.dtype, torch.float32)
+        return L2Region(self, x, x.new_full((), self.eps, dtype=exact))
 
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
         return (x_adv - x).flatten(1).norm(dim=1)
@@ -191,7 +197,7 @@ class L2:
         return g / _per_sample_norm(g)
 
     def limit(self, delta: Tensor) -> Tensor:
-        return delta * (self.eps / _per_sample_norm(delta)).clamp_max(1)
+        return _shortened(delta, self.eps)
 
     def fosc(self, x_adv: Tensor, x: Tensor, g: Tensor) -> Tensor:
         return self.eps * g.flatten(1).norm(dim=1) - ((x_adv - x) * g).flatten(1).sum(1)
@@ -201,6 +207,8 @@ class L2:
 class L2Region:
     ball: L2
     x: Tensor
+    eps: Tensor
+    """The radius on the device: a recorded projection serves every radius."""
 
     def start(self, rng: torch.Generator, rows: Rows | None = None) -> Tensor:
         # Uniform in the ball: a uniform direction times a radius whose d-th power is uniform.
@@ -217,7 +225,7 @@ class L2Region:
 
     def project(self, x_adv: Tensor) -> Tensor:
         # x is in [0, 1], so clamping to [0, 1] does not increase the distance to x.
-        return (self.x + self.ball.limit(x_adv - self.x)).clamp(0, 1)
+        return (self.x + _shortened(x_adv - self.x, self.eps)).clamp(0, 1)
 
     def maximiser(self, g: Tensor) -> Tensor:
         # By the KKT conditions it is x + eps g / (m |g|), clamped to [0, 1], with the smallest m in

@@ -12,7 +12,7 @@ from amata.console.screens import Log, Notebook, Terminal
 from amata.console.streams import err
 from amata.errors import InputError, printable
 from amata.metrics import EpochRow
-from amata.quantity import short_number
+from amata.quantity import short_number, short_steps
 from amata.reporter import BatchInfo, Reporter, Reporters, RunInfo
 
 DATA_WAIT = 0.05
@@ -71,7 +71,7 @@ class ConsoleReporter(Reporter):
         parts = [
             (0, f"epoch {info.epoch + 1}/{info.epochs}"),
             (3, f"batch {info.batch}/{info.batches}"),
-            (2, f"K {info.steps}"),
+            (2, f"K {short_steps(info.steps)}"),
             (4, f"alpha {short_number(info.step_size)}"),
             (1, loss),
         ]
@@ -105,7 +105,7 @@ class ConsoleReporter(Reporter):
         )
         parts = [
             (0, f"epoch {row['epoch'] + 1:3d}"),
-            (2, f"K {row['steps']:2d}"),
+            (2, f"K {short_steps(row['steps']):>2}"),
             (6, f"alpha {short_number(row['step_size']):<8}"),
             (1, f"loss {row['loss']:6.3f}"),
             (3, f"{row['train_seconds']:7.1f} s"),

@@ -150,7 +150,7 @@ class Synthetic:
         theta = self.start().expand(repeats, -1).clone()
         squares, delta, deltas, cost = 0.0, 0.0, [], 0
         for t in range(steps):
-            u = schedule(t, steps)
+            u = schedule(t, steps).for_batch(t)
             cost += u.steps
             squares += float((self.gradient(theta) ** 2).sum(1).mean())
             chosen = torch.randint(self.samples, (repeats,), generator=rng)

@@ -17,7 +17,7 @@ from amata.schedules import Control
 class Candidate(NamedTuple):
     """A control, with the two terms of its Hamiltonian."""
 
-    control: Control
+    control: Control[float]
     gains: list[float]
     """|g|^2 on each probe batch, or <g, g_z> with a fixed z."""
     price: float
@@ -52,7 +52,7 @@ class Criterion:
         return replace(self, gamma=gamma)
 
     @property
-    def control(self) -> Control:
+    def control(self) -> Control[float]:
         return self.tried[0].control
 
     @cached_property
@@ -104,7 +104,7 @@ class Criterion:
         return max(self.tried, key=lambda t: t.mean(self.gamma))
 
     @property
-    def argmax(self) -> Control:
+    def argmax(self) -> Control[float]:
         """The control with the highest average Hamiltonian."""
         return self._best_mean.control
 

@@ -57,9 +57,9 @@ class ControlSpace:
 
 
 def maximise(
-    measure: Callable[[Control], Candidate],
+    measure: Callable[[Control[float]], Candidate],
     space: ControlSpace,
-    incumbent: Control,
+    incumbent: Control[float],
     *,
     gamma: float = 0.04,
     search: Search = "grid",
@@ -104,7 +104,7 @@ def _propose(
 def criterion(
     model: nn.Module,
     batches: Sequence[Batch],
-    u: Control,
+    u: Control[float],
     *,
     method: Method,
     ball: Ball,
@@ -117,7 +117,8 @@ def criterion(
     seed: int = 0,
     net: ProbeNet | None = None,
 ) -> Criterion:
-    """C(u) of a model with its present weights, under a method. The model is not changed.
+    """C(u) of a model with its present weights, under a method. The model is not changed. Of a
+    fractional K, H is the mean over its batches.
 
     With `z`, the Hamiltonian is the inner-product form with that fixed control. Pass a ProbeNet of
     the model as `net` for other losses, modes or learning rates than the defaults.
@@ -146,23 +147,26 @@ def criterion(
         for i, batch in enumerate(batches)
     ]
 
-    def measure(v: Control) -> Candidate:
-        found = [probe(v) for probe in probes]
-        return Candidate(v, [m.value for m in found], mean([cost.price(m) for m in found]))
+    def measure(v: Control[float]) -> Candidate:
+        found = [(share, [probe(part) for probe in probes]) for share, part in v.parts()]
+        gains = [sum(share * part[i].value for share, part in found) for i in range(len(probes))]
+        price = sum(share * mean([cost.price(m) for m in part]) for share, part in found)
+        return Candidate(v, gains, price)
 
     tried = maximise(
         measure,
-        space or ControlSpace.of(ball, max(10, u.steps)),
+        space or ControlSpace.of(ball, max(10, math.ceil(u.steps))),
         u,
         gamma=cost.gamma,
         search=search,
         alphas=alphas,
         seed=seed,
     )
-    gaps = [probe.gaps(u, ball) for probe in probes]
-    fosc, feasible = (
-        mean([float(values.mean()) for values in kind]) for kind in zip(*gaps, strict=True)
-    )
+    fosc = feasible = 0.0
+    for share, part in u.parts():
+        gaps = [probe.gaps(part, ball) for probe in probes]
+        fosc += share * mean([float(gap.fosc.mean()) for gap in gaps])
+        feasible += share * mean([float(gap.feasible.mean()) for gap in gaps])
     return Criterion(cost.gamma, tried, fosc, feasible)
 
 

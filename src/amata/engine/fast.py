@@ -40,7 +40,7 @@ from amata.engine.weight_perturbation import WeightPerturbation
 from amata.errors import AmataError
 from amata.losses import Loss
 from amata.seeds import Noise
-from amata.threat import Ball, Region
+from amata.threat import Ball, L2Region, LinfRegion, Region
 
 MAX_VARIANTS = 16
 """How many different (loss, scale) pairs one verb may get: each is compiled and recorded."""
@@ -274,7 +274,7 @@ class FastNet(RecordedNet):
             return x
         self._check_variants("ascent", loss)
         self._refresh_attack_copy()
-        key = ("ascent", loss, type(region), getattr(region, "ball", None))
+        key = ("ascent", loss, type(region), _made_for(region))
         make = partial(self._make_input_grad, loss)
         return self._climb(key, make, region, x, y, steps, step_size, self._attack_state)
 
@@ -465,7 +465,7 @@ class FastNet(RecordedNet):
     def _first_ascent(
         self, region: Region, x: Tensor, p: Tensor, steps: int, step_size: float
     ) -> Tensor:
-        key = ("first_ascent", type(region), getattr(region, "ball", None))
+        key = ("first_ascent", type(region), _made_for(region))
 
         def first_grad(x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
             return PlainNet._first_grad(self, x, p), p
@@ -551,6 +551,12 @@ class FastNet(RecordedNet):
         self.perturbations.clear()
         self.attack_copy = self._copy_for_attacks()
         self.attack_copy_is_stale = False
+
+
+def _made_for(region: Region) -> Any:
+    """What a recorded step of this region depends on besides its tensors: not on the radius, where
+    that is in a tensor, so that it may change between epochs without recording again."""
+    return None if type(region) in (LinfRegion, L2Region) else getattr(region, "ball", None)
 
 
 def _suits_channels_last(model: nn.Module) -> bool:

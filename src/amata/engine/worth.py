@@ -33,7 +33,7 @@ class Plan(NamedTuple):
     images: int
     """Per epoch."""
     batch: int
-    steps: Sequence[int]
+    steps: Sequence[float]
     """Attack steps in each epoch."""
 
 

@@ -4,8 +4,8 @@
 The schedule gives u_t = (K_t, alpha_t): `Constant` makes this PGD-K training, `Linear` makes it
 Amata. The paper's box evaluates the gradient at x^k inside the update of x^k; it is the gradient at
 x^(k-1). The box has no random start. Madry's training has one, and so do the reference runs that
-the paper compares with; `random_start` is the choice. An epoch with K_t = 0 is clean training: it
-has no random start.
+the paper compares with; `random_start` is the choice. With K_t = 0 training is on the start itself:
+a random point of the ball, or the clean image.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class PGD(Method):
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
     ) -> None:
         x, y, region = batch.x, batch.y, self.training_ball.around(batch.x)
-        x_adv = region.start(rng, batch.rows) if self.random_start and u.steps else x  # x^0
+        x_adv = region.start(rng, batch.rows) if self.random_start else x  # x^0
         # k = 1 .. K_t: x^k = P(x^(k-1) + alpha_t sign grad_x l(x^(k-1), y))
         x_adv = net.ascent(region, x_adv, y, u.steps, u.step_size)
         net.backward(x_adv, y)

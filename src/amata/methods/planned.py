@@ -24,9 +24,18 @@ class Planned(NamedTuple):
     """False if samples may stop early: then `evals` is the most."""
 
 
-def planned_evals(method: Method, u: Control, epoch: int = 0) -> Planned:
-    """The gradient evaluations per image of the method's step under u in an epoch (from 0).
-    Training spends exactly these; where samples stop early, at most these."""
+def planned_evals(method: Method, u: Control[float], epoch: int = 0) -> Planned:
+    """The gradient evaluations per image of the method's step under u in an epoch (from 0): of a
+    fractional K, the mean over its batches. Training spends exactly these; where samples stop
+    early, at most these."""
+    counted = [(share, _count(method, part, epoch)) for share, part in u.parts()]
+    return Planned(
+        sum(share * planned.evals for share, planned in counted),
+        all(planned.exact for _, planned in counted),
+    )
+
+
+def _count(method: Method, u: Control, epoch: int) -> Planned:
     x = torch.full((IMAGES, 1, 4, 4), 0.5)
     ids, net = torch.arange(IMAGES), _Counter()
     method.step(net, Batch(x, ids * 0, ids, IMAGES, epoch), u, torch.Generator(), {})

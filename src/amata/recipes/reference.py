@@ -1,6 +1,7 @@
 """Every key that a recipe may have, read from where it is defined."""
 
 import ast
+import dataclasses
 import inspect
 import json
 import textwrap
@@ -70,13 +71,13 @@ def _about(documented: object) -> str:
 
 
 def _field_docs(cls: type) -> dict[str, str]:
-    """The docstrings below the fields of a class."""
+    """The docstrings below the fields of a class and of the classes that it extends."""
+    docs = _field_docs(cls.__base__) if dataclasses.is_dataclass(cls.__base__) else {}
     (body,) = (
         node.body
         for node in ast.parse(textwrap.dedent(inspect.getsource(cls))).body
         if isinstance(node, ast.ClassDef)
     )
-    docs = {}
     for field, below in pairwise(body):
         if (
             isinstance(field, ast.AnnAssign)

@@ -17,7 +17,7 @@ from pydantic import (
 
 from amata.errors import InputError
 from amata.methods import AWP, Method
-from amata.quantity import MOST, number, shown
+from amata.quantity import MOST, number, shown, steps_of
 from amata.recipes.files import TABLES
 from amata.recipes.problems import first_problem
 from amata.threat import Ball
@@ -360,6 +360,8 @@ def _fields(cls: type) -> dict[str, Any]:
         if kind in (float, float | None):
             read = Annotated[float, BeforeValidator(partial(number, name=f.name))]
             kind = read if kind is float else read | None
+        elif kind == int | float:
+            kind = Annotated[kind, BeforeValidator(partial(steps_of, name=f.name))]
         fields[f.name] = (kind, ... if f.default is dataclasses.MISSING else f.default)
     return fields
 

@@ -54,7 +54,10 @@ def tables_of(recipe: Recipe, *, exclude_defaults: bool = False) -> Tables:
 def _controls(recipe: Recipe) -> list[list[float]]:
     """The control of every epoch of a user-defined schedule: its name says little."""
     planned = planned_controls(recipe.schedule, recipe.train.epochs)
-    return [list(u) for u in planned or []]
+    return [
+        [u.steps, u.step_size, *([u.tau or 0.0, u.eps] if u.tau or u.eps != 1 else [])]
+        for u in planned or []
+    ]
 
 
 def _table_of(section: str, value: Any, exclude_defaults: bool) -> dict[str, Any]:

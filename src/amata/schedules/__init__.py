@@ -8,13 +8,13 @@ from amata.schedules.contract import (
     AnySchedule,
     Choice,
     ClosedLoop,
-    Control,
     Response,
     Schedule,
     closed_loop,
     largest_control,
     planned_controls,
 )
+from amata.schedules.control import Control, reaching
 
 SCHEDULES: dict[str, type] = {
     "constant": Constant,
@@ -41,4 +41,5 @@ __all__ = [
     "closed_loop",
     "largest_control",
     "planned_controls",
+    "reaching",
 ]

@@ -21,7 +21,8 @@ from typing import Annotated, Literal
 from amata.errors import InputError
 from amata.quantity import Count, Positive, whole
 from amata.schedules.annealing import read_range
-from amata.schedules.contract import Account, Choice, Control, Response
+from amata.schedules.contract import Account, Choice, Response
+from amata.schedules.control import Control
 
 
 @dataclass(frozen=True, kw_only=True)

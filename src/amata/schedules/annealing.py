@@ -6,19 +6,37 @@ A schedule is a pure function of (epoch, epochs) and needs nothing else of this 
 >>> anneal = Linear(k_min=2, k_max=10, tau=0.5)
 >>> [anneal(epoch, epochs=10).steps for epoch in range(10)]
 [2, 3, 4, 4, 5, 6, 7, 8, 8, 9]
+
+Finer: with `fractional` K is not rounded, and `for_batch` gives each batch a whole K.
+
+>>> fine = Linear(k_min=0, k_max=2, tau=0.5, fractional=True)(epoch=1, epochs=4)
+>>> fine.steps, [fine.for_batch(i).steps for i in range(4)]
+(0.5, [1, 0, 1, 0])
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from amata.errors import InputError
-from amata.quantity import Count, NotNegative, Positive, Stages, Whole, read_fields
-from amata.schedules.contract import Control, check_epoch
+from amata.quantity import (
+    Count,
+    NotNegative,
+    Positive,
+    Share,
+    Steps,
+    StepStages,
+    Whole,
+    read_fields,
+)
+from amata.schedules.contract import check_epoch
+from amata.schedules.control import Control, reaching
 
 
-def _half_up(value: float) -> int:
+def _half_up(value: float | Fraction) -> int:
     return math.floor(value + 0.5)
 
 
@@ -36,87 +54,123 @@ def read_range(schedule: Any) -> None:
 class Constant:
     """K_t = steps, alpha_t = step_size: no annealing, the schedule of PGD-K."""
 
-    steps: Whole
-    """K."""
+    steps: Steps
+    """K; of 1.4, two batches of five take two steps and three take one."""
     step_size: NotNegative
     """alpha."""
 
     if TYPE_CHECKING:  # fractions such as "2/255" are read as numbers
 
-        def __init__(self, *, steps: int, step_size: float | str) -> None: ...
+        def __init__(self, *, steps: float | str, step_size: float | str) -> None: ...
 
     def __post_init__(self) -> None:
         read_fields(self)
 
-    def __call__(self, epoch: int, epochs: int) -> Control:
+    def __call__(self, epoch: int, epochs: int) -> Control[float]:
         check_epoch(epoch, epochs)
         return self.largest()
 
-    def largest(self) -> Control:
+    def largest(self) -> Control[float]:
         return Control(self.steps, self.step_size)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear:
-    """Amata (Algorithm 1): K_t = k_min + (k_max - k_min) t / T, rounded half up; alpha_t = tau /
-    K_t, so that K_t alpha_t = tau."""
+class Annealing(ABC):
+    """K_t = k_min + (k_max - k_min) s_t, where s_t rises from 0 to 1 over the run; tau may change
+    along with K, and the training radius may rise."""
 
-    k_min: Count
-    """K in the first epoch."""
+    k_min: Whole
+    """K in the first epoch; K = 0 trains on the attack's start."""
     k_max: Count
     """K towards the end."""
     tau: Positive
-    """K alpha, which is constant."""
-
-    if TYPE_CHECKING:
-
-        def __init__(self, *, k_min: int, k_max: int, tau: float | str) -> None: ...
+    """K alpha, which is constant, or in the first epoch if `tau_end` is given."""
+    tau_end: Positive | None = None
+    """K alpha towards the end: it changes along with K."""
+    fractional: bool = False
+    """Whether K is not rounded: batches take the whole numbers around it in turn."""
+    eps_start: Share = 1.0
+    """The training radius in the first epoch, as a share of eps. It rises linearly, and K alpha is
+    times the same share."""
+    eps_until: Share = 1.0
+    """The share of the run after which the training radius is eps."""
 
     def __post_init__(self) -> None:
         read_range(self)
+        if self.eps_until < 1 and self.eps_start == 1:
+            raise InputError(
+                f"eps_until = {self.eps_until:g} has no effect without eps_start; set eps_start "
+                "below 1"
+            )
 
-    def __call__(self, epoch: int, epochs: int) -> Control:
+    @abstractmethod
+    def risen(self, epoch: int, epochs: int) -> float | Fraction:
+        """s_t."""
+
+    def __call__(self, epoch: int, epochs: int) -> Control[float]:
         check_epoch(epoch, epochs)
-        # Integers are multiplied before the one division, so that a half is an exact half and
-        # rounds up on every machine.
-        steps = _half_up(self.k_min + (self.k_max - self.k_min) * epoch / epochs)
-        return Control(steps, self.tau / steps)
+        risen = self.risen(epoch, epochs)
+        steps = self.k_min + (self.k_max - self.k_min) * risen
+        tau = self.tau
+        if self.tau_end is not None:
+            tau += (self.tau_end - tau) * float(risen)
+        eps, full = 1.0, self.eps_until * epochs
+        if epoch < full:
+            eps -= (1 - self.eps_start) * (1 - epoch / full)
+        return reaching(float(steps) if self.fractional else _half_up(steps), eps * tau, eps)
 
-    def largest(self) -> Control:
-        return Control(self.k_max, self.tau / self.k_max)
+    def largest(self) -> Control[float]:
+        return reaching(self.k_max, self.tau if self.tau_end is None else self.tau_end)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exponential:
+class Linear(Annealing):
+    """Amata (Algorithm 1): K_t = k_min + (k_max - k_min) t / T, rounded half up; alpha_t = tau /
+    K_t, so that K_t alpha_t = tau."""
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            k_min: int,
+            k_max: int,
+            tau: float | str,
+            tau_end: float | str | None = None,
+            fractional: bool = False,
+            eps_start: float | str = 1.0,
+            eps_until: float | str = 1.0,
+        ) -> None: ...
+
+    def risen(self, epoch: int, epochs: int) -> Fraction:
+        return Fraction(epoch, epochs)  # exact: a half rounds up on every machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exponential(Annealing):
     """The paper's appendix: K_t = k_min + (k_max - k_min) (1 - e^(-eta t)) / (1 - e^(-eta T)),
     rounded half up; alpha_t = tau / K_t."""
 
-    k_min: Count
-    """K in the first epoch."""
-    k_max: Count
-    """K towards the end."""
-    tau: Positive
-    """K alpha, which is constant."""
     eta: Positive = 1.0
     """How early K rises: the larger, the earlier."""
 
     if TYPE_CHECKING:
 
         def __init__(
-            self, *, k_min: int, k_max: int, tau: float | str, eta: float = 1.0
+            self,
+            *,
+            k_min: int,
+            k_max: int,
+            tau: float | str,
+            tau_end: float | str | None = None,
+            fractional: bool = False,
+            eps_start: float | str = 1.0,
+            eps_until: float | str = 1.0,
+            eta: float = 1.0,
         ) -> None: ...
 
-    def __post_init__(self) -> None:
-        read_range(self)
-
-    def __call__(self, epoch: int, epochs: int) -> Control:
-        check_epoch(epoch, epochs)
-        share = math.expm1(-self.eta * epoch) / math.expm1(-self.eta * epochs)
-        steps = _half_up(self.k_min + (self.k_max - self.k_min) * share)
-        return Control(steps, self.tau / steps)
-
-    def largest(self) -> Control:
-        return Control(self.k_max, self.tau / self.k_max)
+    def risen(self, epoch: int, epochs: int) -> float:
+        return math.expm1(-self.eta * epoch) / math.expm1(-self.eta * epochs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +182,8 @@ class Piecewise:
     Control(steps=2, step_size=0.25)
     """
 
-    stages: Stages
-    """(First epoch, K) pairs, from epoch 0 on."""
+    stages: StepStages
+    """(First epoch, K) pairs, from epoch 0 on; K may be a fraction."""
     tau: Positive | None = None
     """K alpha, which is constant; or give `step_size`."""
     step_size: Positive | None = None
@@ -140,7 +194,7 @@ class Piecewise:
         def __init__(
             self,
             *,
-            stages: Sequence[tuple[int, int]],
+            stages: Sequence[tuple[int, float]],
             tau: float | str | None = None,
             step_size: float | str | None = None,
         ) -> None: ...
@@ -150,15 +204,15 @@ class Piecewise:
         if (self.tau is None) == (self.step_size is None):
             raise InputError("a piecewise schedule needs tau or step_size, one of the two")
 
-    def __call__(self, epoch: int, epochs: int) -> Control:
+    def __call__(self, epoch: int, epochs: int) -> Control[float]:
         check_epoch(epoch, epochs)
         return self._control([k for first, k in self.stages if first <= epoch][-1])
 
-    def largest(self) -> Control:
+    def largest(self) -> Control[float]:
         return self._control(max(k for _, k in self.stages))
 
-    def _control(self, steps: int) -> Control:
+    def _control(self, steps: float) -> Control[float]:
         if self.step_size is not None:
             return Control(steps, self.step_size)
         assert self.tau is not None
-        return Control(steps, self.tau / max(steps, 1))
+        return reaching(steps, self.tau)

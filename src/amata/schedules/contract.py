@@ -2,23 +2,17 @@
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from amata.errors import InputError
-from amata.quantity import MOST, not_negative, whole
-
-
-class Control(NamedTuple):
-    """u = (K, alpha): the number of inner steps and the size of each."""
-
-    steps: int
-    step_size: float
+from amata.quantity import MOST, whole
+from amata.schedules.control import Control, read_control
 
 
 class Schedule(Protocol):
     """An open-loop schedule: a pure function of the epoch."""
 
-    def __call__(self, epoch: int, epochs: int) -> Control:
+    def __call__(self, epoch: int, epochs: int) -> Control[float]:
         """The control of `epoch` (from 0) in a run of `epochs`."""
         ...
 
@@ -75,7 +69,7 @@ class Bounded(Protocol):
     """A schedule that knows the end of its range, which a run may not reach: a linear one takes
     k_max at t = T, after the last epoch."""
 
-    def largest(self) -> Control:
+    def largest(self) -> Control[float]:
         """The control with the most steps."""
         ...
 
@@ -99,7 +93,7 @@ def closed_loop(schedule: AnySchedule) -> ClosedLoop | None:
     return schedule if isinstance(schedule, ClosedLoop) else None
 
 
-def planned_controls(schedule: AnySchedule, epochs: int) -> list[Control] | None:
+def planned_controls(schedule: AnySchedule, epochs: int) -> list[Control[float]] | None:
     """The control of every epoch; None for a closed-loop schedule."""
     if isinstance(schedule, ClosedLoop):
         return None
@@ -111,29 +105,14 @@ def planned_controls(schedule: AnySchedule, epochs: int) -> list[Control] | None
         ) from None
     except ValueError:
         pass  # a built-in without a signature
-    return [_as_control(schedule(epoch, epochs)) for epoch in range(epochs)]
+    return [read_control(schedule(epoch, epochs)) for epoch in range(epochs)]
 
 
 def largest_control(schedule: AnySchedule, epochs: int) -> Control:
-    """The control with the most steps that a schedule is made for."""
+    """The control with the most steps that a schedule is made for, of one batch."""
     if isinstance(schedule, Bounded):
-        return schedule.largest()
-    planned = planned_controls(schedule, epochs)
-    if planned is None:
-        assert isinstance(schedule, ClosedLoop)
-        planned = schedule.candidates()
-    return max(planned, key=lambda u: u.steps)
-
-
-def _as_control(value: Any) -> Control:
-    """The control that somebody's own schedule returned, which may be a plain pair."""
-    try:
-        steps, step_size = value
-    except (TypeError, ValueError):
-        raise InputError(
-            f"a schedule must return (steps, step_size) for an epoch, not {value!r}"
-        ) from None
-    return Control(
-        whole(steps, "steps of the schedule", 0),
-        not_negative(step_size, "step_size of the schedule"),
-    )
+        return schedule.largest().parts()[-1][1]
+    if isinstance(schedule, ClosedLoop):
+        return max(schedule.candidates(), key=lambda u: u.steps)
+    planned = planned_controls(schedule, epochs) or []
+    return max(planned, key=lambda u: u.steps).parts()[-1][1]

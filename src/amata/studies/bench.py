@@ -123,9 +123,11 @@ def _schedule_row(
 ) -> list[dict[str, Any]]:
     """The mean over the recipe's schedule, as a list of at most one row."""
     controls = planned_controls(case.recipe.schedule, case.recipe.train.epochs)
-    if controls is None or len(timed) == 1 or not set(controls) <= set(timed):
+    seconds = {u.steps: row["seconds_per_epoch"] for u, row in timed.items()}
+    parts = [(share, part.steps) for u in controls or [] for share, part in u.parts()]
+    if controls is None or len(timed) == 1 or not {steps for _, steps in parts} <= set(seconds):
         return []
-    mean = sum(timed[u]["seconds_per_epoch"] for u in controls) / len(controls)
+    mean = sum(share * seconds[steps] for share, steps in parts) / len(controls)
     note(
         f"{case.recipe.name} batch {case.batch} {variant}: {mean:.2f} s/epoch, the mean over its "
         "schedule"

@@ -135,14 +135,15 @@ class Case:
 def cases(recipe: Recipe, batches: Sequence[int], steps: Sequence[int]) -> list[Case]:
     """A recipe at several batch sizes and K. The defaults are its batch size and every K of its
     schedule."""
-    controls = sorted(set(schedule_controls(recipe)), key=lambda u: u.steps)
+    controls = sorted(schedule_controls(recipe), key=lambda u: u.steps)
     top = controls[-1]
     chosen = tuple(Control(k, top.step_size * top.steps / k) for k in steps) or tuple(controls)
     return [Case(recipe, batch, chosen) for batch in (batches or [recipe.data.batch_size])]
 
 
 def schedule_controls(recipe: Recipe) -> list[Control]:
-    """The control of every epoch, or the candidates of a closed-loop schedule."""
+    """The controls of the batches, or the candidates of a closed-loop schedule: one for every K."""
     if (loop := closed_loop(recipe.schedule)) is not None:
         return loop.candidates()
-    return planned_controls(recipe.schedule, recipe.train.epochs) or []
+    planned = planned_controls(recipe.schedule, recipe.train.epochs) or []
+    return list({part.steps: part for u in planned for _, part in u.parts()}.values())

@@ -21,6 +21,7 @@ from amata.metrics import EpochRow
 from amata.recipes import Recipe
 from amata.schedules import AnySchedule, Constant, Control, largest_control, planned_controls
 from amata.seeds import generator
+from amata.studies.runs import row_control
 from amata.training.batches import training_batches
 from amata.training.device import resolve_device
 from amata.training.setup import build_model
@@ -56,9 +57,9 @@ class Prices:
         assert planned is not None, "the cost of a closed-loop schedule is known after the run"
         return mean(self.epoch(epoch, u) for epoch, u in enumerate(planned))
 
-    def epoch(self, epoch: int, u: Control) -> float:
+    def epoch(self, epoch: int, u: Control[float]) -> float:
         """The price of one epoch under u."""
-        planned = self._planned(u)
+        planned = self._planned(u, epoch)
         if planned.exact:
             return planned.evals
         near = min(self.ratios, key=lambda known: abs(known - epoch), default=None)
@@ -72,24 +73,25 @@ class Prices:
             total = row["grad_evals"] / max(row["grad_evals_per_image"], 1e-9)
             new_grads, new_images = row["grad_evals"] - grads, total - images
             grads, images = row["grad_evals"], total
-            u = Control(row["steps"], row["step_size"])
-            if new_images > 0 and not self._planned(u).exact:
+            u = row_control(row)
+            if new_images > 0 and not self._planned(u, row["epoch"]).exact:
                 steps = new_grads / new_images - self._update
                 ratio = steps / self._expected_steps(row["epoch"], u)
                 self.ratios.setdefault(row["epoch"], []).append(ratio)
 
-    def _planned(self, u: Control) -> Planned:
-        return planned_evals(self.recipe.method, u)
+    def _planned(self, u: Control[float], epoch: int = 0) -> Planned:
+        return planned_evals(self.recipe.method, u, epoch)
 
     @cached_property
     def _update(self) -> float:
         """The cost of an epoch without attack steps."""
         return self._planned(Control(0, 0.0)).evals
 
-    def _expected_steps(self, epoch: int, u: Control) -> float:
+    def _expected_steps(self, epoch: int, u: Control[float]) -> float:
         """Attack steps per image that the probe expects. A method's own schedule, such as DAT's
         c_t, is taken as linear between the first epoch and the last."""
-        first, last = self._probe(u)
+        found = [(share, self._probe(part)) for share, part in u.parts()]
+        first, last = (sum(share * cost[i] for share, cost in found) for i in (0, 1))
         share = epoch / max(self.recipe.train.epochs - 1, 1)
         return max(first + share * (last - first) - self._update, 0.01)
 

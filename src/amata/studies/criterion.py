@@ -8,6 +8,7 @@ every control of the grid, so other values of gamma need no new measurement.
 """
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +33,7 @@ from amata.errors import InputError, unknown
 from amata.evaluation.corruptions import is_attack
 from amata.losses import smooth_ce
 from amata.models import load_state
-from amata.quantity import number, positive, whole
+from amata.quantity import number, positive, short_steps, whole
 from amata.recipes import Recipe
 from amata.reporter import Reporter, run_infos
 from amata.runs import RunFolder
@@ -179,7 +180,7 @@ def measure_strategies(
         check_epochs(run)
     controls = {run.path: _controls(run) for run in runs}
     k_max = settings.k_max or max(
-        u.steps for run_controls in controls.values() for u in run_controls
+        math.ceil(u.steps) for run_controls in controls.values() for u in run_controls
     )
     rows = []
     for i, (run, recipe) in enumerate(zip(runs, opened, strict=True), 1):
@@ -194,10 +195,10 @@ def _reviewed(run: RunFolder, trust: bool, reporter: Reporter) -> Recipe:
     """The recipe of a run folder, whose code may be run."""
     recipe = RunFolder.open(run.path)[1]
     review(recipe, run.path / "recipe.toml", reporter.note, trust=trust)
-    if recipe.train.eps_warmup:
+    if any("eps" in row for row in run.epochs()):
         raise InputError(
-            f"{run.path} was trained with train.eps_warmup, and C compares controls under one eps; "
-            "train it with train.eps_warmup=0"
+            f"{run.path} was trained with a radius that changed, and C compares controls under one "
+            "eps; train it without train.eps_warmup and schedule.eps_start"
         )
     return recipe
 
@@ -215,7 +216,7 @@ def _read_epochs(out: Path, name: str) -> tuple[Any, list[dict[str, Any]]]:
     return known["about"], known["epochs"]
 
 
-def _controls(run: RunFolder) -> list[Control]:
+def _controls(run: RunFolder) -> list[Control[float]]:
     """The control of every epoch, in order."""
     return [u for _, u in sorted(run_controls(run).items())]
 
@@ -223,7 +224,7 @@ def _controls(run: RunFolder) -> list[Control]:
 def _measure(
     run: RunFolder,
     recipe: Recipe,
-    controls: list[Control],
+    controls: list[Control[float]],
     settings: CriterionSettings,
     k_max: int,
     out: Path,
@@ -290,7 +291,7 @@ def _measure(
             best, own = measured.argmax.steps, controls[epoch].steps
             reporter.note(
                 f"{run.path.name} epoch {epoch + 1}/{len(controls)}: C {measured.c:.4f}, best K "
-                f"{best}, used {own}"
+                f"{short_steps(best)}, used {short_steps(own)}"
             )
     return _row(run, save(), [_at(found, gamma) for gamma in settings.gammas])
 

@@ -5,13 +5,13 @@ from typing import Any
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
-from amata.metrics import Count, Finite, Index
+from amata.metrics import Count, Finite, Index, Steps
 
 
 class Tried(TypedDict):
     """The grid of an epoch, in columns. The strategy's own control comes first."""
 
-    steps: list[Index]
+    steps: list[Steps]
     step_size: list[Finite]
     price: list[Finite]
     """R at gamma = 1."""
@@ -23,7 +23,7 @@ class EpochCriterion(TypedDict):
     """C in one epoch, as `Criterion.to_dict` writes it."""
 
     epoch: Index
-    steps: Index
+    steps: Steps
     step_size: Finite
     c: Finite
     c_stderr: Finite | None
@@ -32,7 +32,7 @@ class EpochCriterion(TypedDict):
     c_price: Finite
     hamiltonian: Finite
     best_hamiltonian: Finite
-    best_steps: Index
+    best_steps: Steps
     best_step_size: Finite
     fosc: Finite
     feasible_gap: Finite

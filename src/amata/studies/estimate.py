@@ -13,6 +13,7 @@ from amata.training.batches import training_batches
 from amata.training.device import resolve_device
 from amata.training.setup import build_model, load_data
 from amata.training.trainer import Trainer
+from amata.training.work import epoch_costs
 
 SECONDS = 4.0
 """How long batches are timed."""
@@ -23,9 +24,9 @@ BATCHES = 12
 def estimate(recipe: Recipe) -> float:
     """Seconds for training, validation and the final evaluation.
 
-    The cost of a gradient evaluation is timed, and their number is known: images times (K_t + 1)
-    in epoch t, and images times (K + 1) for an attack of K steps. On a GPU the plain engine is
-    timed, because the fast one compiles first: there the estimate is an upper bound.
+    The cost of a gradient evaluation is timed, and their number is known: counted for every epoch,
+    and images times (K + 1) for an attack of K steps. On a GPU the plain engine is timed, because
+    the fast one compiles first: there the estimate is an upper bound.
     """
     device = resolve_device(recipe.train.device)
     on_gpu = device.type == "cuda"
@@ -46,7 +47,7 @@ def estimate(recipe: Recipe) -> float:
     trained = len(splits.train)
     valid = len(splits.valid) if splits.valid is not None else 0
     tested = min(len(splits.test), recipe.eval.limit or len(splits.test))
-    grads = sum(u.steps + 1 for u in plan) * trained
+    grads = sum(epoch_costs(recipe, plan)) * trained
     grads += len(plan) * valid * (_steps(recipe.train.valid_attack) + 1)
     grads += tested * sum(_steps(name) + 1 for name in recipe.eval.attacks)
     images = len(plan) * (trained + valid) + tested * len(recipe.eval.attacks)
@@ -60,7 +61,7 @@ def _time_batches(trainer: Trainer) -> tuple[float, float]:
     spent, started = trainer.state.spent, time.monotonic()
     seen: list[tuple[float, float, int, int]] = []
 
-    def enough(_: Control) -> bool:
+    def enough(_: Control[float]) -> bool:
         if trainer.device.type == "cuda":
             torch.cuda.synchronize(trainer.device)
         trainer.stop_clock()

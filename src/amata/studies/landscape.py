@@ -195,7 +195,7 @@ def run_landscapes(
     for epoch in wanted:
         if epoch is not None:
             load_epoch(model, states[epoch])
-        own = trained[epoch or best]
+        own = trained[epoch or best].parts()[-1][1]  # of a fractional K, the larger
         controls = {
             **attacks,
             f"training attack, K = {own.steps}": own._replace(step_size=alpha or own.step_size),

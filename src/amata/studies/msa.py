@@ -111,7 +111,10 @@ class Msa:
             raise InputError("the schedule takes no steps; give it a K above 0 and a step size")
         most = settings.k_max or math.ceil(largest.steps)
         self.candidates = [Control(k, self.tau / k) for k in range(1, most + 1)]
-        self.price = [self.prices.epoch(0, u) for u in self.candidates]
+        self.price = [
+            mean(self.prices.epoch(epoch, u) for epoch in range(self.epochs))
+            for u in self.candidates
+        ]
         self.blocks = [
             range(first, min(first + settings.block, self.epochs))
             for first in range(0, self.epochs, settings.block)
@@ -320,6 +323,13 @@ def _check(recipe: Recipe) -> None:
         )
     if recipe.train.eps_warmup:
         raise InputError("msa compares controls under one eps; --set train.eps_warmup=0")
+    planned = planned_controls(recipe.schedule, recipe.train.epochs) or []
+    reach = [u.tau or u.steps * u.step_size for u in planned if u.steps >= 1]
+    if any(u.eps != 1 for u in planned) or any(not math.isclose(r, reach[0]) for r in reach):
+        raise InputError(
+            "msa chooses K alone, and this schedule anneals the radius or K * alpha too; start "
+            "from a linear schedule without eps_start and tau_end, or a constant one"
+        )
 
 
 def _read(file: Path, kind: TypeAdapter[Any], about: dict[str, Any]) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from typing import Any
 from amata.data import Splits
 from amata.errors import InputError
 from amata.methods import planned_evals
+from amata.metrics import EpochRow
 from amata.recipes import Recipe
 from amata.reporter import Reporter
 from amata.runs import RunFolder
@@ -74,7 +75,12 @@ def planned_cost(folder: Path, recipe: Recipe) -> float:
     return sum(planned_evals(recipe.method, u, t).evals for t, u in enumerate(planned))
 
 
-def run_controls(run: RunFolder) -> dict[int, Control]:
+def row_control(row: EpochRow) -> Control[float]:
+    """The control of an epoch, as its row records it."""
+    return Control(row["steps"], row["step_size"], row.get("tau"))
+
+
+def run_controls(run: RunFolder) -> dict[int, Control[float]]:
     """The control of every epoch; a rolled-back epoch counts with its last one. A study repeats
     them, so a row that asks for absurdly many steps is refused."""
     rows = run.epochs()
@@ -83,7 +89,7 @@ def run_controls(run: RunFolder) -> dict[int, Control]:
             f"{run.metrics}: epoch {odd['epoch'] + 1} has K = {odd['steps']}, more than the "
             f"{MAX_STEPS:,} steps that a study repeats"
         )
-    return {row["epoch"]: Control(row["steps"], row["step_size"]) for row in rows}
+    return {row["epoch"]: row_control(row) for row in rows}
 
 
 def check_same_recipe(folder: Path, recipe: Recipe) -> None:

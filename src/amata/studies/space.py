@@ -68,7 +68,8 @@ class Space:
         if (
             table["name"] != "linear"
             or "linear" not in self.shapes
-            or table["k_min"] > self.max_constant_k
+            or not 1 <= table["k_min"] <= self.max_constant_k
+            or self.recipe.chosen["schedule"].keys() != {"name", "k_min", "k_max", "tau"}
         ):
             return None
         share, rise = (

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from amata import recipes
 from amata.errors import AmataError, InputError, Interrupted
 from amata.metrics import EpochRow
+from amata.quantity import short_steps
 from amata.reporter import Reporter, RunInfo
 from amata.studies.runs import train_or_resume
 
@@ -38,7 +39,8 @@ class LineReporter(Reporter):
         valid = "".join(f", {name} {a:.1%}" for name, a in row.get("valid", {}).items())
         held_out = f"; held-out{valid[1:]}" if valid else ""
         self.send(
-            note=f"epoch {row['epoch'] + 1}, K {row['steps']}, loss {row['loss']:.3f}{held_out}"
+            note=f"epoch {row['epoch'] + 1}, K {short_steps(row['steps'])}, "
+            f"loss {row['loss']:.3f}{held_out}"
         )
 
     def note(self, text: str) -> None:

@@ -197,10 +197,11 @@ def compile_update(recipe: Recipe, device: torch.device, *, compiled: bool | Non
     part = Batch(x, y, ids, n).parts(recipe.train.accumulate)[0]
     net.part_weight = len(part.x) / n
     loop = closed_loop(recipe.schedule)
-    plan = planned_controls(recipe.schedule, 1) if loop is None else loop.candidates()
-    assert plan
+    planned = planned_controls(recipe.schedule, 1) if loop is None else loop.candidates()
+    assert planned
+    _, u = planned[-1].parts()[-1]
     rng = torch.Generator(device).manual_seed(0)
-    recipe.method.step(net, part, plan[-1], rng, {})
+    recipe.method.step(net, part, u, rng, {})
 
 
 def compile_refresh(recipe: Recipe, device: torch.device, *, compiled: bool | None = None) -> None:

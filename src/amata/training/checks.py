@@ -18,7 +18,7 @@ from amata.recipes import Recipe
 from amata.schedules import Adaptive, Control
 
 
-def check_consistent(recipe: Recipe, plan: Sequence[Control] | None) -> None:
+def check_consistent(recipe: Recipe, plan: Sequence[Control[float]] | None) -> None:
     """Refuse settings that would have no effect, and controls with which nothing is trained."""
     method, name = recipe.method, type(recipe.method.base).__name__
     if recipe.model.new_head and recipe.model.weights is None:
@@ -30,6 +30,11 @@ def check_consistent(recipe: Recipe, plan: Sequence[Control] | None) -> None:
         raise InputError(
             f"train.eps_warmup = {warmup:g} leaves none of the {recipe.train.epochs} epochs with "
             f"the full eps; set it to {recipe.train.epochs - 1}, or train longer"
+        )
+    if warmup and any(u.eps != 1 for u in plan or []):
+        raise InputError(
+            "train.eps_warmup and the schedule both change the training radius; set "
+            "train.eps_warmup=0, or schedule.eps_start=1"
         )
     if method.own_loss and recipe.optim.label_smoothing > 0:
         raise InputError(
@@ -48,10 +53,13 @@ def check_consistent(recipe: Recipe, plan: Sequence[Control] | None) -> None:
             "early; set schedule.gamma instead"
         )
     for epoch, u in enumerate(plan or []):
-        if u.steps < method.min_steps:
+        if int(u.steps) < method.min_steps:
+            where = f"in epoch {epoch + 1}"
+            if not isinstance(u.steps, int):
+                where = f"in some batches of epoch {epoch + 1}, where K = {u.steps:.3g}"
             raise InputError(
-                f"with {u.steps} steps, as in epoch {epoch + 1}, {name} does not update the "
-                "weights; raise K in [schedule]"
+                f"with {int(u.steps)} steps, as {where}, {name} does not update the weights; "
+                "raise K in [schedule]"
             )
 
 

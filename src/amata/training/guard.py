@@ -158,7 +158,8 @@ class Guard:
     @property
     def armed(self) -> bool:
         """Whether the method may overfit catastrophically under the current control."""
-        single_step = self.trainer.scheduled().steps == 1
+        # Of a fractional K below two, some batches take a single step.
+        single_step = 0 < self.trainer.scheduled().steps < 2
         return single_step and self.trainer.recipe.method.may_collapse
 
     def remember(self) -> None:
@@ -210,5 +211,5 @@ class Guard:
         state = self.trainer.state
         setattr(state, failure.key, event[failure.key])  # type: ignore[literal-required]
         if isinstance(failure, CatastrophicOverfitting):
-            return f"{self.trainer.control().steps} inner steps"
+            return f"{self.trainer.control().steps:.3g} inner steps"
         return f"{state.lr_scale:g} of the learning rate"

@@ -32,6 +32,7 @@ from amata.training.saver import Saver
 from amata.training.tensorboard import TensorBoard
 from amata.training.trainer import Snapshot, Trainer
 from amata.training.wall import WallClock
+from amata.training.work import epoch_costs
 
 
 class BudgetSpent(AmataError):
@@ -174,10 +175,13 @@ class _Loop:
         self.guard = None
         if self.recipe.train.guard != "ignore" and guarded is not None:
             self.guard = Guard(trainer, self._guard_accuracy, guarded)
-        # An epoch costs K + 1 gradient evaluations per image, so the time left follows the
-        # schedule. Epochs of a closed-loop schedule are assumed to cost the same.
-        plan = trainer.plan or [Control(0, 0.0)] * self.recipe.train.epochs
-        self.costs = [u.steps + 1 for u in plan]
+        # The time left follows the schedule. Epochs of a closed-loop schedule are assumed to cost
+        # the same.
+        self.costs = (
+            epoch_costs(self.recipe, trainer.plan)
+            if trainer.plan is not None
+            else [1.0] * self.recipe.train.epochs
+        )
         # Parsed now, so that a misspelt attack costs no epoch.
         self.valid_attack = parse_attack(self.recipe.train.valid_attack).name
 
@@ -297,7 +301,7 @@ class _Loop:
             raise error
         return loaded
 
-    def _after_batch(self, u: Control) -> bool:
+    def _after_batch(self, u: Control[float]) -> bool:
         state = self.trainer.state
         self.reporter.batch(self._batch_info(u))
         self.saver.check()
@@ -315,7 +319,7 @@ class _Loop:
             self.trainer.start_clock()
         return False
 
-    def _batch_info(self, u: Control) -> BatchInfo:
+    def _batch_info(self, u: Control[float]) -> BatchInfo:
         state, epochs = self.trainer.state, self.recipe.train.epochs
         n = len(self.trainer.batches)
         total = sum(self.costs)
@@ -379,7 +383,9 @@ class _Loop:
             "lr": trainer.lr(state.batch - 1),
             "unix_seconds": round(time.time(), 3),
         }
-        if self.recipe.train.eps_warmup:
+        if u.tau is not None:
+            row["tau"] = u.tau
+        if trainer.changes_eps:
             row["eps"] = trainer.method().ball.eps
         if spent.compile_seconds:
             row["compile_seconds"] = round(spent.compile_seconds, 3)
@@ -387,7 +393,9 @@ class _Loop:
             row["first_layer_evals"] = spent.first_layer_evals
         if state.choice is not None:
             row["gamma"], row["probe_evals"] = state.choice.gamma, spent.probe_evals
-            row["probed"] = [[*r.control, r.value, r.cost] for r in state.curves[-1]]
+            row["probed"] = [
+                [r.control.steps, r.control.step_size, r.value, r.cost] for r in state.curves[-1]
+            ]
         return row
 
     def _validate(

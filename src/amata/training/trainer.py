@@ -116,7 +116,9 @@ class Trainer:
         part = batch.parts(self.recipe.train.accumulate)[0]
         self.net.part_weight = len(part.x) / n
         self.start_clock()
-        self.net.warm_up(self.method(), part, self.control())
+        # A step without an attack would leave the attack to be compiled in a later epoch.
+        u = self.control() if self.control().steps else self._first_attack()
+        self.net.warm_up(self.method(), part, u.parts()[-1][1])
         _, compiling = self.clock.stop(self.net.compile_seconds)
         self.state.spent.compile_seconds += compiling
 
@@ -125,7 +127,11 @@ class Trainer:
         """The model that is validated and kept: the EMA weights where there are any."""
         return self.ema.model if self.ema else self.model
 
-    def scheduled(self) -> Control:
+    def _first_attack(self) -> Control[float]:
+        """The first control of the plan with a step, if there is one."""
+        return next((u for u in self.plan or [] if u.steps), self.control())
+
+    def scheduled(self) -> Control[float]:
         """The schedule's control for this epoch; before a closed-loop schedule has chosen, its
         first candidate."""
         if self.plan is not None:
@@ -135,22 +141,25 @@ class Trainer:
         assert self.closed_loop is not None
         return self.closed_loop.candidates()[0]
 
-    def control(self) -> Control:
+    def control(self) -> Control[float]:
         """The control of this epoch: the schedule's, with the steps that the guard added. They are
         smaller then, so that K alpha stays the same. While the radius warms up, steps are smaller
         by its factor."""
-        u, extra = self._warmed(self.scheduled()), self.state.extra_steps
-        if extra == 0:
-            return u
-        steps = u.steps + extra
-        return Control(steps, u.step_size * max(u.steps, 1) / steps)
+        u = self.scheduled().scaled(self._warmth)
+        return u.with_more(self.state.extra_steps) if self.state.extra_steps else u
 
     def method(self) -> Method:
         """The method with the radius of this epoch."""
-        return self.recipe.method.scaled(self.recipe.train.eps_factor(self.state.epoch))
+        return self.recipe.method.scaled(self.control().eps)
 
-    def _warmed(self, u: Control) -> Control:
-        return Control(u.steps, u.step_size * self.recipe.train.eps_factor(self.state.epoch))
+    @property
+    def changes_eps(self) -> bool:
+        """Whether epochs have different training radii."""
+        return self.recipe.train.eps_warmup > 0 or any(u.eps != 1 for u in self.plan or [])
+
+    @property
+    def _warmth(self) -> float:
+        return self.recipe.train.eps_factor(self.state.epoch)
 
     def _choose_control(self, schedule: ClosedLoop) -> None:
         """Probe the schedule's candidates and let it choose. Probing is counted and timed as
@@ -172,7 +181,7 @@ class Trainer:
         curve = probe(
             net,
             self.method(),
-            [self._warmed(u) for u in candidates],
+            [u.scaled(self._warmth) for u in candidates],
             batches,
             self.memory,
             place=(self.recipe.train.seed, state.epoch),
@@ -209,9 +218,9 @@ class Trainer:
             self.recipe.optim, progress, self.recipe.train.epochs
         )
 
-    def train_epoch(self, after_batch: Callable[[Control], bool]) -> bool:
-        """Train the rest of the current epoch. `after_batch` may end it by returning True; then so
-        does this."""
+    def train_epoch(self, after_batch: Callable[[Control[float]], bool]) -> bool:
+        """Train the rest of the current epoch. `after_batch` gets the control of the epoch, and may
+        end it by returning True; then so does this."""
         self.start_clock()
         if self.closed_loop is not None and self.state.choice is None:
             self._choose_control(self.closed_loop)
@@ -227,7 +236,7 @@ class Trainer:
             lr = self.lr(self.state.batch)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
-            self._train_batch(batch, method, u)
+            self._train_batch(batch, method, u.for_batch(self.state.batch))
             self._exchange_rows(batch)
             self.state.batch += 1
             if self.device.type == "cpu" or self.state.batch % CHECK_EVERY == 0:

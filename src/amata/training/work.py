@@ -1,8 +1,19 @@
-"""The work that a recipe plans, for the estimate whether compiling pays."""
+"""The work that a recipe plans, for the estimate whether compiling pays and for the time left."""
+
+from collections.abc import Sequence
 
 from amata.engine import Plan
+from amata.methods import METHODS, planned_evals
 from amata.recipes import Recipe
-from amata.schedules import planned_controls
+from amata.schedules import Control, planned_controls
+
+
+def epoch_costs(recipe: Recipe, plan: Sequence[Control[float]]) -> list[float]:
+    """Gradient evaluations per image of every epoch: counted, and for a user-defined method, which
+    may need real images, K + 1."""
+    if type(recipe.method.base) not in METHODS.values():
+        return [u.steps + 1 for u in plan]
+    return [planned_evals(recipe.method, u, t).evals for t, u in enumerate(plan)]
 
 
 def planned_work(

@@ -1,0 +1,106 @@
+"""The control u of an epoch, and of each of its batches.
+
+K may be a fraction: then batches take the whole numbers around it in turn. Of five batches with
+K = 1.4, two take two steps:
+
+>>> u = reaching(1.4, tau=0.5)
+>>> [u.for_batch(i).steps for i in range(5)]
+[1, 2, 1, 2, 1]
+>>> [u.for_batch(i).step_size for i in range(2)]
+[0.5, 0.25]
+"""
+
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, Generic, NamedTuple, cast
+
+from typing_extensions import TypeVar
+
+from amata.errors import InputError
+from amata.quantity import not_negative, positive, share, steps_of
+
+FINEST = 10**6
+"""The largest denominator of K as a fraction: rounding errors of K do not change it."""
+
+K = TypeVar("K", bound=float, covariant=True, default=int)
+
+
+class Control(NamedTuple, Generic[K]):
+    """u = (K, alpha): the number of inner steps and the size of each.
+
+    The control of an epoch, `Control[float]`, may have a fractional K; `for_batch` gives that of a
+    batch. `Control` alone is the control of a batch, with a whole K: what a method gets.
+    """
+
+    steps: K
+    step_size: float
+    """alpha. Of a fractional K with a `tau`, tau / K, or tau where K < 1."""
+    tau: float | None = None
+    """K alpha, which all batches of a fractional K share; None if they share the step size."""
+    eps: float = 1.0
+    """The training radius, as a share of the threat model's eps."""
+
+    def for_batch(self, index: int) -> "Control":
+        """The control of a batch (from 0). The first i batches take i K steps in all, rounded half
+        up: in every run, resumed or in several processes, the same batches take more."""
+        if isinstance(self.steps, int):
+            return cast("Control", self)
+        top, bottom = _fraction(self.steps)
+        before, after = ((2 * top * i + bottom) // (2 * bottom) for i in (index, index + 1))
+        return self._whole(after - before)
+
+    def parts(self) -> "list[tuple[float, Control]]":
+        """The controls of the batches, fewest steps first, each with its share of them."""
+        if isinstance(self.steps, int):
+            return [(1.0, cast("Control", self))]
+        top, bottom = _fraction(self.steps)
+        few, rest = divmod(top, bottom)
+        mixed = (1 - rest / bottom, few), (rest / bottom, few + 1)
+        return [(part, self._whole(steps)) for part, steps in mixed if part]
+
+    def scaled(self, factor: float) -> "Control[K]":
+        """The same control in a ball of `factor` times the radius: steps are smaller with it."""
+        tau = None if self.tau is None else self.tau * factor
+        return self._replace(step_size=self.step_size * factor, tau=tau, eps=self.eps * factor)
+
+    def with_more(self, extra: int) -> "Control[float]":
+        """The control with `extra` steps more, which are smaller: K alpha stays the same."""
+        steps = self.steps + extra
+        size = self.step_size * max(float(self.steps), 1.0) / max(steps, 1.0)
+        return Control(steps, size, self.tau, self.eps)
+
+    def __repr__(self) -> str:
+        shown = {k: v for k, v in self._asdict().items() if v != self._field_defaults.get(k, ...)}
+        return f"Control({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
+
+    def _whole(self, steps: int) -> "Control":
+        size = self.step_size if self.tau is None else self.tau / max(steps, 1)
+        return Control(steps, size, None, self.eps)
+
+
+def reaching(steps: float, tau: float, eps: float = 1.0) -> Control[float]:
+    """K steps that reach tau together: alpha = tau / K, and tau itself where K < 1."""
+    exact = int(steps) if steps == int(steps) else steps
+    return Control(exact, tau / max(exact, 1), None if isinstance(exact, int) else tau, eps)
+
+
+def read_control(value: Any) -> Control[float]:
+    """The control that somebody's own schedule returned, which may be a plain pair."""
+    try:
+        steps, step_size, tau, eps = Control(*value)
+    except TypeError:
+        raise InputError(
+            f"a schedule must return (steps, step_size) for an epoch, not {value!r}"
+        ) from None
+    return Control(
+        steps_of(steps, "steps of the schedule"),
+        not_negative(step_size, "step_size of the schedule"),
+        None if tau is None else positive(tau, "tau of the schedule"),
+        share(eps, "eps of the schedule"),
+    )
+
+
+@lru_cache
+def _fraction(steps: float) -> tuple[int, int]:
+    """K as the nearest simple fraction: 1.4, which no float equals, is 7/5."""
+    return Fraction(steps).limit_denominator(FINEST).as_integer_ratio()

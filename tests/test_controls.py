@@ -1,0 +1,322 @@
+"""The control of an epoch and of its batches: fractional K, from 0 on, annealed tau and radius, in
+real trainings."""
+
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amata.batch import Batch
+from amata.control import GradientCost, criterion
+from amata.engine.ascent import ascent_step
+from amata.errors import InputError, Interrupted
+from amata.methods import METHODS, PGD, planned_evals
+from amata.recipes import Recipe
+from amata.runs import RunFolder
+from amata.schedules import (
+    Constant,
+    Control,
+    Exponential,
+    Linear,
+    Piecewise,
+    planned_controls,
+    reaching,
+)
+from amata.studies.bench_case import schedule_controls
+from amata.studies.cost import Prices
+from amata.studies.runs import run_controls
+from amata.studies.space import Space
+from amata.threat import L2, Linf
+from amata.training.batches import training_batches
+from amata.training.guard import Guard
+from amata.training.trainer import Trainer
+from amata.training.work import epoch_costs
+from tests.conftest import images, labels, small_net
+from tests.toy import StopAt, fit, toy_data, toy_recipe
+
+FINE = ("schedule.k_min=0", "schedule.fractional=true", "train.guard=ignore")
+FREE = ("method.name=free", "schedule.k_min=1", "schedule.fractional=true", "train.guard=ignore")
+
+
+@given(st.integers(0, 40), st.integers(1, 40), st.integers(0, 200), st.floats(0.01, 2))
+def test_batches_share_a_fractional_k_evenly(top: int, bottom: int, n: int, tau: float) -> None:
+    """After every batch, the steps so far are those of K, rounded; K alpha = tau in each."""
+    exact, u = Fraction(top, bottom), reaching(top / bottom, tau)
+    batches = [u.for_batch(i) for i in range(n)]
+    taken = 0
+    for i, v in enumerate(batches, 1):
+        taken += v.steps
+        assert taken == int(i * exact + Fraction(1, 2))
+        assert v.steps in (int(exact), int(exact) + 1)
+        assert v.step_size == tau / max(v.steps, 1)
+    shares = u.parts()
+    assert sum(share for share, _ in shares) == pytest.approx(1)
+    assert sum(share * v.steps for share, v in shares) == pytest.approx(float(exact))
+    assert set(batches) <= {v for _, v in shares}
+
+
+@pytest.mark.parametrize("steps", [1.4, 7 * 0.2, 0.1 + 1.3, 1.4 + 1e-12, 1.4 - 1e-12])
+def test_rounding_errors_of_k_change_no_batch(steps: float) -> None:
+    u = Control(steps, 0.1)
+    assert [u.for_batch(i).steps for i in range(10)] == [1, 2, 1, 2, 1, 1, 2, 1, 2, 1]
+    assert {u.for_batch(i).step_size for i in range(10)} == {0.1}, "without tau"
+    assert [(share, v.steps) for share, v in u.parts()] == [(0.6, 1), (0.4, 2)]
+
+
+def test_a_whole_k_is_the_same_in_every_batch() -> None:
+    u = reaching(2.0, 0.5)
+    assert u == Control(2, 0.25)
+    assert isinstance(u.steps, int)
+    assert u.for_batch(7) is u
+    assert reaching(0, 0.5) == Control(0, 0.5), "a step of K = 0, if a method takes one after all"
+
+
+def test_a_control_shows_what_it_has() -> None:
+    """A search names its trials by this text, so that of a plain control may not change."""
+    assert repr(reaching(2, 0.5)) == "Control(steps=2, step_size=0.25)"
+    assert repr(reaching(0.5, 0.5, 0.25)) == "Control(steps=0.5, step_size=0.5, tau=0.5, eps=0.25)"
+
+
+def test_a_search_starts_from_a_plain_schedule_only() -> None:
+    found = []
+    for more in ((), ("schedule.k_min=0",), ("schedule.fractional=true",), ("schedule.tau_end=1",)):
+        recipe = toy_recipe("schedule.k_min=1", *more)
+        prices = Prices(recipe, None)  # type: ignore[arg-type]  # PGD's are counted without data
+        found.append(Space(recipe, prices, 4.0, 3, ("linear",)).recipe_params() is not None)
+    assert found == [True, False, False, False]
+
+
+def test_schedules_in_fractions() -> None:
+    linear = Linear(k_min=0, k_max=2, tau=0.6, fractional=True)
+    assert [linear(t, 8).steps for t in range(8)] == [0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75]
+    assert linear(6, 8) == Control(1.5, 0.6 / 1.5, 0.6)
+    piecewise = Piecewise(stages=[(0, 0.5), (1, 2)], step_size=0.1)
+    assert [piecewise(t, 2) for t in range(2)] == [Control(0.5, 0.1), Control(2, 0.1)]
+    assert Constant(steps="7/5", step_size=0.1)(0, 1) == Control(1.4, 0.1)
+    pairs: Any = lambda epoch, epochs: (epoch / 2, 0.1)  # noqa: E731
+    own = planned_controls(pairs, 3)
+    assert own == [Control(0, 0.1), Control(0.5, 0.1), Control(1, 0.1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched(PGD):
+    """PGD that keeps the controls of its batches."""
+
+    seen: ClassVar[list[Control]] = []
+
+    def step(self, net: Any, batch: Any, u: Control, rng: Any, memory: Any) -> None:
+        self.seen.append(u)
+        super().step(net, batch, u, rng, memory)
+
+
+def test_every_batch_of_a_training_reaches_tau() -> None:
+    recipe = toy_recipe(*FINE)
+    watched = Watched(ball=recipe.ball)
+    watched.seen.clear()
+    fitted = fit(small_net(), toy_data(128), None, replace(recipe, method=watched))
+    assert [row["steps"] for row in fitted.epochs] == [0, 0.75, 1.5, 2.25]
+    assert [row.get("tau") for row in fitted.epochs] == [None, 0.1, 0.1, 0.1]
+    assert [u.steps for u in watched.seen[8:16]] == [1, 1, 0, 1, 1, 1, 0, 1]
+    for u in watched.seen:
+        assert isinstance(u.steps, int)
+        assert u.step_size == 0.1 / max(u.steps, 1)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        FINE,
+        FREE,
+        (*FINE, "method.name=fast"),
+        (*FINE, "method.name=fast", "method.weak=skip"),
+        (*FINE, "method.name=trades"),
+        (*FINE, "train.accumulate=2", "method.clean_term=true"),
+        Constant(steps=1.5, step_size=0.1),
+        Piecewise(stages=[(0, 0.5), (2, 2)], tau=0.1),
+    ],
+    ids=str,
+)
+def test_a_training_spends_what_was_counted(of: Any) -> None:
+    recipe = toy_recipe(*of) if isinstance(of, tuple) else replace(toy_recipe(), schedule=of)
+    fitted = fit(small_net(), toy_data(128), None, recipe)  # 8 batches: K times 8 is whole
+    plan = planned_controls(recipe.schedule, 4) or []
+    costs = epoch_costs(recipe, plan)
+    assert costs == [planned_evals(recipe.method, u).evals for u in plan]
+    assert fitted.grad_evals == 128 * sum(costs)
+    spent = [0, *(row["grad_evals"] for row in fitted.epochs)]
+    assert [b - a for a, b in pairwise(spent)] == [128 * c for c in costs]
+
+
+@pytest.mark.parametrize("options", [FINE, FREE], ids=["pgd", "free"])
+def test_a_run_resumed_within_a_fractional_epoch_ends_with_the_same_bytes(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    recipe = toy_recipe(*options, "train.tensorboard=false", "optim.ema=0.9")
+    data = toy_data(112), toy_data(40)
+    fit(small_net(), *data, recipe, run=tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        fit(small_net(), *data, recipe, run=tmp_path / "cut", reporter=StopAt(2, 3))
+    run, again = RunFolder.open(tmp_path / "cut")
+    fit(small_net(seed=9), *data, again, run=run)
+    last = [(tmp_path / kind / "last.safetensors").read_bytes() for kind in ("cut", "whole")]
+    assert last[0] == last[1]
+    plan = planned_controls(recipe.schedule, 4) or []
+    assert list(run_controls(run).values()) == plan, "read back from the rows"
+
+
+@pytest.mark.parametrize(
+    ("options", "schedule", "message"),
+    [
+        (
+            ("method.name=free",),
+            Linear(k_min=0, k_max=2, tau=0.1, fractional=True),
+            r"with 0 steps, as in epoch 1, Free does not update the weights; raise K",
+        ),
+        (
+            ("method.name=yopo", "model.first_layer='0'"),
+            Constant(steps=0.4, step_size=0.1),
+            r"with 0 steps, as in some batches of epoch 1, where K = 0.4, YOPO does not update",
+        ),
+    ],
+)
+def test_a_k_that_a_method_cannot_use_is_refused(
+    options: tuple[str, ...], schedule: Any, message: str
+) -> None:
+    recipe = replace(toy_recipe(*options), schedule=schedule)
+    with pytest.raises(InputError, match=message):
+        fit(small_net(), toy_data(), None, recipe)
+
+
+@pytest.mark.parametrize(("steps", "armed"), [(0, 0), (0.5, 1), (1, 1), (1.9, 1), (2, 0), (2.5, 0)])
+def test_the_guard_watches_where_some_batches_take_a_single_step(steps: float, armed: bool) -> None:
+    trainer = _trainer(replace(toy_recipe(), schedule=Constant(steps=steps, step_size=0.1)))
+    assert Guard(trainer, lambda _: 0.0, trainer.batches).armed == armed
+
+
+def test_the_guards_steps_keep_the_reach() -> None:
+    trainer = _trainer(toy_recipe(*FINE))
+    trainer.state.epoch, trainer.state.extra_steps = 2, 1
+    assert trainer.control() == pytest.approx(Control(2.5, 0.04, 0.1))
+    assert trainer.control().for_batch(0) == Control(3, 0.1 / 3)
+    trainer.state.epoch = 0
+    assert trainer.control() == Control(1, 0.1)
+
+
+def _trainer(recipe: Recipe) -> Trainer:
+    device = torch.device("cpu")
+    batches = training_batches(toy_data(), recipe, device)
+    return Trainer(small_net(), batches, recipe, device)
+
+
+def test_the_criterion_of_a_fractional_k_is_the_mean_over_its_batches() -> None:
+    ball = Linf(0.1)
+    found = [
+        criterion(
+            small_net(),
+            [Batch(images(8, i), labels(8, seed=i), torch.arange(8), 8) for i in range(2)],
+            u,
+            method=PGD(ball=ball),
+            ball=ball,
+            cost=GradientCost(0.01),
+            alphas=1,
+        )
+        for u in (Control(1, 0.2), Control(2, 0.1), reaching(1.25, 0.2))
+    ]
+    few, many, mixed = (c.tried[0] for c in found)
+    assert mixed.price == 2.25
+    assert mixed.gains == pytest.approx(
+        [0.75 * a + 0.25 * b for a, b in zip(few.gains, many.gains, strict=True)]
+    )
+    assert found[2].fosc == pytest.approx(0.75 * found[0].fosc + 0.25 * found[1].fosc)
+
+
+def test_a_benchmark_times_the_whole_numbers_of_steps() -> None:
+    recipe = toy_recipe(*FINE)
+    assert {u.steps for u in schedule_controls(recipe)} == {0, 1, 2, 3}
+
+
+# --- tau and the radius
+# ------------------------------------------------------------------------------------------
+
+
+def test_tau_and_the_radius_anneal() -> None:
+    schedule = Linear(k_min=1, k_max=3, tau=0.1, tau_end=0.2, eps_start=0.25, eps_until=0.5)
+    taus, shares = [0.1, 0.125, 0.15, 0.175], [0.25, 0.625, 1, 1]
+    for t, (tau, share) in enumerate(zip(taus, shares, strict=True)):
+        u = schedule(t, 4)
+        assert u.eps == pytest.approx(share)
+        assert u.steps * u.step_size == pytest.approx(share * tau)
+    assert schedule(2, 4).eps == schedule(3, 4).eps == 1, "exactly"
+    assert schedule(4, 4)[:2] == schedule.largest()[:2] == (3, 0.2 / 3)
+    assert Exponential(k_min=0, k_max=2, tau=1, eps_start=0.5)(1, 4).eps == 0.625
+    fine = Linear(k_min=0, k_max=2, tau=0.2, fractional=True, eps_start="1/2")(1, 4)
+    assert fine.eps == 0.625
+    assert {v.eps for _, v in fine.parts()} == {0.625}
+    assert all(v.step_size == fine.tau for _, v in fine.parts()), "K is 0 or 1 in every batch"
+    assert fine.tau == 0.125
+
+
+def test_a_radius_that_rises_as_in_a_warm_up_trains_the_same_bytes() -> None:
+    """eps_warmup = 1 is a start at one half that lasts an epoch of four."""
+    data, found = toy_data(), []
+    for more in (("train.eps_warmup=1",), ("schedule.eps_start=1/2", "schedule.eps_until=1/4")):
+        model = small_net()
+        fitted = fit(model, data, None, toy_recipe("train.guard=ignore", *more))
+        found.append(([row["loss"] for row in fitted.epochs], model.state_dict()))
+        assert [row["eps"] for row in fitted.epochs] == [0.025, 0.05, 0.05, 0.05]
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(found[0][1][k], found[1][1][k]) for k in found[0][1])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains_in_a_radius_that_rises(name: str) -> None:
+    """And in fractions where it can: what it gets is whole, and inside the ball of its epoch."""
+    least = METHODS[name].min_steps
+    more = ("model.first_layer='0'", f"method.name={name}", f"schedule.k_min={least}")
+    recipe = toy_recipe(*more, "schedule.eps_start=0.5", *FINE[1:], "train.epochs=2")
+    fitted = fit(small_net(), toy_data(64), None, recipe)
+    assert [row["eps"] for row in fitted.epochs] == pytest.approx([0.025, 0.0375])
+    plan = planned_controls(recipe.schedule, 2) or []
+    exact = [planned_evals(recipe.method, u) for u in plan]
+    assert fitted.grad_evals == 64 * sum(p.evals for p in exact) or not exact[-1].exact
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("schedule.eps_start=0",), "eps_start = 0.0 must be above 0"),
+        (("schedule.eps_start=1.5",), "eps_start = 1.5 is a share: at most 1"),
+        (("schedule.eps_until=0.5",), "eps_until = 0.5 has no effect without eps_start"),
+        (("schedule.tau_end=-1",), "tau_end = -1.0 must be above 0"),
+        (
+            ("schedule.eps_start=0.5", "train.eps_warmup=1"),
+            "train.eps_warmup and the schedule both change the training radius",
+        ),
+    ],
+)
+def test_bad_radii_are_refused(options: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        fit(small_net(), toy_data(), None, toy_recipe(*options))
+
+
+@pytest.mark.parametrize("kind", [Linf, L2])
+def test_a_recorded_step_serves_every_radius(kind: Any) -> None:
+    """What a graph copies in decides the projection: with the tensors of another ball's region, a
+    region projects as that one does. So the fast engine records one graph for all radii."""
+    x = torch.rand(4, 3, 5, 5)
+    x_adv, g = x + torch.randn_like(x), torch.randn_like(x)
+    recorded, now = kind(0.5).around(x), kind(0.1).around(x)
+    copied = {
+        f.name: getattr(now, f.name)
+        for f in fields(now)
+        if isinstance(getattr(now, f.name), torch.Tensor)
+    }
+    assert torch.equal(
+        ascent_step(replace(recorded, **copied), x_adv, g, 0.1), ascent_step(now, x_adv, g, 0.1)
+    )
