@@ -78,6 +78,7 @@ ARROWS: dict[str, set[str]] = {
         "methods",
         "metrics",
         "models",
+        "quantity",
         "recipes",
         "reporter",
         "runs",

@@ -5,8 +5,8 @@ faster engine overrides only those.
 """
 
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, Literal
 
@@ -103,6 +103,15 @@ class PlainNet:
     def warm_up(self, method: Any, batch: Any, u: Any) -> None:
         """Compile and record what the method's steps need under the control u, for batches like
         this one. Nothing else changes: neither weights, optimiser, counters nor random states."""
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Steps in the with block change nothing: weights, optimiser, counters and random states
+        are restored after it."""
+        from amata.engine.trial import on_trial
+
+        with on_trial(self, keep_tensors=False):
+            yield
 
     def logits(self, x: Tensor) -> Tensor:
         return self._logits(x)
