@@ -149,14 +149,19 @@ def table() -> str:
     checked = held_out()
     off = [abs(seen - said) for _, seen, said, _, _ in checked]
     rows = [
-        [f"{u:.1f}", f"{100 * seen:.2f}", f"{100 * said:.2f} ± {100 * half:.2f}", "yes" if ok else "no"]
+        [
+            f"{u:.1f}",
+            f"{100 * seen:.2f}",
+            f"{100 * said:.2f} ± {100 * half:.2f}",
+            "yes" if ok else "no",
+        ]
         for u, seen, said, half, ok in checked
     ]
     head = ["updates", "PGD-20 %, mean of runs", "predicted from the other budgets", "runs inside"]
     known = points()
     return (
-        f"{len(known)} runs of `{RECIPE}` on one {DEVICE} with other schedules, where K never falls "
-        f"and ends at 2 or more. An epoch of updates took {update:.2f} s, an attack step "
+        f"{len(known)} runs of `{RECIPE}` on one {DEVICE} with other schedules, where K never "
+        f"falls and ends at 2 or more. An epoch of updates took {update:.2f} s, an attack step "
         f"{step:.2f} s more.\n\n{markdown(head, rows)}\n\nMean error of the prediction: "
         f"{100 * statistics.mean(off):.2f} points, largest {100 * max(off):.2f}."
     )

@@ -280,15 +280,16 @@ def settings(**more: Any) -> dict[str, Any]:
     return {"method": ball, "device": "cpu", "batch_size": 16, "progress": False, **more}
 
 
-def test_fit_within_a_time(tmp_path: Path) -> None:
-    """The run is an ordinary one: its recipe repeats it."""
+def test_fit_within_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is an ordinary one, with the schedule that was given. Prices are of a slow device."""
+    slow = Measured(Prices(3600.0, 900.0, 0.0), None)
+    monkeypatch.setattr(within, "measure", lambda *_, **__: slow)
     schedule = Linear(k_min=1, k_max=2, tau=0.1)
-    fitted = fit(
-        small_net(), toy_data(), run=tmp_path / "run", within=0.7, **settings(schedule=schedule)
-    )
+    options: Any = settings(schedule=schedule, run=tmp_path / "run", within="4h")
+    fitted = fit(small_net(), toy_data(), **options)
     recipe = RunFolder.open(tmp_path / "run")[1]
-    assert recipe.train.within == 0.7
-    assert len(fitted.epochs) == recipe.train.epochs >= 1
+    assert recipe.train.within == 4 * 3600
+    assert [row["steps"] for row in fitted.epochs] == [1, 2]
     assert recipe.schedule == schedule
 
 
@@ -359,28 +360,28 @@ def test_the_command_line(
         return captured.out, captured.err
 
     file, run = str(recipe_file(tmp_path / "mine.toml")), tmp_path / "run"
-    real = json.loads(amata("plan", file, "--within", "100h", "--json")[0])
-    assert real["epochs"] == time_rule().most_epochs
-    assert real["seconds"]["total"] < real["within"]
     slow = Measured(Prices(3600.0, 900.0, 0.0), None)
     monkeypatch.setattr(within, "measure", lambda *_, **__: slow)
-    lines, _ = amata("plan", file, "--within", "9h30m")
-    assert "4 epochs, K 2 to 10 (K 2 from epoch 1, 4 from epoch 2, " in lines
+    lines, _ = amata("plan", file, "--within", "9h35m")
+    assert "4 epochs, K 2 to 9 (K 2 from epoch 1, 4 from epoch 2, " in lines
     assert "accuracy: not known" in lines
+    record = json.loads(amata("plan", file, "--within", "100h", "--json")[0])
+    assert record["epochs"] == len(record["steps"]) > 4
+    assert record["seconds"]["total"] < record["within"] == 360_000
     _, error = amata("train", file, "--within", "1s", "--out", str(run), code=2)
     assert error.count("\n") == 1
     assert "--within 1s is too short: one epoch with K = 2 ends after about 1h" in error
     assert not run.exists()
-    _, error = amata("train", file, "--within", "9h30m", "--out", str(run))
-    assert "note: 4 epochs, K 2 to 10: the trained model is expected after" in error
+    _, error = amata("train", file, "--within", "9h35m", "--out", str(run))
+    assert "note: 4 epochs, K 2 to 9: the trained model is expected after" in error
     assert "note: trained and saved after" in error
     recorded = RunFolder.open(run)[1]
-    assert (recorded.train.epochs, recorded.train.within) == (4, 34200)
+    assert (recorded.train.epochs, recorded.train.within) == (4, 34500)
     again = tmp_path / "again"
     amata("train", str(run / "recipe.toml"), "--out", str(again))
-    steps = [row["steps"] for row in RunFolder(again).epochs()]
-    assert steps[:2] == [2, 4]
-    assert [row["epoch"] for row in RunFolder(run).epochs()] == [0, 1, 2, 3]
+    assert [row["steps"] for row in RunFolder(again).epochs()] == [2, 4, 6, 9]
+    # Nothing took an hour, so the clock raised K.
+    assert [row["steps"] for row in RunFolder(run).epochs()] == [2, 10, 10, 10]
     for wrong in (["--epochs", "3"], ["--set", "train.within=9"]):
         assert "within" in amata("train", file, "--within", "9h", *wrong, code=2)[1]
     assert "drop --within" in amata("train", "--resume", str(run), "--within", "9h", code=2)[1]

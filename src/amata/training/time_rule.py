@@ -83,7 +83,7 @@ def read_rule(text: str) -> TimeRule:
 
 
 PLANNED = {
-    "data": {"root", "workers"},
+    "data": {"root", "workers", "resize", "crop"},  # CIFAR-10 is used as it is
     "schedule": None,
     "optim": {"milestones", "warmup"},
     "train": None,
