@@ -35,7 +35,7 @@ def test_single_steps_and_falling_schedules_are_left_out() -> None:
 def test_a_budget_is_predicted_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     moved = [Run(r.name, r.steps, r.seconds, r.accuracy + (len(r.steps) == 10)) for r in RUNS]
     monkeypatch.setattr(time_rule, "runs", lambda: moved)
-    wrong = [row for row in time_rule.held_out() if abs(row[1] - row[2]) > row[3]]
-    assert wrong  # what holds for short runs only is not predicted from the others
+    off = max(abs(seen - said) for _, seen, said, _, _ in time_rule.held_out())
+    assert off > 0.1  # what holds for short runs only is not predicted from the others
     monkeypatch.setattr(time_rule, "runs", lambda: RUNS)
     assert all(abs(seen - said) < 0.005 for _, seen, said, _, _ in time_rule.held_out())

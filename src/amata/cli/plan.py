@@ -30,6 +30,7 @@ def plan(
 
     wall = WallClock(process_age())
     time = read_within(within, recipes.as_pairs(set_))
+    assert time is not None
     with ConsoleReporter() as reporter:
         planned = plan_recipe(recipes.load(recipe, set_), time, reporter, wall=wall)
     record = as_record(planned.plan, planned.evaluation, planned.wall)

@@ -101,7 +101,7 @@ def train(
     from amata.training.within import read_within
 
     wall = WallClock(process_age())
-    time = None if within is None else read_within(within, recipe_files.as_pairs(set_))
+    time = read_within(within, recipe_files.as_pairs(set_))
     if launched() and out is None and resume is None:
         raise InputError(
             "torchrun needs --out, so all processes and restarts use the same run folder"

@@ -53,7 +53,7 @@ def train(
             )
     if out is None:
         raise InputError("train(): out= is needed: a new folder for the run")
-    time = None if within is None else read_within(within, recipes.as_pairs(tables))
+    time = read_within(within, recipes.as_pairs(tables))
     if isinstance(recipe, Recipe):
         chosen = recipes.load(recipe.tables, name=recipe.name, **tables) if tables else recipe
     else:

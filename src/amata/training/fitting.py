@@ -101,9 +101,9 @@ def fit(
         raise InputError("resume= takes settings and folder from the run; drop run= and recipe=")
     if within is not None and (epochs is not None or resume is not None):
         raise InputError("within= chooses the epochs; drop epochs= and resume=, or within=")
-    time = None
-    if within is not None:
-        time = read_within(within)._replace(keep_schedule=schedule is not None)
+    time = read_within(within)
+    if time is not None:
+        time = time._replace(keep_schedule=schedule is not None)
     _check_types(model, method, schedule, optim, {"recipe": recipe, "run": run, "resume": resume})
     reporter = reporting(progress, "fit()")
     folder, base = None, load(recipe) if isinstance(recipe, str | Path | Mapping) else recipe

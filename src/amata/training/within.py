@@ -24,14 +24,16 @@ class Within(NamedTuple):
     keep_schedule: bool = False
 
 
-def read_within(value: Any, overrides: Sequence[Pair] = ()) -> Within:
-    """The time that a user gave, beside keys of the recipe. A schedule among them stays as it
-    is."""
+def read_within(value: Any, overrides: Sequence[Pair] = ()) -> Within | None:
+    """The time that a user gave, if any, beside keys of the recipe. A schedule among them stays as
+    it is."""
     keys = {key for key, _ in overrides}
-    if "train.epochs" in keys:
-        raise InputError("--within chooses the epochs; drop --epochs (train.epochs) or --within")
     if "train.within" in keys:
         raise InputError("train.within is a record; pass --within (in Python, within=)")
+    if value is None:
+        return None
+    if "train.epochs" in keys:
+        raise InputError("--within chooses the epochs; drop --epochs (train.epochs) or --within")
     return Within(duration(value, "within"), any(key.startswith("schedule.") for key in keys))
 
 
