@@ -28,8 +28,8 @@ from amata.training.trainer import Trainer
 SHARE = 0.05
 """Of the time, for timing batches."""
 BLOCKS = 4
-"""Of each K, in turn: a machine that others use changes its speed."""
-FEWEST, MOST = 2, 20
+"""Of each K, in turn, or 2 if time is short: a machine that others use changes its speed."""
+MOST = 20
 """Batches in a block."""
 SETTLING = 100
 """Batches that a method with early stopping trains on before it is timed: a new network is fooled
@@ -74,18 +74,18 @@ def measure(
             trainer.time_batches(islice(source, 2), u, lr)  # compiles, and fills caches
         once = max(trainer.time_batches(islice(source, 1), controls[-1], lr), 1e-6)
         size = math.floor(SHARE * within / (BLOCKS * len(controls) * once))
-        size = min(max(size, FEWEST), MOST)
+        turns, size = BLOCKS if size else 2, min(max(size, 1), MOST)
         before = trainer.net.grad_evals
         blocks = [
             [trainer.time_batches(islice(source, size), u, lr) for u in controls]
-            for _ in range(BLOCKS)
+            for _ in range(turns)
         ]
         evals = trainer.net.grad_evals - before
         saving = _seconds(lambda: _copied(trainer))
     costs = [len(batches) * mean(block[i] for block in blocks) for i in range(len(controls))]
     spread = max((max(c) - min(c)) / 2 / mean(c) for c in zip(*blocks, strict=True))
     if stops:  # at most, no sample stops early
-        images = BLOCKS * size * recipe.data.batch_size
+        images = turns * size * recipe.data.batch_size
         most = sum(planned_evals(recipe.method, u).evals for u in controls) * images
         spread = max(spread, most / max(evals, 1) - 1)
     low, high = controls[0].steps, controls[-1].steps
