@@ -364,6 +364,7 @@ def test_a_fingerprint_ignores_operational_keys_and_written_defaults() -> None:
         "train.save_minutes": "1",
         "train.tensorboard": "false",
         "train.timeout": "5",
+        "train.within": "60",
     }
     assert set(changed) == recipes.OPERATIONAL
     for key, value in changed.items():

@@ -80,6 +80,7 @@ ARROWS: dict[str, set[str]] = {
         "metrics",
         "models",
         "polar",
+        "quantity",
         "recipes",
         "reporter",
         "runs",

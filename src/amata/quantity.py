@@ -16,6 +16,7 @@ amata.errors.InputError: size = -1 must be above 0
 import dataclasses
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from types import UnionType
@@ -90,6 +91,43 @@ def whole(value: Any, name: str, least: int, most: int = MOST) -> int:
     if result > most:
         raise InputError(f"{name} = {shown(value)} must be at most {most:,}")
     return int(result)
+
+
+TIME = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
+
+
+def duration(value: Any, name: str) -> float:
+    """Parse a time in seconds: a number, or a text such as "30s", "5m" or "1h30m".
+
+    >>> duration("1h30m", "within"), duration("90", "within")
+    (5400.0, 90.0)
+    """
+    found = TIME.fullmatch(value.strip()) if isinstance(value, str) else None
+    if isinstance(value, str):
+        if found is None or not any(found.groups()):
+            raise InputError(f"{name} = {shown(value)} is not a time; write 30s, 5m or 1h30m")
+        value = sum(
+            float(part or 0) * size
+            for part, size in zip(found.groups(), (3600, 60, 1), strict=True)
+        )
+    result = positive(value, name)
+    if result > MOST:
+        raise InputError(f"{name} = {shown(value)} s must be at most {MOST:,} s")
+    return result
+
+
+def in_time(seconds: float) -> str:
+    """Seconds as `duration` reads them: 45s, 5m, 1h30m.
+
+    >>> in_time(45), in_time(300), in_time(5430), in_time(12.34)
+    ('45s', '5m', '1h30m30s', '12.3s')
+    """
+    if seconds < 60 and seconds != round(seconds):
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = ((hours, "h"), (minutes, "m"), (rest, "s"))
+    return "".join(f"{number}{unit}" for number, unit in parts if number) or "0s"
 
 
 def steps_of(value: Any, name: str) -> int | float:

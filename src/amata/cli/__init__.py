@@ -18,6 +18,7 @@ from amata.cli import (
     export,
     init,
     landscape,
+    plan,
     predict,
     runs,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "init",
     "landscape",
     "main",
+    "plan",
     "predict",
     "runs",
 ]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 PANELS = {
-    "Commands": "train eval compare predict audit init report export",
+    "Commands": "train plan eval compare predict audit init report export",
     "Studies": "search msa criterion landscape bench toy convergence",
     "Data and recipes": "data recipes",
 }

@@ -37,6 +37,13 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Resume an interrupted run.")
     ] = None,
+    within: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Choose epochs and schedule to fill this time, as in 5m or 1h30m.",
+        ),
+    ] = None,
     epochs: Epochs = None,
     seed: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Seed: short for --set train.seed=N.")
@@ -65,6 +72,8 @@ def train(
         raise InputError("pass either a recipe or --resume RUN; `amata recipes` lists the recipes")
     if resume is not None and out is not None:
         raise InputError("--resume continues in its own folder; drop --out")
+    if resume is not None and within is not None:
+        raise InputError("--resume continues with the epochs of its run; drop --within")
     set_ = [
         *set_,
         *short_forms(
@@ -89,8 +98,10 @@ def train(
     from amata.training.experiment import resume as resume_run
     from amata.training.experiment import train as train_recipe
     from amata.training.wall import WallClock, process_age
+    from amata.training.within import read_within
 
     wall = WallClock(process_age())
+    time = read_within(within, recipe_files.as_pairs(set_))
     if launched() and out is None and resume is None:
         raise InputError(
             "torchrun needs --out, so all processes and restarts use the same run folder"
@@ -103,7 +114,7 @@ def train(
             loaded = recipe_files.load(recipe, set_)
             check_attacks([loaded.train.valid_attack, *loaded.eval.attacks])
             folder = out or _free_folder(Path("runs") / loaded.name)
-            run = train_recipe(loaded, folder, reporter, wall=wall)
+            run = train_recipe(loaded, folder, reporter, wall=wall, within=time)
     if not is_main():
         return
     summary = run.summary()

@@ -16,7 +16,8 @@ compiled is recorded uncompiled, and one that cannot be recorded runs eagerly (`
 """
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -164,23 +165,28 @@ class FastNet(RecordedNet):
             return
         self._synchronize()
         started, compiled_before = time.perf_counter(), self.compile_seconds
+        with self.trial():
+            # The second step starts from an update, and from the state that the first created.
+            for _ in range(2):
+                rng = torch.Generator(self.device).manual_seed(0)
+                method.step(self, batch, u, rng, {})
+        self._synchronize()
+        self.compile_seconds = compiled_before + time.perf_counter() - started
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
         variants = {verb: set(seen) for verb, seen in self.variants.items()}
         evals = self.device_evals.clone()
         self.attack_copy_is_stale = True
         self.is_on_trial = True
         try:
             with on_trial(self, keep_tensors=self.graphed):
-                # The second step starts from an update, and from the state that the first created.
-                for _ in range(2):
-                    rng = torch.Generator(self.device).manual_seed(0)
-                    method.step(self, batch, u, rng, {})
+                yield
         finally:
             self.device_evals.copy_(evals)
             self.variants = variants
             self.is_on_trial = False
             self.attack_copy_is_stale = True
-        self._synchronize()
-        self.compile_seconds = compiled_before + time.perf_counter() - started
 
     def backward(
         self,

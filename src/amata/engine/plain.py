@@ -108,6 +108,15 @@ class PlainNet:
         """Compile and record what the method's steps need under the control u, for batches like
         this one. Nothing else changes: neither weights, optimiser, counters nor random states."""
 
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Steps in the with block change nothing: weights, optimiser, counters and random states
+        are restored after it."""
+        from amata.engine.trial import on_trial
+
+        with on_trial(self, keep_tensors=False):
+            yield
+
     def logits(self, x: Tensor) -> Tensor:
         return self._logits(x)
 

@@ -10,7 +10,17 @@ from amata.recipes.files import KEYED, TABLES, built_in, read_recipe, read_text,
 from amata.recipes.overrides import Overrides, as_pairs
 from amata.recipes.recipe import OPERATIONAL, Recipe
 
-__all__ = ["KEYED", "OPERATIONAL", "Recipe", "built_in", "load", "parse", "read_text", "read_toml"]
+__all__ = [
+    "KEYED",
+    "OPERATIONAL",
+    "Recipe",
+    "as_pairs",
+    "built_in",
+    "load",
+    "parse",
+    "read_text",
+    "read_toml",
+]
 
 
 def load(

@@ -30,6 +30,7 @@ OPERATIONAL = frozenset(
         "train.save_minutes",
         "train.tensorboard",
         "train.timeout",
+        "train.within",
     }
 )
 """Keys that say how a run is carried out, not what it computes: they may change on resume."""

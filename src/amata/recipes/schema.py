@@ -212,6 +212,9 @@ class Train(Table):
     batch takes longer."""
     tensorboard: bool = True
     """Write TensorBoard events."""
+    within: Annotated[float, BeforeValidator(number), Field(gt=0)] | None = None
+    """Seconds that `--within` chose epochs and schedule for. A record: a run that repeats the
+    recipe takes the same epochs."""
 
     def eps_factor(self, epoch: int) -> float:
         """The factor of the training radius in an epoch (from 0): min(1, (t + 1) / (W + 1))."""

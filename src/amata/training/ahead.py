@@ -148,7 +148,7 @@ def _key(recipe: Recipe) -> str:
     """A name for what is compiled: the same for every seed and length of a run. It holds no name of
     a GPU, because asking for that takes a second."""
     tables = {section: dict(table) for section, table in recipe.tables.items()}
-    for key in ("seed", "epochs", "keep_epochs", "save_minutes", "tensorboard"):
+    for key in ("seed", "epochs", "keep_epochs", "save_minutes", "tensorboard", "within"):
         tables["train"].pop(key, None)
     of = [torch.__version__, platform.node(), tables["data"]["name"], tables["data"]["batch_size"]]
     of += [tables[section] for section in ("model", "method", "train", "eval")]

@@ -11,12 +11,14 @@ from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.training import experiment
 from amata.training.wall import WallClock
+from amata.training.within import read_within
 
 
 def train(
     recipe: Recipe | str | Path | Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     *,
+    within: float | str | None = None,
     resume: str | Path | None = None,
     progress: bool | Reporter | Sequence[bool | Reporter] = True,
     trust: bool = False,
@@ -26,7 +28,9 @@ def train(
     train={"epochs": 5})`.
 
     `recipe` is the name of a built-in recipe, a TOML file, a dict of tables or a `Recipe`; `out` a
-    new folder. Keyword arguments change keys of the recipe's tables. `train(resume=FOLDER)`
+    new folder. Keyword arguments change keys of the recipe's tables. `within` is a time, in seconds
+    or as in "5m", from this call to the trained model: epochs and schedule are chosen to fill it.
+    `train(resume=FOLDER)`
     resumes an interrupted run; with `trust` it runs code that the folder's recipe names. The
     returned run has `path`, `epochs()` and `summary()`.
     """
@@ -39,7 +43,7 @@ def train(
         if value is not None and not isinstance(value, str | Path):
             raise InputError(f"train(): {name} = {value!r} must be a folder")
     if resume is not None:
-        if out is not None or tables:
+        if out is not None or tables or within is not None:
             raise InputError(
                 "train(): resume= takes settings and folder from the run; drop the others"
             )
@@ -49,10 +53,11 @@ def train(
             )
     if out is None:
         raise InputError("train(): out= is needed: a new folder for the run")
+    time = read_within(within, recipes.as_pairs(tables))
     if isinstance(recipe, Recipe):
         chosen = recipes.load(recipe.tables, name=recipe.name, **tables) if tables else recipe
     else:
         assert recipe is not None
         chosen = recipes.load(recipe, **tables)
     with reporting(progress, "train()") as reporter:
-        return experiment.train(chosen, Path(out).expanduser(), reporter, wall=wall)
+        return experiment.train(chosen, Path(out).expanduser(), reporter, wall=wall, within=time)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -22,8 +23,9 @@ from amata.reporter import Reporter
 from amata.runs import RunFolder, resume_call
 from amata.schedules import planned_controls
 from amata.training.ahead import compile_ahead
-from amata.training.batches import Expected
+from amata.training.batches import Expected, training_batches
 from amata.training.checks import check_consistent, check_divisible, check_equal_ranks
+from amata.training.deadline import Deadline
 from amata.training.device import resolve_device
 from amata.training.evaluations import (
     check_attacks,
@@ -33,19 +35,27 @@ from amata.training.evaluations import (
     stored_evaluation,
 )
 from amata.training.loading import Loading
-from amata.training.loop import prepare, train_model
+from amata.training.loop import prepare, run_settings, train_model
 from amata.training.setup import build_model, build_model_for
+from amata.training.time_plan import TimePlan
 from amata.training.trainer import Trainer
 from amata.training.trust import remember, review
 from amata.training.wall import WallClock
+from amata.training.within import Planned, Within, describe, plan_run
 
 
 def train(
-    recipe: Recipe, out: Path, reporter: Reporter | None = None, *, wall: WallClock | None = None
+    recipe: Recipe,
+    out: Path,
+    reporter: Reporter | None = None,
+    *,
+    wall: WallClock | None = None,
+    within: Within | None = None,
 ) -> RunFolder:
     """Run a recipe into a new folder. Input errors are found before the folder is created. The
     recipe is the caller's own: the code that it names is run, and trusted from now on. `wall` is
-    the clock of a run that began before this call.
+    the clock of a run that began before this call. `within` is the time from its start to the
+    trained model: epochs and schedule are then chosen to fill it, and the folder records them.
 
     Under torchrun every process calls this, and rank 0 writes. After a failure torchrun restarts
     them with the same command; they then resume an unfinished run of the same recipe.
@@ -54,10 +64,12 @@ def train(
     if launched() and (out / "recipe.toml").is_file():
         run, begun = RunFolder.open(out)
         if not run.finished and begun.fingerprint() == recipe.fingerprint():
-            return _run(recipe, lambda: run, reporter or Reporter(), wall)
+            return _run(recipe, lambda _: run, reporter or Reporter(), wall)
     if is_main():
         RunFolder.check_free(out)
-    return _run(recipe, lambda: RunFolder.create(out, recipe), reporter or Reporter(), wall)
+    return _run(
+        recipe, lambda r: RunFolder.create(out, r), reporter or Reporter(), wall, within=within
+    )
 
 
 def _with_absolute_root(recipe: Recipe) -> Recipe:
@@ -90,12 +102,45 @@ def resume(
         reporter.note(f"{path} is finished already")
         return run
     review(recipe, path / "recipe.toml", reporter.note, given=overrides, trust=trust)
-    return _run(recipe, lambda: run, reporter, wall or WallClock())
+    return _run(recipe, lambda _: run, reporter, wall or WallClock())
 
 
-def _run(
-    recipe: Recipe, folder: Callable[[], RunFolder], reporter: Reporter, wall: WallClock
-) -> RunFolder:
+class PlannedRun(NamedTuple):
+    """What a run within a given time would do."""
+
+    plan: TimePlan
+    evaluation: float | None
+    """Seconds of the final evaluation, which comes after the given time; None if not known."""
+    wall: dict[str, float]
+    """What the seconds before training were spent on."""
+
+
+def plan(
+    recipe: Recipe,
+    within: Within,
+    reporter: Reporter | None = None,
+    *,
+    wall: WallClock | None = None,
+) -> PlannedRun:
+    """Start as `train` does, measure, and plan; nothing is trained or written."""
+    recipe, wall = _with_absolute_root(recipe), wall or WallClock()
+    ready = _set_up(recipe, reporter or Reporter(), wall)
+    planned = _plan(ready, recipe, within, wall, reporter or Reporter(), also_attack=True)
+    seconds = planned.measured.evaluation(recipe, len(ready.splits.test))
+    return PlannedRun(planned.plan, seconds, wall.table())
+
+
+class _Ready(NamedTuple):
+    """A run before its first batch."""
+
+    device: torch.device
+    trainer: Trainer | None
+    model: nn.Module
+    splits: data.Splits
+
+
+def _set_up(recipe: Recipe, reporter: Reporter, wall: WallClock) -> _Ready:
+    """Data, network and, where it could be compiled meanwhile, the trainer."""
     device = resolve_device(recipe.train.device)
     check_attacks(recipe)
     check_consistent(recipe, planned_controls(recipe.schedule, recipe.train.epochs))
@@ -118,13 +163,53 @@ def _run(
     else:
         model = trainer.model
     remember(recipe, reporter.note)
-    with init_distributed(device, timedelta(minutes=recipe.train.timeout)) as ranks:
+    return _Ready(device, trainer, model, splits)
+
+
+def _plan(
+    ready: _Ready,
+    recipe: Recipe,
+    within: Within,
+    wall: WallClock,
+    reporter: Reporter,
+    *,
+    also_attack: bool = False,
+) -> Planned:
+    """Measure and plan; the trainer is made if there is none."""
+    train, valid = ready.splits.train, ready.splits.valid
+    with run_settings(recipe, ready.device):
+        batches, trainer = training_batches(train, recipe, ready.device), ready.trainer
+        if trainer is None:
+            trainer = Trainer(ready.model, batches, recipe, ready.device)
+            trainer.net.note = reporter.note
+        else:
+            trainer.use(batches)
+        return plan_run(trainer, valid, within, wall, attack_images=train if also_attack else None)
+
+
+def _run(
+    recipe: Recipe,
+    folder: Callable[[Recipe], RunFolder],
+    reporter: Reporter,
+    wall: WallClock,
+    *,
+    within: Within | None = None,
+) -> RunFolder:
+    ready = _set_up(recipe, reporter, wall)
+    splits = ready.splits
+    with init_distributed(ready.device, timedelta(minutes=recipe.train.timeout)) as ranks:
         check_equal_ranks(recipe, splits.hashes, ranks)
         check_divisible(recipe, ranks)
+        planned = None
+        if within is not None:
+            planned = _plan(ready, recipe, within, wall, reporter)
+            recipe, ready = planned.plan.recipe, ready._replace(trainer=planned.trainer)
+            describe(planned.plan, reporter.note)
         run = ranks.broadcast(_prepared(folder, recipe, splits) if ranks.is_main else None)
         assert run is not None
         reporter = reporter if ranks.is_main else Reporter()
-        _train_and_evaluate(run, recipe, model, trainer, splits, reporter, wall)
+        deadline = planned.deadline if planned else None
+        _train_and_evaluate(run, recipe, ready, reporter, wall, deadline)
     return run
 
 
@@ -155,8 +240,10 @@ def _fits(trainer: Trainer, images: data.ImageSet) -> bool:
     ) >= recipe.data.batch_size
 
 
-def _prepared(folder: Callable[[], RunFolder], recipe: Recipe, splits: data.Splits) -> RunFolder:
-    run = folder()
+def _prepared(
+    folder: Callable[[Recipe], RunFolder], recipe: Recipe, splits: data.Splits
+) -> RunFolder:
+    run = folder(recipe)
     run.record_split(recipe.train.seed, splits.record())
     return run
 
@@ -164,28 +251,31 @@ def _prepared(folder: Callable[[], RunFolder], recipe: Recipe, splits: data.Spli
 def _train_and_evaluate(
     run: RunFolder,
     recipe: Recipe,
-    model: nn.Module,
-    trainer: Trainer | None,
-    splits: data.Splits,
+    ready: _Ready,
     reporter: Reporter,
     wall: WallClock,
+    deadline: Deadline | None,
 ) -> None:
+    splits = ready.splits
     call = f"`amata train --resume {quoted(run.path)}`"
     try:
         fitted = train_model(
-            model,
+            ready.model,
             splits.train,
             splits.valid,
             recipe,
             run=run,
             reporter=reporter,
             wall=wall,
-            trainer=trainer,
+            trainer=ready.trainer,
+            deadline=deadline,
         )
     except Interrupted:
         raise
     except KeyboardInterrupt:  # before the first batch, or twice
         raise Interrupted(f"interrupted; resume with {call}", signal.SIGINT) from None
+    if deadline is not None:
+        deadline.report(reporter.note)
     again = f"training is done and saved, {call} continues the evaluation"
     device = resolve_device(recipe.train.device)
     store = None

@@ -23,11 +23,14 @@ from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.schedules import AnySchedule, Constant, closed_loop
 from amata.threat import BALLS, check_ball
+from amata.training.batches import training_batches
 from amata.training.checks import check_equal_ranks
 from amata.training.described import check_same, describe_data, describe_model, sizes_of, updated
 from amata.training.device import resolve_device
-from amata.training.loop import Fitted, train_model
+from amata.training.loop import Fitted, run_settings, train_model
+from amata.training.trainer import Trainer
 from amata.training.wall import WallClock
+from amata.training.within import Planned, Within, describe, plan_run, read_within
 
 SHORTEST = (
     'amata.fit(model, (x, y), method=amata.PGD(ball=amata.Linf("8/255")), '
@@ -45,6 +48,7 @@ def fit(
     schedule: AnySchedule | None = None,
     optim: Optim | None = None,
     epochs: int | None = None,
+    within: float | str | None = None,
     batch_size: int | None = None,
     batches_per_epoch: int | None = None,
     augment: Literal["none", "flip", "crop-flip"] | None = None,
@@ -79,6 +83,10 @@ def fit(
     is possible with batches. `batches_per_epoch` is needed where batches have no len().
     `class_weights` are one weight per class for the loss of the updates, or "balanced".
 
+    `within`, instead of `epochs`, is a time: seconds, or a text such as "5m". A few batches are
+    timed, and as many epochs are trained as end within it. A `schedule` that is passed stays as it
+    is; a linear one of the recipe is fitted to the time.
+
     `recipe`, the name of a built-in recipe, a TOML file, a dict of tables or a `Recipe`, fills all
     arguments that are not given, but not `valid`. `run` is a new folder in which everything is
     recorded. An interrupt then saves a checkpoint, and `fit(model, train, valid, resume=FOLDER)`
@@ -91,6 +99,11 @@ def fit(
 
     if resume is not None and (run is not None or recipe is not None):
         raise InputError("resume= takes settings and folder from the run; drop run= and recipe=")
+    if within is not None and (epochs is not None or resume is not None):
+        raise InputError("within= chooses the epochs; drop epochs= and resume=, or within=")
+    time = read_within(within)
+    if time is not None:
+        time = time._replace(keep_schedule=schedule is not None)
     _check_types(model, method, schedule, optim, {"recipe": recipe, "run": run, "resume": resume})
     reporter = reporting(progress, "fit()")
     folder, base = None, load(recipe) if isinstance(recipe, str | Path | Mapping) else recipe
@@ -140,6 +153,11 @@ def fit(
         # A stream may have its own part of the data on every process.
         own = {"count": None} if not isinstance(images, ImageSet) else {}
         check_equal_ranks(chosen, {**own, "has a validation set": valid is not None}, ranks)
+    planned = None
+    if time is not None:
+        planned = _plan(model, images, held_out, chosen, time, wall)
+        chosen = planned.plan.recipe
+        describe(planned.plan, reporter.note)
     if folder is not None and base is not None:
         check_same(chosen, base, folder)
         if folder.finished:
@@ -151,7 +169,15 @@ def fit(
     try:
         with reporter:
             fitted = train_model(
-                model, images, held_out, chosen, run=folder, reporter=reporter, wall=wall
+                model,
+                images,
+                held_out,
+                chosen,
+                run=folder,
+                reporter=reporter,
+                wall=wall,
+                trainer=planned.trainer if planned else None,
+                deadline=planned.deadline if planned else None,
             )
             if ranks.is_main:
                 summary = fitted.summary(chosen, {}, wall)
@@ -163,6 +189,17 @@ def fit(
             folder.remove_if_untrained()
         raise
     return fitted
+
+
+def _plan(
+    model: nn.Module, images: Any, valid: Any, recipe: Recipe, within: Within, wall: WallClock
+) -> Planned:
+    """Measure this training, and plan it."""
+    device = resolve_device(recipe.train.device, "device", "device='cpu'")
+    with run_settings(recipe, device):
+        batches = training_batches(images, recipe, device)
+        trainer = Trainer(model, batches, recipe, device)
+        return plan_run(trainer, valid, within, wall)
 
 
 def _read_data(train: Any, valid: Any, workers: int) -> tuple[Any, Any]:

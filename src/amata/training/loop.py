@@ -5,7 +5,7 @@ import math
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from amata.runs.checkpoint import load_checkpoint, read_checkpoint
 from amata.runs.files import save_tensors
 from amata.schedules import Control
 from amata.training.batches import Batches, Expected, held_out_batches, training_batches
+from amata.training.deadline import Deadline
 from amata.training.device import resolve_device
 from amata.training.guard import ATTACK, IMAGES, Failure, Guard
 from amata.training.interrupt import Interrupt
@@ -87,12 +88,14 @@ def train_model(
     wall: WallClock | None = None,
     trainer: Trainer | None = None,
     budget: float = math.inf,
+    deadline: Deadline | None = None,
 ) -> Fitted:
     """Train `model` as the recipe's [method], [schedule], [optim] and [train] say.
 
     The public `amata.fit` calls this with a recipe made of its arguments. A `run` that has
     checkpoints is resumed. `trainer` is the model's from `prepare`. `budget` is in gradient
     evaluations: where it is spent, no further epoch begins, and `BudgetSpent` is raised.
+    With a `deadline`, K may change to end on time.
     """
     wall = wall or WallClock()
     device = resolve_device(recipe.train.device)
@@ -105,7 +108,7 @@ def train_model(
             "the training data are smaller than one batch; lower data.batch_size or set "
             "data.drop_last = false"
         )
-    with lock, _settings(recipe, device):
+    with lock, run_settings(recipe, device):
         if trainer is None:
             trainer = Trainer(model, batches, recipe, device)
         else:
@@ -115,6 +118,7 @@ def train_model(
             guarded = held_out_batches(valid, recipe, device, IMAGES)
             reporter = reporter or Reporter()
             loop = _Loop(trainer, held_out, guarded, saver, reporter, interrupt, wall)
+            loop.deadline = deadline
             return loop.run_all(budget)
 
 
@@ -126,7 +130,7 @@ def prepare(
     note: Callable[[str], None],
 ) -> Trainer:
     """The trainer of a model, its step compiled, while the data load."""
-    with _settings(recipe, device):
+    with run_settings(recipe, device):
         trainer = Trainer(model, expected, recipe, device)
         trainer.net.note = note
         trainer.warm_up(expected)
@@ -134,7 +138,7 @@ def prepare(
 
 
 @contextlib.contextmanager
-def _settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
+def run_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
     """A random state of its own, the recipe's backend settings, and one line for lost processes."""
     on_gpu, fixed = device.type == "cuda", recipe.train.deterministic
     backends = (
@@ -150,6 +154,40 @@ def _settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
 def part_of(ranks: Ranks) -> Shard:
     """What this process evaluates."""
     return Shard(ranks.rank, ranks.size, ranks.sum)
+
+
+def validate(
+    trainer: Trainer,
+    images: Batches,
+    attacks: Sequence[str],
+    limit: int | None = None,
+    model: nn.Module | None = None,
+    progress: Callable[..., None] | bool = False,
+) -> dict[str, Result]:
+    """The accuracy of the trainer's result, or of `model`, on held-out images."""
+    recipe, ranks = trainer.recipe, trainer.ranks
+    sizes = [size for size in (limit, images.count) if size is not None]
+    return evaluate(
+        model or trainer.result,
+        images.epoch(0, ranks.rank, ranks.size),
+        ball=recipe.ball,
+        attacks=list(dict.fromkeys(attacks)),
+        step_size=recipe.eval.step_size,
+        cw_c=recipe.eval.cw_c,
+        limit=min(sizes, default=None),
+        seed=recipe.train.seed,
+        progress=progress,
+        part=part_of(ranks),
+        batch_size=recipe.eval.batch_size,
+        engine=_validation_engine(recipe),
+    )
+
+
+def _validation_engine(recipe: Recipe) -> Literal["auto", "plain"]:
+    """A run by recipe compiles a copy for its final evaluation, and validation shares it. For
+    validation alone there are too few images."""
+    alone = isinstance(recipe.data, PythonData) or not recipe.eval.attacks
+    return "plain" if alone or recipe.train.engine == "plain" else "auto"
 
 
 class _Loop:
@@ -172,6 +210,7 @@ class _Loop:
         self.epochs: list[EpochRow] = []
         self.events: list[Event] = []
         self.warned_slow_disk = False
+        self.deadline: Deadline | None = None
         self.guard = None
         if self.recipe.train.guard != "ignore" and guarded is not None:
             self.guard = Guard(trainer, self._guard_accuracy, guarded)
@@ -201,6 +240,8 @@ class _Loop:
             while trainer.state.epoch < self.recipe.train.epochs:
                 if (spent := trainer.state.spent.grad_evals) >= budget:
                     raise BudgetSpent(f"the budget is spent before {trainer.state}", spent)
+                if self.deadline is not None:
+                    self.deadline.begin_epoch(trainer.state, self.reporter.note)
                 self._keep_epoch()
                 if self._train_epoch():
                     self._stop()
@@ -412,27 +453,7 @@ class _Loop:
             if self.interrupt.number is not None and self.ranks.size == 1:
                 self._stop()
 
-        sizes = [size for size in (limit, images.count) if size is not None]
-        return evaluate(
-            model or self.trainer.result,
-            images.epoch(0, self.ranks.rank, self.ranks.size),
-            ball=self.recipe.ball,
-            attacks=list(dict.fromkeys(attacks)),
-            step_size=self.recipe.eval.step_size,
-            cw_c=self.recipe.eval.cw_c,
-            limit=min(sizes, default=None),
-            seed=self.recipe.train.seed,
-            progress=watch,
-            part=part_of(self.ranks),
-            batch_size=self.recipe.eval.batch_size,
-            engine=self._validation_engine(),
-        )
-
-    def _validation_engine(self) -> Literal["auto", "plain"]:
-        """A run by recipe compiles a copy for its final evaluation, and validation shares it. For
-        validation alone there are too few images."""
-        alone = isinstance(self.recipe.data, PythonData) or not self.recipe.eval.attacks
-        return "plain" if alone or self.recipe.train.engine == "plain" else "auto"
+        return validate(self.trainer, images, attacks, limit, model, watch)
 
     def _guard_accuracy(self, images: Batches) -> float:
         """The guard tests the weights themselves: EMA weights show a failure epochs later."""

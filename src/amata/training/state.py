@@ -50,13 +50,15 @@ class TrainState:
     """Inner steps that the guard added to the schedule's."""
     choice: Choice | None = None
     """What a closed-loop schedule chose for this epoch."""
+    steps: list[Annotated[int, Field(ge=1, le=10**9)]] = field(default_factory=list)
+    """K of every epoch, if a run within a given time has changed it; K alpha is the schedule's."""
     curves: list[list[Response]] = field(default_factory=list)
     """What was probed in each epoch, one response per candidate."""
 
     def rolled_back(self, now: "TrainState") -> "TrainState":
         """This earlier state, with the rows, the cost and the guard's remedies of `now`."""
         self.spent, self.lr_scale, self.extra_steps = now.spent, now.lr_scale, now.extra_steps
-        self.rows = now.rows
+        self.rows, self.steps = now.rows, now.steps
         return self
 
     def to_json(self) -> dict[str, Any]:

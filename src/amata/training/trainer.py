@@ -2,7 +2,8 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -122,6 +123,42 @@ class Trainer:
         _, compiling = self.clock.stop(self.net.compile_seconds)
         self.state.spent.compile_seconds += compiling
 
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Batches that are trained in the with block change nothing, as in `PlainNet.trial`."""
+        kept = self.memory, self.state, self._images, self.loss_sum
+        self.memory, self.state = {}, copy.deepcopy(self.state)
+        self.loss_sum = self.loss_sum.clone()
+        try:
+            with self.net.trial():
+                yield
+        finally:
+            self.memory, self.state, self._images, self.loss_sum = kept
+            self._counted = self.net.grad_evals, self.net.first_layer_evals
+
+    def time_batches(self, batches: Iterator[Batch], u: Control, lr: float) -> float:
+        """Seconds that a step on these batches takes, reading and checks included; for `trial`."""
+        method = self.method()
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.clock.start()
+        compiled = self.clock.compiled = self.net.compile_seconds
+        started, n = self.clock.since, 0
+        for batch in Feed(batches, self.device):
+            self._train_batch(batch, method, u)
+            if self.device.type == "cpu":
+                self.check_finite()
+            n += 1
+        self.clock.stop(self.net.compile_seconds)
+        compiling = self.net.compile_seconds - compiled
+        return (self.clock.since - started - compiling) / max(n, 1)
+
+    def follow(self, recipe: Recipe) -> None:
+        """Train by this recipe from now on: the same with another number of epochs, another
+        schedule and other milestones."""
+        self.recipe, self.plan = recipe, planned_controls(recipe.schedule, recipe.train.epochs)
+        check_consistent(recipe, self.plan)
+
     @property
     def result(self) -> nn.Module:
         """The model that is validated and kept: the EMA weights where there are any."""
@@ -135,7 +172,11 @@ class Trainer:
         """The schedule's control for this epoch; before a closed-loop schedule has chosen, its
         first candidate."""
         if self.plan is not None:
-            return self.plan[min(self.state.epoch, len(self.plan) - 1)]
+            epoch = min(self.state.epoch, len(self.plan) - 1)
+            u, steps = self.plan[epoch], self.state.steps
+            if not steps or steps[epoch] == u.steps:
+                return u
+            return u._replace(steps=steps[epoch], step_size=u.step_size * u.steps / steps[epoch])
         if self.state.choice is not None:
             return self.state.choice.control
         assert self.closed_loop is not None

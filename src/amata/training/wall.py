@@ -46,6 +46,10 @@ class WallClock:
         self._switch(self.part)
         return self.seconds[self.part]
 
+    def elapsed(self) -> float:
+        """Seconds since the run began."""
+        return time.perf_counter() - self.began
+
     def table(self) -> dict[str, float]:
         """The seconds of each part so far, and in total."""
         self._switch(self.part)

@@ -1,0 +1,41 @@
+"""The fit behind `amata plan`: known numbers are found again, and held-out budgets are held out."""
+
+import random
+
+import pytest
+
+import time_rule
+from time_rule import Run, fitted, prices, rising, updates_of
+
+
+def made(steps: tuple[int, ...], seed: int) -> Run:
+    """A run whose update takes 2 s and whose step takes 1 s, with accuracy 0.5 - 1 / updates."""
+    updates = len(steps) + sum(steps) / 2
+    noise = random.Random(seed).gauss(0, 1e-3)
+    return Run("made", steps, 2.0 * len(steps) + sum(steps), 0.5 - 1 / updates + noise)
+
+
+RUNS = [made((k,) * n, 9 * n + k) for n in (10, 20, 40) for k in (2, 3, 4)]
+
+
+def test_prices_and_accuracy_are_found_again() -> None:
+    update, step = prices(RUNS)
+    assert (update, step) == pytest.approx((2, 1))
+    fit = fitted([(updates_of(run, update, step), run.accuracy) for run in RUNS])
+    assert (fit.a, fit.b) == pytest.approx((0.5, 1), abs=0.05)
+    assert fit(30) == pytest.approx(0.5 - 1 / 30, abs=fit.half_width)
+    assert 1e-3 < fit.half_width < 1e-2
+
+
+def test_single_steps_and_falling_schedules_are_left_out() -> None:
+    others = [made(steps, 1) for steps in ((1, 1), (3, 2), (1, 2))]
+    assert rising(others) == others[2:]
+
+
+def test_a_budget_is_predicted_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = [Run(r.name, r.steps, r.seconds, r.accuracy + (len(r.steps) == 10)) for r in RUNS]
+    monkeypatch.setattr(time_rule, "runs", lambda: moved)
+    off = max(abs(seen - said) for _, seen, said, _, _ in time_rule.held_out())
+    assert off > 0.1  # what holds for short runs only is not predicted from the others
+    monkeypatch.setattr(time_rule, "runs", lambda: RUNS)
+    assert all(abs(seen - said) < 0.005 for _, seen, said, _, _ in time_rule.held_out())

@@ -1,0 +1,41 @@
+"""amata plan."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from amata.cli.root import Json, Limit, Set, app, complete_recipe, short_forms
+
+
+@app.command(epilog="Example: amata plan mnist5k-amata --within 90s")
+def plan(
+    recipe: Annotated[
+        str,
+        typer.Argument(help="A built-in recipe, or a TOML file.", autocompletion=complete_recipe),
+    ],
+    within: Annotated[str, typer.Option(metavar="TIME", help="The time, as in 30s, 5m or 1h30m.")],
+    set_: Set = [],  # noqa: B006
+    limit: Limit = None,
+    json_: Json = False,
+) -> None:
+    """Say what `amata train --within` would do in a given time on this device: epochs, schedule,
+    seconds and, where it is known, robust accuracy. A few batches are timed; nothing is written."""
+    set_ = [*set_, *short_forms(data_limit=limit)]
+    from amata import recipes
+    from amata.console import ConsoleReporter, out
+    from amata.training.experiment import plan as plan_recipe
+    from amata.training.wall import WallClock, process_age
+    from amata.training.within import as_record, in_lines, read_within
+
+    wall = WallClock(process_age())
+    time = read_within(within, recipes.as_pairs(set_))
+    assert time is not None
+    with ConsoleReporter() as reporter:
+        planned = plan_recipe(recipes.load(recipe, set_), time, reporter, wall=wall)
+    record = as_record(planned.plan, planned.evaluation, planned.wall)
+    if json_:
+        print(json.dumps(record, indent=2))
+        return
+    for line in in_lines(planned.plan, planned.evaluation):
+        out.say(line)

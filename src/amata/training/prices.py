@@ -1,0 +1,181 @@
+"""What an epoch costs on this device, from a few batches on trial: nothing of the training
+changes."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from statistics import mean
+from typing import Any, NamedTuple
+
+import torch
+
+from amata.attacks.fast_gradient_sign import FGSM
+from amata.batch import Batch
+from amata.data import ImageSet
+from amata.errors import InputError
+from amata.evaluation import parse_attack
+from amata.evaluation.corruptions import is_attack
+from amata.methods import planned_evals
+from amata.recipes import Recipe
+from amata.schedules import Control
+from amata.training.batches import Batches, held_out_batches
+from amata.training.guard import ATTACK, IMAGES, guard_stats
+from amata.training.loop import validate
+from amata.training.time_plan import Prices, may_stop_early
+from amata.training.trainer import Trainer
+
+SHARE = 0.05
+"""Of the time, for timing batches."""
+BLOCKS = 4
+"""Of each K, in turn, or 2 if time is short: a machine that others use changes its speed."""
+MOST = 20
+"""Batches in a block."""
+SETTLING = 100
+"""Batches that a method with early stopping trains on before it is timed: a new network is fooled
+at once, and its samples stop sooner than they will."""
+ON_CPU = 64
+"""Validation images that are timed there, where each costs the same."""
+
+
+class Measured(NamedTuple):
+    prices: Prices
+    gradient: float | None
+    """Seconds per gradient evaluation of an image under attack; None if no attack was timed."""
+
+    def evaluation(self, recipe: Recipe, images: int) -> float | None:
+        """Seconds of the final evaluation; None if the cost of an attack is not known."""
+        if self.gradient is None or not all(map(is_attack, recipe.eval.attacks)):
+            return None
+        n = min(images, recipe.eval.limit or images)
+        costs = [_gradients(name, n) for name in recipe.eval.attacks]
+        return None if None in costs else self.gradient * sum(c for c in costs if c is not None)
+
+
+def measure(
+    trainer: Trainer,
+    valid: Any,
+    controls: Sequence[Control],
+    within: float,
+    *,
+    attack_images: Any = None,
+) -> Measured:
+    """The prices of one or two controls, and of what comes once an epoch. The trainer's step is
+    compiled. Without a validation set, `attack_images` tell the price of an attack."""
+    check_measurable(trainer)
+    recipe, batches = trainer.recipe, trainer.batches
+    with trainer.trial():
+        source = _endless(batches)
+        lr = trainer.lr(0)
+        if stops := may_stop_early(recipe):
+            settling = min(SETTLING, len(batches))
+            trainer.time_batches(islice(source, settling), controls[-1], recipe.optim.lr / 2)
+        for u in controls:
+            trainer.time_batches(islice(source, 2), u, lr)  # compiles, and fills caches
+        once = max(trainer.time_batches(islice(source, 1), controls[-1], lr), 1e-6)
+        size = math.floor(SHARE * within / (BLOCKS * len(controls) * once))
+        turns, size = BLOCKS if size else 2, min(max(size, 1), MOST)
+        before = trainer.net.grad_evals
+        blocks = [
+            [trainer.time_batches(islice(source, size), u, lr) for u in controls]
+            for _ in range(turns)
+        ]
+        evals = trainer.net.grad_evals - before
+        saving = _seconds(lambda: _copied(trainer))
+    costs = [len(batches) * mean(block[i] for block in blocks) for i in range(len(controls))]
+    spread = max((max(c) - min(c)) / 2 / mean(c) for c in zip(*blocks, strict=True))
+    if stops:  # at most, no sample stops early
+        images = turns * size * recipe.data.batch_size
+        most = sum(planned_evals(recipe.method, u).evals for u in controls) * images
+        spread = max(spread, most / max(evals, 1) - 1)
+    low, high = controls[0].steps, controls[-1].steps
+    step = max(costs[-1] - costs[0], 0.0) / (high - low) if high > low else 0.0
+    validation, gradient = _validation(trainer, valid, attack_images)
+    guard = _guard(trainer, valid, low)
+    epoch = validation / recipe.train.valid_every + guard + saving * (2 if guard else 1)
+    return Measured(Prices(max(costs[0] - step * low, 1e-6), step, epoch, spread=spread), gradient)
+
+
+def check_measurable(trainer: Trainer) -> None:
+    """Refuse what cannot be put on trial."""
+    if trainer.ranks.size > 1:
+        raise InputError("--within times one process; under torchrun set train.epochs instead")
+    if not isinstance(getattr(trainer.batches, "images", None), ImageSet):
+        raise InputError(
+            "within= reads batches to time them, which changes an iterable; pass single images "
+            "(tensors, arrays or a Dataset), or epochs="
+        )
+
+
+def _endless(batches: Batches) -> Iterator[Batch]:
+    """Whole batches, epoch after epoch; the last one of an epoch may be smaller."""
+    epoch = 0
+    while True:
+        largest = 0
+        for batch in batches.epoch(epoch):
+            largest = max(largest, len(batch.x))
+            if len(batch.x) == largest:
+                yield batch
+        epoch += 1
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def _copied(trainer: Trainer) -> None:
+    """What a checkpoint makes training wait for; a thread writes it."""
+    for tensor in trainer.snapshot()[0].values():
+        tensor.detach().to("cpu", copy=True)
+
+
+def _validation(trainer: Trainer, valid: Any, others: Any) -> tuple[float, float | None]:
+    """Seconds of a validation, and of a gradient evaluation in its attack."""
+    recipe, images = trainer.recipe, others if valid is None else valid
+    if images is None:
+        return 0.0, None
+    count = len(images) if isinstance(images, ImageSet) else None
+    on_cpu = trainer.device.type == "cpu"
+    timed = min(count or IMAGES, ON_CPU if on_cpu else recipe.eval.batch_size)
+    batches = held_out_batches(images, recipe, trainer.device, timed)
+    assert batches is not None
+    attack = parse_attack(recipe.train.valid_attack).name
+    if not on_cpu:
+        validate(trainer, batches, ("clean", attack), timed)  # compiles
+    seconds = _seconds(lambda: validate(trainer, batches, ("clean", attack), timed))
+    gradients = _gradients(attack, timed)
+    price = seconds / gradients if gradients else None
+    return (0.0 if valid is None else seconds * (count or timed) / timed), price
+
+
+def _guard(trainer: Trainer, valid: Any, steps: int) -> float:
+    """Seconds of the collapse guard; with single steps it attacks too."""
+    recipe = trainer.recipe
+    if recipe.train.guard == "ignore" or valid is None:
+        return 0.0
+    batches = held_out_batches(valid, recipe, trainer.device, IMAGES)
+    assert batches is not None
+    seconds = _seconds(lambda: guard_stats(trainer.model, batches))
+    if steps == 1 and recipe.method.may_collapse:
+        attacked = lambda: validate(trainer, batches, (ATTACK,), IMAGES, trainer.model)  # noqa: E731
+        seconds += _seconds(attacked)
+    return seconds
+
+
+def _gradients(name: str, n: int) -> float | None:
+    """Gradient evaluations of an attack such as pgd-20 or pgd-50-10 on n images, with the forward
+    passes that judge them; None for attacks whose number is not known before."""
+    attack = parse_attack(name)
+    steps = getattr(attack, "steps", 1 if isinstance(attack, FGSM) else None)
+    if not attack.perturbs:
+        steps = 0
+    if not isinstance(steps, int):
+        return None
+    n = min(n, attack.limit or n)
+    return n * (steps * getattr(attack, "restarts", 1) + 0.3)

@@ -1,0 +1,105 @@
+"""The rule of `--within`: how time becomes epochs and attack steps. Its numbers are in
+time_rule.toml."""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+
+from amata.recipes import Recipe, load
+
+
+class Band(NamedTuple):
+    """K of the runs that can afford `updates` epochs of plain updates."""
+
+    updates: float
+    k_min: int
+    k_max: int
+    tau: float
+    """K alpha, in eps."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Robust accuracy as a function of the updates that a run pays for: a - b / updates."""
+
+    recipe: str
+    """The stored runs are of this recipe, with other epochs and schedules."""
+    attack: str
+    a: float
+    b: float
+    half_width: float
+    """Half of the 95% interval of a new run."""
+    fewest: float
+    most: float
+    """Updates of the stored runs: nothing is known outside."""
+
+    def accuracy(self, recipe: Recipe, updates: float) -> tuple[float, float, float] | None:
+        """The expected accuracy with its interval; None where no stored run says anything."""
+        if not (self.fewest <= updates <= self.most and are_related(recipe, load(self.recipe))):
+            return None
+        middle = self.a - self.b / updates
+        return middle, max(middle - self.half_width, 0.0), min(middle + self.half_width, 1.0)
+
+
+@dataclass(frozen=True)
+class TimeRule:
+    aim: float
+    """The share of the time that is planned for."""
+    tolerance: float
+    """K changes in a run that would end further off, as a share of the time."""
+    most_epochs: int
+    fitted: dict[str, str]
+    """The kind of recipe that the bands were fitted on."""
+    bands: tuple[Band, ...]
+    expected: Expected | None
+
+    def band(self, recipe: Recipe, updates: float) -> Band | None:
+        """K for a run that can afford so many updates; None if the rule does not know such
+        recipes."""
+        of = {
+            "data": recipe.data.name,
+            "norm": recipe.ball.norm,
+            "method": recipe.tables["method"]["name"],
+        }
+        if of != self.fitted:
+            return None
+        return [band for band in self.bands if band.updates <= max(updates, 0.0)][-1]
+
+
+@cache
+def time_rule() -> TimeRule:
+    """The rule of this version."""
+    return read_rule(resources.files("amata.training").joinpath("time_rule.toml").read_text())
+
+
+def read_rule(text: str) -> TimeRule:
+    raw = tomllib.loads(text)
+    bands = tuple(sorted(Band(**band) for band in raw.pop("band")))
+    assert bands[0].updates == 0, "the first band must be for any time"
+    expected = raw.pop("expected", None)
+    return TimeRule(**raw, bands=bands, expected=Expected(**expected) if expected else None)
+
+
+PLANNED = {
+    "data": {"root", "workers", "resize", "crop"},  # CIFAR-10 is used as it is
+    "schedule": None,
+    "optim": {"milestones", "warmup"},
+    "train": None,
+    "eval": None,
+}
+"""Keys in which runs that are compared may differ; None: the whole table."""
+
+
+def are_related(recipe: Recipe, other: Recipe) -> bool:
+    """Whether two recipes are the same but for time, schedule, seed and evaluation."""
+    return _kept(recipe) == _kept(other)
+
+
+def _kept(recipe: Recipe) -> dict[str, dict[str, object]]:
+    return {
+        section: {k: v for k, v in table.items() if k not in (PLANNED.get(section) or ())}
+        for section, table in recipe.tables.items()
+        if PLANNED.get(section, ()) is not None
+    }

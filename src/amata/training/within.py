@@ -1,0 +1,142 @@
+"""A training run planned for a given time: measure, then plan."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
+
+from amata.errors import InputError
+from amata.quantity import duration, in_time
+from amata.recipes import Recipe
+from amata.recipes.overrides import Pair
+from amata.schedules import Control, planned_controls
+from amata.training.deadline import Deadline
+from amata.training.prices import Measured, measure
+from amata.training.time_plan import TimePlan, check_plannable, plan_within, stages_of
+from amata.training.time_rule import TimeRule, time_rule
+from amata.training.trainer import Trainer
+from amata.training.wall import WallClock
+
+
+class Within(NamedTuple):
+    """The time of a run, and whether its schedule is the user's own."""
+
+    seconds: float
+    keep_schedule: bool = False
+
+
+def read_within(value: Any, overrides: Sequence[Pair] = ()) -> Within | None:
+    """The time that a user gave, if any, beside keys of the recipe. A schedule among them stays as
+    it is."""
+    keys = {key for key, _ in overrides}
+    if "train.within" in keys:
+        raise InputError("train.within is a record; pass --within (in Python, within=)")
+    if value is None:
+        return None
+    if "train.epochs" in keys:
+        raise InputError("--within chooses the epochs; drop --epochs (train.epochs) or --within")
+    return Within(duration(value, "within"), any(key.startswith("schedule.") for key in keys))
+
+
+class Planned(NamedTuple):
+    trainer: Trainer
+    plan: TimePlan
+    measured: Measured
+    deadline: Deadline
+
+
+def plan_run(
+    trainer: Trainer,
+    valid: Any,
+    within: Within,
+    wall: WallClock,
+    *,
+    attack_images: Any = None,
+) -> Planned:
+    """Measure the prices of this training, and plan it. The trainer then follows the plan."""
+    rule, recipe = time_rule(), trainer.recipe
+    check_plannable(recipe)
+    controls = timed_controls(recipe, rule, keep_schedule=within.keep_schedule)
+    measured = measure(trainer, valid, controls, within.seconds, attack_images=attack_images)
+    prices = replace(measured.prices, spent=wall.elapsed())
+    plan = plan_within(recipe, prices, within.seconds, rule, keep_schedule=within.keep_schedule)
+    trainer.follow(plan.recipe)
+    return Planned(trainer, plan, measured, Deadline(plan, rule, wall))
+
+
+def timed_controls(recipe: Recipe, rule: TimeRule, *, keep_schedule: bool) -> list[Control]:
+    """The controls with the fewest and the most steps that the plan may choose."""
+    own = planned_controls(recipe.schedule, recipe.train.epochs)
+    assert own is not None
+    parts = [part for u in own for _, part in u.parts()]
+    low, high = (choose(parts, key=lambda u: u.steps) for choose in (min, max))
+    if not keep_schedule and rule.band(recipe, 0.0) is not None:
+        steps = [k for band in rule.bands for k in (band.k_min, band.k_max)]
+        low, high = (Control(k, recipe.ball.eps / k) for k in (min(steps), max(steps)))
+    return [low] if low.steps == high.steps else [low, high]
+
+
+def describe(plan: TimePlan, note: Callable[[str], None]) -> None:
+    """One line about a plan."""
+    low, high = plan.interval
+    note(
+        f"{_epochs(plan)}: the trained model is expected after {plan.seconds:.0f} s "
+        f"({low:.0f} to {high:.0f}) of {in_time(plan.within)}"
+    )
+
+
+def _epochs(plan: TimePlan) -> str:
+    first, last = min(plan.steps), max(plan.steps)
+    n = len(plan.steps)
+    return f"{n} epoch{'s' * (n > 1)}, K {first}" + (f" to {last}" if last > first else "")
+
+
+def in_lines(plan: TimePlan, evaluation: float | None) -> list[str]:
+    """A plan for a reader."""
+    low, high = plan.interval
+    prices = plan.prices
+    stages = ", ".join(f"{k} from epoch {t + 1}" for t, k in stages_of(plan.steps))
+    lines = [
+        f"{_epochs(plan)} (K {stages})",
+        f"start, data and compiling {prices.spent:.1f} s, training {plan.training:.1f} s, "
+        f"validation and saving {plan.validation:.1f} s: in all {plan.seconds:.1f} s "
+        f"({low:.1f} to {high:.1f}) of {in_time(plan.within)}",
+        f"an epoch of updates takes {prices.update:.2f} s, and {prices.step:.2f} s more per "
+        "attack step",
+    ]
+    if plan.seconds < 0.95 * plan.within:
+        lines.append("the rest of the time is not used: docs/time.md says why")
+    if evaluation is not None:
+        lines.append(f"the final evaluation comes after that: about {evaluation:.0f} s")
+    else:
+        lines.append("the final evaluation comes after that; its time is not known")
+    if plan.accuracy is None:
+        lines.append("accuracy: not known; no stored study has this recipe and time")
+    else:
+        attack, middle, low, high = plan.accuracy
+        lines.append(f"expected {attack} accuracy: {middle:.1%} ({low:.1%} to {high:.1%})")
+    return lines
+
+
+def as_record(
+    plan: TimePlan, evaluation: float | None, wall: Mapping[str, float]
+) -> dict[str, Any]:
+    """A plan for a program."""
+    named = ("attack", "accuracy", "low", "high")
+    return {
+        "within": plan.within,
+        "epochs": len(plan.steps),
+        "steps": list(plan.steps),
+        "schedule": plan.recipe.tables["schedule"],
+        "seconds": {
+            "start": plan.prices.spent,
+            "training": plan.training,
+            "validation": plan.validation,
+            "total": plan.seconds,
+            "low": plan.interval[0],
+            "high": plan.interval[1],
+            "evaluation": evaluation,
+        },
+        "prices": asdict(plan.prices),
+        "wall_seconds": dict(wall),
+        "accuracy": dict(zip(named, plan.accuracy, strict=True)) if plan.accuracy else None,
+    }
