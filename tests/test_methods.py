@@ -2,7 +2,7 @@
 shares no code with it."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -373,7 +373,16 @@ def run_oracle(oracle: Callable[..., None], model: nn.Sequential) -> Scene:
     return scene
 
 
+@pytest.fixture
+def double() -> Iterator[None]:
+    """Signs of gradients do not depend on rounding, which differs between versions of torch."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 @rows
+@pytest.mark.usefixtures("double")
 def test_a_method_equals_its_oracle_over_several_batches(name: str) -> None:
     method, oracle, _ = ALL[name]
     ours, theirs = small_net(), small_net()
