@@ -27,7 +27,7 @@ quick: setup
 # The core on the oldest dependencies that pyproject.toml claims, and on the newest there are. Each file in
 # a process of its own: about ten minutes on one core.
 CORE := schedules threat losses seeds methods engine attacks fit control recipes evaluation models optim
-CORE_NEEDS := pytest hypothesis mlxtend pillow pyarrow pyautoattack
+CORE_NEEDS := pytest hypothesis mlxtend pillow pyautoattack foolbox
 FLOORS := import tomllib; print(*(d.replace(">=", "==") for d in tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]), sep="\n")
 
 test-oldest: .venv-oldest/.ready
