@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test quick faults fuzz lint format lock clean
+.PHONY: setup demo test quick test-oldest test-newest faults fuzz lint format lock clean
 
 setup: $(READY)
 
@@ -23,6 +23,26 @@ test: setup
 # The tests to run while working: all but the slow ones.
 quick: setup
 	$(VENV)/bin/python -m pytest tests -n 2 -m "not slow"
+
+# The core on the oldest dependencies that pyproject.toml claims, and on the newest there are. Each file in
+# a process of its own: about ten minutes on one core.
+CORE := schedules threat losses seeds methods engine attacks fit control recipes evaluation models optim
+CORE_NEEDS := pytest hypothesis mlxtend pillow pyautoattack foolbox
+FLOORS := import tomllib; print(*(d.replace(">=", "==") for d in tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]), sep="\n")
+
+test-oldest: .venv-oldest/.ready
+test-newest: .venv-newest/.ready
+test-oldest test-newest:
+	status=0; for name in $(CORE); do \
+	  PYTHONPATH=src $(dir $<)bin/python -m pytest -p no:cacheprovider -m "not slow" tests/test_$$name.py || status=1; \
+	done; exit $$status
+
+.venv-oldest/.ready .venv-newest/.ready: pyproject.toml
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	$(PYTHON) -c '$(FLOORS)' | sed '$(if $(findstring newest,$@),s/==.*//)' > $(@D)/core.txt
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $(@D)/core.txt $(CORE_NEEDS)
+	touch $@
 
 # Kills, damaged files, full disks and more, 200 random trials: about five minutes on two cores.
 faults: setup
@@ -46,4 +66,4 @@ lock:
 	$(VENV)/bin/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' > requirements.lock
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-oldest .venv-newest .pytest_cache .mypy_cache .ruff_cache .hypothesis

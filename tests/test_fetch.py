@@ -1,7 +1,6 @@
 """Downloads, from a real HTTP server on this machine."""
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import itertools
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from amata.data import DATASETS
 from amata.data.archive import unpack
@@ -516,7 +516,6 @@ def test_a_folder_that_cannot_be_written(server: Server, tmp_path: Path, name: s
 
 
 def test_two_downloads_of_a_file_do_not_mix(server: Server, tmp_path: Path) -> None:
-    with (tmp_path / "data.bin.part").open("ab") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match="is being fetched by another process"):
-            fetch(server.remote(), tmp_path)
+    fetching = pytest.raises(InputError, match="is being fetched by another process")
+    with FileLock(tmp_path / "data.bin.part.lock"), fetching:
+        fetch(server.remote(), tmp_path)

@@ -221,6 +221,27 @@ def test_the_workers_of_a_killed_process_do_not_keep_its_lock(tmp_path: Path) ->
             os.kill(worker, signal.SIGKILL)
 
 
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_a_lock_file_that_cannot_be_written_is_one_line(tmp_path: Path, kind: str) -> None:
+    lock, precious = tmp_path / "run" / ".lock", tmp_path / "precious"
+    lock.parent.mkdir()
+    precious.write_text("mine")
+    lock.symlink_to(precious) if kind == "link" else lock.mkdir()
+    refused = pytest.raises(InputError, match=rf"{lock} (is a symbolic link|\(Is a directory\))")
+    with refused, hold(lock.parent, "training"):
+        pass
+    assert precious.read_text() == "mine"
+
+
+def test_a_lock_leaves_no_file_and_a_file_of_a_killed_process_is_no_lock(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    with hold(tmp_path, "training"), pytest.raises(Busy), hold(tmp_path, "training"):
+        pass
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(FileNotFoundError), hold(tmp_path / "deleted", "training"):
+        pass
+
+
 class Terminated(nn.Module):
     """A network for digits that gets SIGTERM when it first trains."""
 

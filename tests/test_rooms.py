@@ -31,11 +31,12 @@ ARROWS: dict[str, set[str]] = {
     "reporter": {"metrics"},
     "loggers": {"errors", "metrics", "reporter"},
     "cores": set(),
+    "locks": set(),
     "ahead": {"cores", "errors"},
     "engine": {"ahead", "cores", "distributed", "errors", "losses", "seeds", "threat"},
     "tensors": {"checksums", "errors"},
     "models": {"errors", "seeds", "tensors"},
-    "data": {"batch", "cores", "errors", "seeds"},
+    "data": {"batch", "cores", "errors", "locks", "seeds"},
     "evaluation": {
         "attacks",
         "batch",
@@ -116,7 +117,7 @@ ARROWS: dict[str, set[str]] = {
         "threat",
     },
     "export": {"errors", "losses", "models", "quantity", "recipes", "report", "runs", "training"},
-    "runs": {"checksums", "data", "errors", "metrics", "recipes", "tensors"},
+    "runs": {"checksums", "data", "errors", "locks", "metrics", "recipes", "tensors"},
     "console": {"errors", "metrics", "quantity", "reporter"},
     "cli": {
         "ahead",

@@ -180,7 +180,7 @@ def test_the_best_weights_of_every_kept_checkpoint_stay(tmp_path: Path) -> None:
     assert [run.best_file(epoch).is_file() for epoch in (0, 1, 7)] == [True, True, False]
 
 
-@pytest.mark.parametrize("trained", ["row", "checkpoint", None])
+@pytest.mark.parametrize("trained", ["lock", "row", "checkpoint", None])
 def test_a_folder_is_removed_only_if_nothing_was_trained(
     tmp_path: Path, trained: str | None
 ) -> None:
@@ -190,8 +190,10 @@ def test_a_folder_is_removed_only_if_nothing_was_trained(
         run.append_row({"epoch": 0})  # type: ignore[arg-type]
     elif trained == "checkpoint":
         (run.checkpoints / "00000-0000003.json").write_text("{}")
+    elif trained == "lock":  # of a killed process
+        (run.checkpoints / ".lock").touch()
     run.remove_if_untrained()
-    assert run.path.exists() == (trained is not None)
+    assert run.path.exists() == (trained in ("row", "checkpoint"))
 
 
 def interrupted(path: Path, recipe: Recipe | None = None) -> RunFolder:

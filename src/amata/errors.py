@@ -2,9 +2,11 @@
 
 import difflib
 import os
+import re
 import shlex
 import textwrap
 from collections.abc import Iterable
+from importlib import metadata
 
 
 class AmataError(Exception):
@@ -47,9 +49,20 @@ def unknown(kind: str, name: str, options: Iterable[str]) -> InputError:
 def missing(package: str, purpose: str, extra: str) -> InputError:
     """The error for an optional package that is not installed."""
     return InputError(
-        f"{purpose} needs the package {package}, which is not installed; pip install "
-        f"'amata[{extra}]'"
+        f"{purpose} needs the package {package}, which is not installed; {install(package, extra)}"
     )
+
+
+def install(package: str, extra: str) -> str:
+    """The command that installs the packages of an extra, or the package alone where Amata is not
+    installed itself. It is true for a checkout and for a wheel: it does not name Amata."""
+    try:
+        lines = metadata.requires("amata") or []
+    except metadata.PackageNotFoundError:
+        lines = []
+    of_extra = (line for line in lines if re.search(rf"extra == ['\"]{extra}['\"]$", line))
+    packages = [line.split(";")[0].strip() for line in of_extra]
+    return shlex.join(["pip", "install", *(packages or [package])])
 
 
 def printable(text: object) -> str:

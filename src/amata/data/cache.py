@@ -27,6 +27,7 @@ from amata.data.class_names import check_names
 from amata.data.images import content_hash
 from amata.data.limits import DEFAULTS, limit
 from amata.errors import shorten
+from amata.locks import locked
 
 FORMAT = 1
 LEAST_BYTES = 1 << 20
@@ -249,17 +250,12 @@ def _locked(root: Path, key: str) -> Iterator[bool]:
         writable = True
         try:
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            import fcntl
-
-            file = stack.enter_context((root / f".{key}.lock").open("ab"))
-            fcntl.flock(file, fcntl.LOCK_EX)
+            stack.enter_context(locked(root / f".{key}.lock", wait=True))
             for left in root.glob(f".{key}.*.part"):  # of killed processes
                 shutil.rmtree(left, ignore_errors=True)
         except OSError as error:
             writable = False
             _unwritable(root, error)
-        except ImportError:  # Windows: every process decodes
-            pass
         yield writable
 
 

@@ -10,14 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
-
 from amata.data.archive import unpack
 from amata.data.download import Broken, download
 from amata.errors import InputError
+from amata.locks import Held, locked
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the file's name, the bytes so far and the total, or None if it is unknown."""
@@ -82,16 +78,16 @@ def _opened(partial: Path) -> Iterator[IO[bytes]]:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     # A link at this name is not followed, and a FIFO not waited for.
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    with open(os.open(partial, flags, 0o666), "ab") as file:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(partial.with_name(partial.name + ".lock")))
+        except Held:
+            raise InputError(
+                f"{partial} is being fetched by another process; wait for it"
+            ) from None
+        file = stack.enter_context(open(os.open(partial, flags, 0o666), "ab"))
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise InputError(f"{partial} is not a regular file; remove it")
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(
-                    f"{partial} is being fetched by another process; wait for it"
-                ) from None
         try:
             yield file
         finally:

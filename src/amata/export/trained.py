@@ -5,13 +5,12 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from amata import models
+from amata import __version__, models
 from amata.errors import InputError, shorten
 from amata.quantity import to_fractions
 from amata.recipes import Recipe
@@ -106,7 +105,7 @@ class Trained:
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         return "\n".join(
             [
-                f'"""{c.name}, trained by amata {version("amata")}. Needs torch and the '
+                f'"""{c.name}, trained by amata {__version__}. Needs torch and the '
                 "weights in this folder.",
                 "",
                 "    from architecture import load",

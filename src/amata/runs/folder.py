@@ -33,7 +33,7 @@ from amata.runs.files import (
     write_atomic,
     write_record,
 )
-from amata.runs.lock import hold
+from amata.runs.lock import LOCK, hold
 from amata.runs.records import (
     CHECKPOINT,
     ENVIRONMENTS,
@@ -149,7 +149,7 @@ class RunFolder:
 
     def remove_if_untrained(self) -> None:
         """Remove the folder of a run that failed before its first epoch or checkpoint."""
-        if not any(self.checkpoints.iterdir()) and not self.has_rows():
+        if not _holds_more_than_a_lock(self.checkpoints) and not self.has_rows():
             shutil.rmtree(self.path)
 
     def has_rows(self) -> bool:
@@ -311,4 +311,8 @@ def _is_empty_run(path: Path) -> bool:
     """Whether a folder is empty, or was left by a run that was killed before it had a recipe."""
     parts = {p.name for p in path.glob(".recipe.toml.*.part")}
     entries = {p.name for p in path.iterdir()} - parts
-    return entries <= {"checkpoints"} and not any((path / "checkpoints").glob("*"))
+    return entries <= {"checkpoints"} and not _holds_more_than_a_lock(path / "checkpoints")
+
+
+def _holds_more_than_a_lock(folder: Path) -> bool:
+    return any(path.name != LOCK for path in folder.glob("*"))

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from amata.errors import install
 from amata.metrics import EpochRow, scalars
 
 
@@ -19,8 +20,8 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             note(
-                "tensorboard is not installed, so no event files are written; pip install "
-                "'amata[tensorboard]'"
+                "tensorboard is not installed, so no event files are written; "
+                + install("tensorboard", "tensorboard")
             )
             return
         # On resume, TensorBoard hides the events of epochs that will be repeated.

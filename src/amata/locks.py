@@ -1,0 +1,32 @@
+"""Lock files: one process at a time."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+
+class Held(Exception):
+    """Another process holds the lock."""
+
+
+@contextlib.contextmanager
+def locked(file: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock file, in a folder that exists. A second process waits, or gets `Held`. The lock
+    dies with its process, and forked workers do not keep it."""
+    if not file.parent.is_dir():  # filelock would create it
+        raise FileNotFoundError(2, "No such folder", str(file.parent))
+    lock = FileLock(file)
+    try:
+        lock.acquire(blocking=wait)
+    except Timeout:
+        raise Held from None
+    try:
+        yield
+    finally:
+        if lock.is_locked:  # not in a forked child
+            # While it is held: a process that has opened this file finds it gone and tries again.
+            with contextlib.suppress(OSError):
+                file.unlink()
+            lock.release()
