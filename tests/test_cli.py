@@ -229,7 +229,7 @@ def test_every_command_has_help_with_an_example(amata: Amata, command: str) -> N
 def test_help_lists_the_commands_in_the_order_of_use(amata: Amata) -> None:
     listed = re.findall(r"^  (\w+)  +\S", amata("--help").out.partition("Commands:")[2], re.M)
     known = [name for words in PANELS.values() for name in words.split()]
-    assert listed[:3] == ["train", "eval", "compare"]
+    assert listed[:3] == ["train", "plan", "eval"]
     assert listed[-2:] == ["data", "recipes"]
     assert [name for name in known if name in listed] == listed, "a command has no panel"
 
