@@ -32,6 +32,7 @@ from amata.schedules import Control
 from amata.seeds import Noise, generator
 from amata.threat import L2
 from amata.training.optim import make_optimizer
+from amata.training.sizes import reduced
 from tests.conftest import images, labels, small_net
 from tests.nets import CosineHead, TinyViT
 from tests.test_methods import ALL, BATCHES, TABLE, U, batch_of, sgd
@@ -187,6 +188,52 @@ def test_what_is_recorded_on_a_gpu_is_the_plain_step(
     assert isinstance(net, OnCPU)
     assert net.graphs
     assert net.reached == set(net.gradients)
+
+
+class AnySize(Foldable):
+    """The same for images of any size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.softplus(self.first(self.stem(x)))
+        return self.head(nn.functional.softplus(self.bn(self.conv(x))).mean((2, 3)))
+
+
+@pytest.mark.parametrize("name", [n for n, row in ALL.items() if "size" not in row[0].refuses])
+def test_images_of_two_sizes_are_recorded_and_give_the_plain_step(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small images, larger ones, and small ones again, as after a return to an earlier epoch; a
+    smaller last batch of each is rare. Nothing is recorded twice."""
+    for module in ("recorded", "fast", "ascent", "apply"):
+        monkeypatch.setattr(f"amata.engine.{module}.Graph", CalledAgain)
+    monkeypatch.setattr(Noise, "draw", lambda self, x, rows: self.std * self.whole(x)[rows])
+    states, recorded, method = [], [], ALL[name][0]
+    for kind in (PlainNet, OnCPU):
+        torch.manual_seed(0)
+        model, memory = AnySize().double(), {}
+        options: Any = {} if kind is PlainNet else {"compiled": False}
+        net: Any = kind(model, sgd(model), precision="fp32", **options)
+        for index, size in enumerate([3, 3, 3, None, None, None, 3]):
+            torch.manual_seed(index)
+            batch = reduced(moved(batch_of(index), "cpu", torch.float64), size)
+            if index in (2, 5):
+                batch = batch._replace(x=batch.x[:5], y=batch.y[:5], ids=batch.ids[:5])
+            net.image_size = size
+            method.step(net, batch, U, generator(0, index, "method"), memory)
+            if kind is OnCPU:
+                recorded.append([len(net.graphs), len(net.ascent_graphs)])
+        states.append(model.state_dict())
+    for (key, a), b in zip(states[0].items(), states[1].values(), strict=True):
+        assert float((a.double() - b.double()).norm()) <= 1e-6 * float(a.double().norm()), key
+    once = "refresh" in net.graphs  # the only graph without images
+    assert recorded[2] == recorded[1]
+    assert recorded[5][0] - once == 2 * (recorded[2][0] - once)
+    assert recorded[5][1] == 2 * recorded[2][1]
+    assert recorded[6] == recorded[5]
 
 
 class Standardised(nn.Conv2d):
@@ -934,7 +981,9 @@ hopper = pytest.mark.skipif(
 
 
 @hopper
-@pytest.mark.parametrize(("channels", "side"), [(64, 32), (128, 16), (256, 8), (512, 4)])
+@pytest.mark.parametrize(
+    ("channels", "side"), [(64, 32), (128, 16), (256, 8), (512, 4), (64, 16), (512, 2)]
+)
 @pytest.mark.parametrize("batch", [1, 5, 128])
 def test_the_kernels_compute_what_pytorch_computes(channels: int, side: int, batch: int) -> None:
     rng = generator("kernels", channels, batch)

@@ -27,6 +27,8 @@ class EpochRow(TypedDict):
     """K alpha of every batch, where K is a fraction and they share it."""
     eps: NotRequired[Amount]
     """The training radius, where it changes."""
+    size: NotRequired[Count]
+    """The side of the training images, where it changes."""
     loss: Finite
     train_seconds: Amount
     compile_seconds: NotRequired[Amount]

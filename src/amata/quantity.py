@@ -174,6 +174,41 @@ def stages(value: Any, name: str, read: "Reader") -> tuple[tuple[int, Any], ...]
     return result
 
 
+MOST_SIZES = 4
+"""Of images in a run: a GPU compiles its work for each."""
+
+
+def sizes(value: Any, name: str) -> tuple[tuple[float, int], ...]:
+    """Parse (share of the run, side in pixels) pairs, both rising.
+
+    >>> sizes([[0.3, 16]], "sizes")
+    ((0.3, 16),)
+    """
+    try:
+        pairs = [(until, side) for until, side in value]
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{name} = {shown(value)} must be pairs of a share of the run and a side in pixels, as "
+            "in [[0.3, 16]]"
+        ) from None
+    result = tuple(
+        (share(until, f"{name}: share of the run"), whole(side, f"{name}: side", 1))
+        for until, side in pairs
+    )
+    for of_pairs in zip(*result, strict=True):
+        if list(of_pairs) != sorted(set(of_pairs)) or result[-1][0] == 1:
+            raise InputError(
+                f"{name} = {shown([list(pair) for pair in result])} must have rising shares below "
+                "1 and rising sides, as in [[0.2, 16], [0.5, 24]]: the end of a run has full size"
+            )
+    if len(result) >= MOST_SIZES:
+        raise InputError(
+            f"{name} has {len(result)} pairs, and every size is compiled; give at most "
+            f"{MOST_SIZES - 1}"
+        )
+    return result
+
+
 def choice(value: Any, name: str, options: Sequence[Any]) -> Any:
     """One of the options."""
     if value not in options:
@@ -197,6 +232,7 @@ Share = Annotated[float, share]
 Steps = Annotated[int | float, steps_of]
 Stages = Annotated[tuple[tuple[int, int], ...], partial(stages, read=partial(whole, least=0))]
 StepStages = Annotated[tuple[tuple[int, int | float], ...], partial(stages, read=steps_of)]
+Sizes = Annotated[tuple[tuple[float, int], ...], sizes]
 
 Reader = Callable[[Any, str], Any]
 SIMPLE: dict[Any, Reader] = {bool: switch, float: number, int: partial(whole, least=-MOST)}

@@ -26,8 +26,11 @@ class BatchInfo(NamedTuple):
     step_size: float
     loss: Tensor | None
     share: float
-    """The fraction of the run's gradient evaluations done so far."""
+    """The fraction of the run's gradient evaluations done so far, weighed by the pixels of their
+    images."""
     seconds_left: float | None
+    size: int | None = None
+    """The side of the images, if the schedule reduces them."""
 
 
 class RunInfo(NamedTuple):

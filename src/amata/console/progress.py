@@ -73,6 +73,7 @@ class ConsoleReporter(Reporter):
             (3, f"batch {info.batch}/{info.batches}"),
             (2, f"K {short_steps(info.steps)}"),
             (4, f"alpha {short_number(info.step_size)}"),
+            (5, f"{info.size} px" if info.size else ""),
             (1, loss),
         ]
         self._show(parts, info.share, self._left(info.share, info.seconds_left))
@@ -107,6 +108,7 @@ class ConsoleReporter(Reporter):
             (0, f"epoch {row['epoch'] + 1:3d}"),
             (2, f"K {short_steps(row['steps']):>2}"),
             (6, f"alpha {short_number(row['step_size']):<8}"),
+            (5, f"{row['size']:3d} px" if "size" in row else ""),
             (1, f"loss {row['loss']:6.3f}"),
             (3, f"{row['train_seconds']:7.1f} s"),
             (5, f"{short_count(row['grad_evals']):>6} grads"),

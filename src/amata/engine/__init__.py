@@ -60,7 +60,8 @@ def make_net(
     losses = [getattr(options.get(name), "__qualname__", "") for name in ("loss", "attack_loss")]
     marker = marker_of(model, plan, f"{chosen} {options.get('attack_mode')} {losses}")
     saved = seconds_saved(model, plan) if plan is not None and compile == "auto" else None
-    found = choose(compile, saved, on_disk=marker is not None and marker.is_file())
+    on_disk, sizes = marker is not None and marker.is_file(), plan.sizes if plan is not None else 1
+    found = choose(compile, saved, on_disk=on_disk, sizes=sizes)
     if (ranks := options.get("ranks")) is not None and ranks.size > 1:
         found = ranks.broadcast(found)  # the disks of machines may differ
     compiled, not_compiled = found

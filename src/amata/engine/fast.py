@@ -11,7 +11,8 @@ says what each part gains.
   EMA's decay are device scalars (`ApplyGraph`).
 - The host never waits for the device.
 
-Rare shapes, such as a smaller last batch, run eagerly in the same precision. A model that cannot be
+Images of every size that the schedule reduces them to have graphs of their own (`image_size`). Rare
+shapes, such as a smaller last batch, run eagerly in the same precision. A model that cannot be
 compiled is recorded uncompiled, and one that cannot be recorded runs eagerly (`_attempt`).
 """
 
@@ -234,14 +235,15 @@ class FastNet(RecordedNet):
     def _input_grad(self, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
         self._check_variants("input_grad", loss)
         self._refresh_attack_copy()
-        key, n = ("input_grad", loss), len(x)
+        name, n = ("input_grad", loss), len(x)
         if not self.graphed or self.attack_mode == "train":
             return self._run(
-                key,
+                name,
                 lambda recorded: self._make_input_grad(loss, recorded),
                 (x, y),
                 self._attack_state,
             )
+        key = self._sized(name)
         full = self.largest_batches[key] = max(n, self.largest_batches.get(key, 0))
         size = bucket_size(n, full)
         if (key, size) not in self.graphs:
@@ -297,6 +299,7 @@ class FastNet(RecordedNet):
     ) -> Tensor:
         """Ascent steps along the gradients of a function made by `make_grad`; its argument says
         whether it is compiled and recorded."""
+        key = self._sized(key)
 
         def eager(usual: bool) -> Tensor:
             input_grad = make_grad(usual)

@@ -81,6 +81,9 @@ class PlainNet:
         self.accumulating = False
         """With gradient accumulation, whether more parts of the batch follow: `apply` then does
         nothing."""
+        self.image_size: int | None = None
+        """The side of the images, where the schedule reduces them: an engine may keep work for
+        every size."""
         self.updates = 0
         """Calls of `apply` that updated the weights."""
         self.note: Callable[[str], None] = warnings.warn

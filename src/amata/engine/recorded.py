@@ -63,7 +63,7 @@ class RecordedNet(PlainNet):
         record."""
         if self.syncs_in_forward:
             return make(False)(*tensors)
-        if key in self.graphs or not self.graphed:
+        if self._sized(key) in self.graphs or not self.graphed:
             return self._run(key, make, tensors, self._train_state)
         if self.compiled:
             ahead.wait("update")
@@ -106,6 +106,7 @@ class RecordedNet(PlainNet):
     ) -> Any:
         """Replay the recorded work, after recording it once. On a rare shape, or without a GPU, run
         it eagerly."""
+        key = self._sized(key)
         if not self._is_usual(key, tensors[0]):
             with no_cudnn_benchmark():
                 return make(False)(*tensors)
@@ -160,8 +161,12 @@ class RecordedNet(PlainNet):
         self.graphs.clear()
         self.ascent_graphs.clear()
 
+    def _sized(self, key: Hashable) -> Hashable:
+        """A name for work on images of the present size, each of which is compiled and recorded."""
+        return key if self.image_size is None else (key, self.image_size)
+
     def _is_usual(self, key: Hashable, x: Tensor) -> bool:
-        """Whether x has the usual shape: the first one seen, or the largest since.
+        """Whether x has the usual shape of its size: the first one seen, or the largest since.
 
         A smaller one, such as the last batch's, occurs once an epoch. The first one may itself be
         that of a last batch, in a run that is resumed just before it.

@@ -35,6 +35,13 @@ class Plan(NamedTuple):
     batch: int
     steps: Sequence[float]
     """Attack steps in each epoch."""
+    pixels: Sequence[float] = ()
+    """Of the images of each epoch, as a share of all; none if all are of full size."""
+
+    @property
+    def sizes(self) -> int:
+        """Of images; each is compiled."""
+        return max(len(set(self.pixels)), 1)
 
 
 def flops_of(model: nn.Module, shape: tuple[int, ...]) -> float | None:
@@ -53,12 +60,14 @@ def flops_of(model: nn.Module, shape: tuple[int, ...]) -> float | None:
 
 def seconds_saved(model: nn.Module, plan: Plan) -> float | None:
     """What compiling saves in a whole run: an input gradient costs two forward passes, an update
-    three."""
+    three. Smaller images save less work, in as many passes."""
     if (flops := flops_of(model, plan.shape)) is None:
         return None
     layers = sum(1 for module in model.modules() if not any(module.children()))
     passes = sum(k + 1 for k in plan.steps) * plan.images / plan.batch
-    work = sum(2 * k + 3 for k in plan.steps) * plan.images * flops
+    pixels = plan.pixels or [1.0] * len(plan.steps)
+    work = sum((2 * k + 3) * p for k, p in zip(plan.steps, pixels, strict=True))
+    work *= plan.images * flops
     return work * SAVED_PER_FLOP + passes * layers * SAVED_PER_LAYER
 
 
@@ -69,7 +78,8 @@ def marker_of(model: nn.Module, plan: Plan | None, settings: str) -> Path | None
         return None
     device = next(model.parameters()).device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-    key = repr((torch.__version__, name, str(model), plan[:2], plan.batch, settings))
+    sizes = sorted({*plan.pixels} - {1.0})
+    key = repr((torch.__version__, name, str(model), plan[:2], plan.batch, settings, *sizes))
     return folder / hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
@@ -78,13 +88,15 @@ def is_worth(saved: float | None, takes: float) -> bool:
     return saved is None or saved >= takes
 
 
-def choose(mode: Compile, saved: float | None, *, on_disk: bool) -> tuple[bool, str]:
-    """Whether to compile, and if not, why."""
+def choose(
+    mode: Compile, saved: float | None, *, on_disk: bool, sizes: int = 1
+) -> tuple[bool, str]:
+    """Whether to compile for so many sizes of images, and if not, why."""
     if mode == "never":
         return False, "train.compile = never"
     if not has_compiler():
         return False, "no Triton or no C compiler"
-    takes = WARM_SECONDS if on_disk else COLD_SECONDS
+    takes = sizes * (WARM_SECONDS if on_disk else COLD_SECONDS)
     if mode == "always" or is_worth(saved, takes):
         return True, ""
     return False, f"it would take about {takes:.0f} s and save about {saved:.0f} s"

@@ -24,6 +24,7 @@ from amata.seeds import draw
 
 @dataclass(frozen=True, kw_only=True)
 class ATTA(Method):
+    refuses: ClassVar[tuple[str, ...]] = ("size",)
     memory_images: ClassVar[tuple[str, ...]] = ("store", "fresh")
     reset: Count = 10
     """Epochs between two resets of the stored perturbations."""

@@ -174,6 +174,8 @@ class Method(ABC):
     memory_images: ClassVar[tuple[str, ...]] = ()
     """Names in `memory` that hold one row per image of the data set, at its id: after a batch every
     process gets the rows of all its images."""
+    refuses: ClassVar[tuple[str, ...]] = ()
+    """Fields of the control that it cannot use: a schedule that sets them is refused."""
     min_steps: ClassVar[int] = 0
     """The fewest steps K with which it updates the weights."""
     joint_loss: ClassVar[bool] = False

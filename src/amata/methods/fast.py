@@ -53,7 +53,8 @@ class Fast(Method):
         x = batch.x
         if self.init == "previous":
             previous = memory.get("previous", x[:0]).to(x.device)
-            memory["previous"] = previous if len(previous) >= len(x) else torch.zeros_like(x)
+            fits = len(previous) >= len(x) and previous.shape[1:] == x.shape[1:]
+            memory["previous"] = previous if fits else torch.zeros_like(x)
         if init == "random":
             return region.start(rng, batch.rows)
         if init == "zero":
@@ -61,7 +62,7 @@ class Fast(Method):
         if init == "previous":  # row i begins where row i of the last batch ended
             return region.project(x + memory["previous"][: len(x)])
         # grey images are far from the box, so the draw is the whole ball's
-        if "fixed" not in memory:
+        if "fixed" not in memory or memory["fixed"].shape[1:] != x.shape[1:]:
             grey = torch.full_like(x[:1], 0.5)
             memory["fixed"] = self.ball.around(grey).start(rng) - grey
             memory["fixed_eps"] = torch.tensor(self.ball.eps, dtype=torch.float64)

@@ -39,6 +39,7 @@ KEYS = ("store", "momentum")
 @dataclass(frozen=True, kw_only=True)
 class FGSMPGI(Method):
     may_collapse: ClassVar[bool] = True
+    refuses: ClassVar[tuple[str, ...]] = ("size",)
     memory_images: ClassVar[tuple[str, ...]] = (*KEYS, FRESH)
     weight: NotNegative = 10.0
     """lambda: the weight of the squared distance between the logits before and after the step."""

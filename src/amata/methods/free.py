@@ -2,7 +2,8 @@
 
 u = (m, alpha): every batch is replayed m times, and each replay moves the noise by alpha. Amata
 raises m and lowers alpha. As in the reference code the noise is one tensor, zero at the start of
-training and never reset: row i of a batch starts with the noise of row i of the previous batch.
+training and not reset: row i of a batch starts with the noise of row i of the previous batch. Only
+images of another size begin at zero again.
 Clamped pixels pass no gradient and do not move.
 """
 
@@ -30,6 +31,8 @@ class Free(Method):
     ) -> None:
         x, y, n = batch.x, batch.y, len(batch.x)
         noise = memory["noise"] = memory.get("noise", torch.zeros_like(x)).to(x.device)
+        if noise.shape[1:] != x.shape[1:]:  # the schedule changed the size of the images
+            noise = memory["noise"] = torch.zeros_like(x)
         if len(noise) < n:  # the first batch seen was a short one
             noise = memory["noise"] = torch.cat([noise, torch.zeros_like(x[len(noise) :])])
         for _ in range(u.steps):  # i = 1 .. m

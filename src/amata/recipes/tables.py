@@ -55,7 +55,12 @@ def _controls(recipe: Recipe) -> list[list[float]]:
     """The control of every epoch of a user-defined schedule: its name says little."""
     planned = planned_controls(recipe.schedule, recipe.train.epochs)
     return [
-        [u.steps, u.step_size, *([u.tau or 0.0, u.eps] if u.tau or u.eps != 1 else [])]
+        [
+            u.steps,
+            u.step_size,
+            *([u.tau or 0.0, u.eps] if u.tau or u.eps != 1 or u.size else []),
+            *([u.size] if u.size else []),
+        ]
         for u in planned or []
     ]
 

@@ -27,6 +27,7 @@ from amata.quantity import (
     NotNegative,
     Positive,
     Share,
+    Sizes,
     Steps,
     StepStages,
     Whole,
@@ -38,6 +39,11 @@ from amata.schedules.control import Control, reaching
 
 def _half_up(value: float | Fraction) -> int:
     return math.floor(value + 0.5)
+
+
+def size_of(sizes: Sequence[tuple[float, int]], epoch: int, epochs: int) -> int | None:
+    """The side of an epoch's images; None if they are not reduced."""
+    return next((side for until, side in sizes if epoch / epochs < until), None)
 
 
 def read_range(schedule: Any) -> None:
@@ -58,17 +64,26 @@ class Constant:
     """K; of 1.4, two batches of five take two steps and three take one."""
     step_size: NotNegative
     """alpha."""
+    sizes: Sizes = ()
+    """(Share of the run, side in pixels) pairs: training images are reduced to that side before
+    that share of the run."""
 
     if TYPE_CHECKING:  # fractions such as "2/255" are read as numbers
 
-        def __init__(self, *, steps: float | str, step_size: float | str) -> None: ...
+        def __init__(
+            self,
+            *,
+            steps: float | str,
+            step_size: float | str,
+            sizes: Sequence[tuple[float, int]] = (),
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         read_fields(self)
 
     def __call__(self, epoch: int, epochs: int) -> Control[float]:
         check_epoch(epoch, epochs)
-        return self.largest()
+        return self.largest()._replace(size=size_of(self.sizes, epoch, epochs))
 
     def largest(self) -> Control[float]:
         return Control(self.steps, self.step_size)
@@ -77,7 +92,7 @@ class Constant:
 @dataclass(frozen=True, kw_only=True)
 class Annealing(ABC):
     """K_t = k_min + (k_max - k_min) s_t, where s_t rises from 0 to 1 over the run; tau may change
-    along with K, and the training radius may rise."""
+    along with K, and the training radius and the size of the images may rise."""
 
     k_min: Whole
     """K in the first epoch; K = 0 trains on the attack's start."""
@@ -94,6 +109,9 @@ class Annealing(ABC):
     times the same share."""
     eps_until: Share = 1.0
     """The share of the run after which the training radius is eps."""
+    sizes: Sizes = ()
+    """(Share of the run, side in pixels) pairs: training images are reduced to that side before
+    that share of the run."""
 
     def __post_init__(self) -> None:
         read_range(self)
@@ -117,7 +135,8 @@ class Annealing(ABC):
         eps, full = 1.0, self.eps_until * epochs
         if epoch < full:
             eps -= (1 - self.eps_start) * (1 - epoch / full)
-        return reaching(float(steps) if self.fractional else _half_up(steps), eps * tau, eps)
+        u = reaching(float(steps) if self.fractional else _half_up(steps), eps * tau, eps)
+        return u._replace(size=size_of(self.sizes, epoch, epochs))
 
     def largest(self) -> Control[float]:
         return reaching(self.k_max, self.tau if self.tau_end is None else self.tau_end)
@@ -140,6 +159,7 @@ class Linear(Annealing):
             fractional: bool = False,
             eps_start: float | str = 1.0,
             eps_until: float | str = 1.0,
+            sizes: Sequence[tuple[float, int]] = (),
         ) -> None: ...
 
     def risen(self, epoch: int, epochs: int) -> Fraction:
@@ -166,6 +186,7 @@ class Exponential(Annealing):
             fractional: bool = False,
             eps_start: float | str = 1.0,
             eps_until: float | str = 1.0,
+            sizes: Sequence[tuple[float, int]] = (),
             eta: float = 1.0,
         ) -> None: ...
 
@@ -188,6 +209,9 @@ class Piecewise:
     """K alpha, which is constant; or give `step_size`."""
     step_size: Positive | None = None
     """alpha, which is constant; or give `tau`."""
+    sizes: Sizes = ()
+    """(Share of the run, side in pixels) pairs: training images are reduced to that side before
+    that share of the run."""
 
     if TYPE_CHECKING:
 
@@ -197,6 +221,7 @@ class Piecewise:
             stages: Sequence[tuple[int, float]],
             tau: float | str | None = None,
             step_size: float | str | None = None,
+            sizes: Sequence[tuple[float, int]] = (),
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -206,7 +231,8 @@ class Piecewise:
 
     def __call__(self, epoch: int, epochs: int) -> Control[float]:
         check_epoch(epoch, epochs)
-        return self._control([k for first, k in self.stages if first <= epoch][-1])
+        u = self._control([k for first, k in self.stages if first <= epoch][-1])
+        return u._replace(size=size_of(self.sizes, epoch, epochs))
 
     def largest(self) -> Control[float]:
         return self._control(max(k for _, k in self.stages))

@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, cast
 from typing_extensions import TypeVar
 
 from amata.errors import InputError
-from amata.quantity import not_negative, positive, share, steps_of
+from amata.quantity import not_negative, positive, share, steps_of, whole
 
 FINEST = 10**6
 """The largest denominator of K as a fraction: rounding errors of K do not change it."""
@@ -39,6 +39,8 @@ class Control(NamedTuple, Generic[K]):
     """K alpha, which all batches of a fractional K share; None if they share the step size."""
     eps: float = 1.0
     """The training radius, as a share of the threat model's eps."""
+    size: int | None = None
+    """The side of the training images, which are reduced to it; None if they are not."""
 
     def for_batch(self, index: int) -> "Control":
         """The control of a batch (from 0). The first i batches take i K steps in all, rounded half
@@ -66,16 +68,16 @@ class Control(NamedTuple, Generic[K]):
     def with_more(self, extra: int) -> "Control[float]":
         """The control with `extra` steps more, which are smaller: K alpha stays the same."""
         steps = self.steps + extra
-        size = self.step_size * max(float(self.steps), 1.0) / max(steps, 1.0)
-        return Control(steps, size, self.tau, self.eps)
+        alpha = self.step_size * max(float(self.steps), 1.0) / max(steps, 1.0)
+        return Control(steps, alpha, self.tau, self.eps, self.size)
 
     def __repr__(self) -> str:
         shown = {k: v for k, v in self._asdict().items() if v != self._field_defaults.get(k, ...)}
         return f"Control({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
     def _whole(self, steps: int) -> "Control":
-        size = self.step_size if self.tau is None else self.tau / max(steps, 1)
-        return Control(steps, size, None, self.eps)
+        alpha = self.step_size if self.tau is None else self.tau / max(steps, 1)
+        return Control(steps, alpha, None, self.eps, self.size)
 
 
 def reaching(steps: float, tau: float, eps: float = 1.0) -> Control[float]:
@@ -87,7 +89,7 @@ def reaching(steps: float, tau: float, eps: float = 1.0) -> Control[float]:
 def read_control(value: Any) -> Control[float]:
     """The control that somebody's own schedule returned, which may be a plain pair."""
     try:
-        steps, step_size, tau, eps = Control(*value)
+        steps, step_size, tau, eps, size = Control(*value)
     except TypeError:
         raise InputError(
             f"a schedule must return (steps, step_size) for an epoch, not {value!r}"
@@ -97,6 +99,7 @@ def read_control(value: Any) -> Control[float]:
         not_negative(step_size, "step_size of the schedule"),
         None if tau is None else positive(tau, "tau of the schedule"),
         share(eps, "eps of the schedule"),
+        None if size is None else whole(size, "size of the schedule", 1),
     )
 
 

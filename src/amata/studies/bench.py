@@ -127,6 +127,8 @@ def _schedule_row(
     parts = [(share, part.steps) for u in controls or [] for share, part in u.parts()]
     if controls is None or len(timed) == 1 or not {steps for _, steps in parts} <= set(seconds):
         return []
+    if any(u.size for u in controls):  # images of full size were timed
+        return []
     mean = sum(share * seconds[steps] for share, steps in parts) / len(controls)
     note(
         f"{case.recipe.name} batch {case.batch} {variant}: {mean:.2f} s/epoch, the mean over its "

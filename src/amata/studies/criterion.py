@@ -200,6 +200,11 @@ def _reviewed(run: RunFolder, trust: bool, reporter: Reporter) -> Recipe:
             f"{run.path} was trained with a radius that changed, and C compares controls under one "
             "eps; train it without train.eps_warmup and schedule.eps_start"
         )
+    if any("size" in row for row in run.epochs()):
+        raise InputError(
+            f"{run.path} was trained on images of several sizes, and C compares controls on the "
+            "same images; train it without schedule.sizes"
+        )
     return recipe
 
 

@@ -330,6 +330,8 @@ def _check(recipe: Recipe) -> None:
             "msa chooses K alone, and this schedule anneals the radius or K * alpha too; start "
             "from a linear schedule without eps_start and tau_end, or a constant one"
         )
+    if any(u.size for u in planned):
+        raise InputError("msa compares controls on the same images; --set schedule.sizes=[]")
 
 
 def _read(file: Path, kind: TypeAdapter[Any], about: dict[str, Any]) -> dict[str, Any] | None:

@@ -30,10 +30,11 @@ from amata.methods import METHODS
 from amata.models import MODELS
 from amata.recipes import Recipe, load, parse
 from amata.recipes.schema import PythonData
-from amata.schedules import closed_loop, planned_controls
+from amata.schedules import Control, closed_loop, planned_controls
 from amata.training.device import resolve_device
 from amata.training.optim import make_optimizer
 from amata.training.setup import build_network
+from amata.training.sizes import reduced
 from amata.training.work import planned_work
 
 MEMORY_SHARE = 0.2
@@ -141,7 +142,7 @@ def pays(recipe: Recipe) -> bool:
     known = find_dataset(recipe.data.name)
     work = planned_work(recipe, known.shape, recipe.data.limit or known.images)
     model = build_network(recipe, known.shape[0], known.classes)
-    return work is None or is_worth(seconds_saved(model, work), COLD_SECONDS)
+    return work is None or is_worth(seconds_saved(model, work), work.sizes * COLD_SECONDS)
 
 
 def _key(recipe: Recipe) -> str:
@@ -153,7 +154,16 @@ def _key(recipe: Recipe) -> str:
     of = [torch.__version__, platform.node(), tables["data"]["name"], tables["data"]["batch_size"]]
     of += [tables[section] for section in ("model", "method", "train", "eval")]
     of += [recipe.optim.label_smoothing, recipe.ball.norm]
+    of += [size] if (size := _first_control(recipe).size) else []
     return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _first_control(recipe: Recipe) -> Control[float]:
+    """The control that the update is compiled for."""
+    loop = closed_loop(recipe.schedule)
+    planned = planned_controls(recipe.schedule, 1) if loop is None else loop.candidates()
+    assert planned
+    return planned[-1]
 
 
 class UpdateNet(FastNet):
@@ -194,12 +204,11 @@ def compile_update(recipe: Recipe, device: torch.device, *, compiled: bool | Non
     n = recipe.data.batch_size
     x, y = torch.rand(n, *shape, device=device), torch.zeros(n, dtype=torch.long).to(device)
     ids = torch.arange(n, device=device)
-    part = Batch(x, y, ids, n).parts(recipe.train.accumulate)[0]
+    _, u = _first_control(recipe).parts()[-1]
+    # other sizes of the schedule are compiled when they come
+    batch, net.image_size = reduced(Batch(x, y, ids, n), u.size), u.size
+    part = batch.parts(recipe.train.accumulate)[0]
     net.part_weight = len(part.x) / n
-    loop = closed_loop(recipe.schedule)
-    planned = planned_controls(recipe.schedule, 1) if loop is None else loop.candidates()
-    assert planned
-    _, u = planned[-1].parts()[-1]
     rng = torch.Generator(device).manual_seed(0)
     recipe.method.step(net, part, u, rng, {})
 

@@ -16,6 +16,7 @@ from amata.errors import InputError
 from amata.methods import METHODS, planned_evals
 from amata.recipes import Recipe
 from amata.schedules import Adaptive, Control
+from amata.training.sizes import check_usable
 
 
 def check_consistent(recipe: Recipe, plan: Sequence[Control[float]] | None) -> None:
@@ -36,6 +37,14 @@ def check_consistent(recipe: Recipe, plan: Sequence[Control[float]] | None) -> N
             "train.eps_warmup and the schedule both change the training radius; set "
             "train.eps_warmup=0, or schedule.eps_start=1"
         )
+    for epoch, u in enumerate(plan or []):
+        for field in method.refuses:
+            if getattr(u, field) != Control._field_defaults[field]:
+                raise InputError(
+                    f"{name} cannot use the {field} that the schedule sets in epoch {epoch + 1}; "
+                    "drop it from [schedule], or choose another method"
+                )
+    check_usable(recipe, plan)
     if method.own_loss and recipe.optim.label_smoothing > 0:
         raise InputError(
             f"{name} trains on a loss of its own, without label smoothing; set "

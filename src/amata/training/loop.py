@@ -33,7 +33,7 @@ from amata.training.saver import Saver
 from amata.training.tensorboard import TensorBoard
 from amata.training.trainer import Snapshot, Trainer
 from amata.training.wall import WallClock
-from amata.training.work import epoch_costs
+from amata.training.work import epoch_work
 
 
 class BudgetSpent(AmataError):
@@ -217,7 +217,7 @@ class _Loop:
         # The time left follows the schedule. Epochs of a closed-loop schedule are assumed to cost
         # the same.
         self.costs = (
-            epoch_costs(self.recipe, trainer.plan)
+            epoch_work(self.recipe, trainer.plan, trainer.side)
             if trainer.plan is not None
             else [1.0] * self.recipe.train.epochs
         )
@@ -368,7 +368,16 @@ class _Loop:
         left = state.spent.train_seconds * (total - done) / done if done else None
         loss = self.trainer.net.last_loss
         return BatchInfo(
-            state.epoch, epochs, state.batch, n, u.steps, u.step_size, loss, done / total, left
+            state.epoch,
+            epochs,
+            state.batch,
+            n,
+            u.steps,
+            u.step_size,
+            loss,
+            done / total,
+            left,
+            u.size,
         )
 
     def _finish_epoch(self) -> EpochRow | None:
@@ -428,6 +437,8 @@ class _Loop:
             row["tau"] = u.tau
         if trainer.changes_eps:
             row["eps"] = trainer.method().ball.eps
+        if trainer.changes_size and (size := u.size or trainer.side):
+            row["size"] = size
         if spent.compile_seconds:
             row["compile_seconds"] = round(spent.compile_seconds, 3)
         if spent.first_layer_evals:

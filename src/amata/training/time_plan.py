@@ -10,7 +10,14 @@ from amata.errors import InputError
 from amata.methods import METHODS, planned_evals
 from amata.quantity import in_time
 from amata.recipes import Recipe
-from amata.schedules import Control, Linear, Piecewise, closed_loop, largest_control
+from amata.schedules import (
+    Control,
+    Linear,
+    Piecewise,
+    closed_loop,
+    largest_control,
+    planned_controls,
+)
 from amata.training.time_rule import TimeRule
 
 
@@ -108,11 +115,17 @@ def plan_within(
 
 
 def check_plannable(recipe: Recipe) -> None:
-    """Refuse a schedule that chooses K by itself."""
+    """Refuse a schedule that chooses K by itself, and one that changes the size of the images: the
+    price of an epoch would change with it."""
     if closed_loop(recipe.schedule) is not None:
         raise InputError(
             "--within chooses K before training, and this schedule chooses it during training; "
             "set schedule.name to linear or constant, or drop --within"
+        )
+    if any(u.size for u in planned_controls(recipe.schedule, recipe.train.epochs) or []):
+        raise InputError(
+            "--within measures the price of images of full size, and schedule.sizes changes it; "
+            "set schedule.sizes=[], or drop --within"
         )
 
 

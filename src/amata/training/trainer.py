@@ -29,6 +29,7 @@ from amata.training.class_weights import class_weights
 from amata.training.clock import Clock
 from amata.training.optim import learning_rate, make_optimizer
 from amata.training.probing import probe
+from amata.training.sizes import RADIUS, check_sizes, reduced, reduced_sizes
 from amata.training.state import TrainState
 from amata.training.work import planned_work
 
@@ -61,6 +62,11 @@ class Trainer:
         if not isinstance(batches, Expected):
             self.use(batches)
         self.model = model.to(device)
+        images = batches.images if isinstance(batches, Loader) else batches
+        shape = images.shape if isinstance(images, ImageSet | Expected) else None
+        self.side = shape[-1] if shape else None
+        """Of the training images as they are, if it is known before."""
+        check_sizes(self.model, self.plan, shape, device)
         if self.ranks.size > 1:
             self.ranks.average(
                 [t for t in self.model.state_dict().values() if t.is_floating_point()],
@@ -69,8 +75,6 @@ class Trainer:
             if recipe.train.sync_bn:
                 self.model = convert_sync_batchnorm(self.model)
         self.ema = EMA(self.model, recipe.optim.ema) if recipe.optim.ema else None
-        images = batches.images if isinstance(batches, Loader) else batches
-        shape = images.shape if isinstance(images, ImageSet | Expected) else None
         self.optimizer = make_optimizer(self.model, recipe.optim, shape)
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # CUDA graphs are recorded on the current device
@@ -110,10 +114,11 @@ class Trainer:
     def warm_up(self, expected: Expected) -> None:
         """Compile and record a step for such images. Nothing else changes: neither the weights nor
         the random state."""
-        n, device = self.recipe.data.batch_size, self.device
+        n, device, size = self.recipe.data.batch_size, self.device, self.control().size
         x = torch.rand(n, *expected.shape, device=device)
         ids = torch.arange(n, device=device)
-        batch = Batch(x, torch.zeros_like(ids), ids, total=n)
+        batch = reduced(Batch(x, torch.zeros_like(ids), ids, total=n), size)
+        self.net.image_size = size
         part = batch.parts(self.recipe.train.accumulate)[0]
         self.net.part_weight = len(part.x) / n
         self.start_clock()
@@ -165,8 +170,9 @@ class Trainer:
         return self.ema.model if self.ema else self.model
 
     def _first_attack(self) -> Control[float]:
-        """The first control of the plan with a step, if there is one."""
-        return next((u for u in self.plan or [] if u.steps), self.control())
+        """The first control of the plan with a step on images of this size, if there is one."""
+        size = self.scheduled().size
+        return next((u for u in self.plan or [] if u.steps and u.size == size), self.control())
 
     def scheduled(self) -> Control[float]:
         """The schedule's control for this epoch; before a closed-loop schedule has chosen, its
@@ -185,8 +191,12 @@ class Trainer:
     def control(self) -> Control[float]:
         """The control of this epoch: the schedule's, with the steps that the guard added. They are
         smaller then, so that K alpha stays the same. While the radius warms up, steps are smaller
-        by its factor."""
+        by its factor; on smaller images too, if the ball shrinks with them."""
         u = self.scheduled().scaled(self._warmth)
+        if u.size is not None:
+            assert self.side is not None
+            u = u.scaled((u.size / self.side) ** RADIUS[self.recipe.ball.norm])
+            u = u._replace(size=None if u.size == self.side else u.size)
         return u.with_more(self.state.extra_steps) if self.state.extra_steps else u
 
     def method(self) -> Method:
@@ -196,7 +206,14 @@ class Trainer:
     @property
     def changes_eps(self) -> bool:
         """Whether epochs have different training radii."""
-        return self.recipe.train.eps_warmup > 0 or any(u.eps != 1 for u in self.plan or [])
+        shrinks = self.changes_size and RADIUS[self.recipe.ball.norm] > 0
+        annealed = any(u.eps != 1 for u in self.plan or [])
+        return self.recipe.train.eps_warmup > 0 or annealed or shrinks
+
+    @property
+    def changes_size(self) -> bool:
+        """Whether epochs have images of different sizes."""
+        return bool(reduced_sizes(self.plan, self.side))
 
     @property
     def _warmth(self) -> float:
@@ -292,6 +309,7 @@ class Trainer:
 
     def _train_batch(self, batch: Batch, method: Method, u: Control) -> None:
         """One update, from the batch as a whole or from its parts."""
+        batch, self.net.image_size = reduced(batch, u.size), u.size
         place = (self.recipe.train.seed, self.state.epoch, self.state.batch)
         parts = (
             batch.parts(self.recipe.train.accumulate)

@@ -6,6 +6,7 @@ from amata.engine import Plan
 from amata.methods import METHODS, planned_evals
 from amata.recipes import Recipe
 from amata.schedules import Control, planned_controls
+from amata.training.sizes import pixel_shares
 
 
 def epoch_costs(recipe: Recipe, plan: Sequence[Control[float]]) -> list[float]:
@@ -14,6 +15,13 @@ def epoch_costs(recipe: Recipe, plan: Sequence[Control[float]]) -> list[float]:
     if type(recipe.method.base) not in METHODS.values():
         return [u.steps + 1 for u in plan]
     return [planned_evals(recipe.method, u, t).evals for t, u in enumerate(plan)]
+
+
+def epoch_work(recipe: Recipe, plan: Sequence[Control[float]], side: int | None) -> list[float]:
+    """`epoch_costs` as a measure of time, for images of this side: weighed by the pixels that the
+    schedule leaves of them."""
+    costs = zip(epoch_costs(recipe, plan), pixel_shares(plan, side), strict=True)
+    return [evals * pixels for evals, pixels in costs]
 
 
 def planned_work(
@@ -30,4 +38,5 @@ def planned_work(
         images // processes,
         max(recipe.data.batch_size // parts, 1),
         [u.steps for u in controls],
+        pixel_shares(controls, shape[-1]) if any(u.size for u in controls) else (),
     )
