@@ -122,6 +122,9 @@ def test_what_is_counted_in_epochs_keeps_its_share() -> None:
     assert milestones("cifar10-amata-quick", 38).optim.warmup == 3
     assert milestones("cifar10-amata", 10).optim.milestones == [8, 9]
     assert milestones("cifar10-dat", 10).method.dynamic_epochs == 8
+    assert milestones("cifar10-nuat", 10).method.rise == 9
+    awp = milestones("cifar10-awp", 10)
+    assert time_rule().band(awp, 10.0) is None, "fitted on PGD without AWP"
     short = milestones("cifar10-fat", 4).method
     assert short.tau[0][0] == 0
     warm = recipes.load("mnist5k-amata", ["train.eps_warmup=5"])
@@ -170,11 +173,20 @@ def test_the_rule_of_the_package_is_sound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "engine"), [("pgd", "plain"), ("atta", "plain"), ("fat", "fast"), ("free", "plain")]
+    ("name", "engine"),
+    [
+        ("pgd", "plain"),
+        ("atta", "plain"),
+        ("fat", "fast"),
+        ("free", "plain"),
+        ("awp", "plain"),
+        ("fgsm-pgi", "plain"),
+    ],
 )
 def test_measuring_changes_nothing(name: str, engine: str) -> None:
     """Bit for bit: the trained weights, the rows and the counters."""
-    sets = [f"method.name={name}", f"train.engine={engine}", "optim.ema=0.9", "optim.name=muon"]
+    sets = [f"train.engine={engine}", "optim.ema=0.9", "optim.name=muon"]
+    sets += ["method.awp={gamma=0.01, warmup=1}"] if name == "awp" else [f"method.name={name}"]
     recipe, device = toy_recipe(*sets), torch.device("cpu")
     plain = train(small_net(), toy_data(), toy_data(40), recipe)
     net = small_net()
@@ -183,7 +195,9 @@ def test_measuring_changes_nothing(name: str, engine: str) -> None:
     before = torch.get_rng_state()
     valid = training_batches(toy_data(40), recipe, device).images  # type: ignore[attr-defined]
     controls = timed_controls(recipe, RULE, keep_schedule=False)
+    evals = trainer.net.grad_evals
     measured = measure(trainer, valid, controls, 0.01)
+    assert trainer.net.grad_evals == evals
     assert torch.equal(torch.get_rng_state(), before)
     prices = measured.prices
     assert min(prices.update, prices.epoch) > 0

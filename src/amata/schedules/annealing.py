@@ -31,13 +31,10 @@ from amata.quantity import (
     StepStages,
     Whole,
     read_fields,
+    round_half_up,
 )
 from amata.schedules.contract import check_epoch
 from amata.schedules.control import Control, reaching
-
-
-def _half_up(value: float | Fraction) -> int:
-    return math.floor(value + 0.5)
 
 
 def read_range(schedule: Any) -> None:
@@ -117,7 +114,7 @@ class Annealing(ABC):
         eps, full = 1.0, self.eps_until * epochs
         if epoch < full:
             eps -= (1 - self.eps_start) * (1 - epoch / full)
-        return reaching(float(steps) if self.fractional else _half_up(steps), eps * tau, eps)
+        return reaching(float(steps) if self.fractional else round_half_up(steps), eps * tau, eps)
 
     def largest(self) -> Control[float]:
         return reaching(self.k_max, self.tau if self.tau_end is None else self.tau_end)
