@@ -11,6 +11,7 @@ import torch
 
 from amata import recipes
 from amata.errors import InputError, Interrupted
+from amata.methods import AWP, PGD
 from amata.quantity import duration, in_time
 from amata.recipes import Recipe
 from amata.reporter import Reporter
@@ -210,6 +211,25 @@ def test_measuring_changes_nothing(name: str, engine: str) -> None:
         assert {k: v for k, v in a.items() if k not in timed} == {
             k: v for k, v in b.items() if k not in timed
         }
+
+
+def test_what_is_timed_is_an_epoch_after_awps_warm_up() -> None:
+    """Its epochs cost less than those after it."""
+    seen = set[int]()
+
+    class Watch(PGD):
+        def step(self, net: Any, batch: Any, *rest: Any) -> None:
+            seen.add(batch.epoch)
+            super().step(net, batch, *rest)
+
+    recipe, device = toy_recipe("train.epochs=3"), torch.device("cpu")
+    method = AWP(Watch(ball=recipe.ball), gamma=0.01, warmup=2)
+    recipe = replace(recipe, method=method)
+    batches = training_batches(toy_data(), recipe, device)
+    trainer = Trainer(small_net(), batches, recipe, device)
+    controls = timed_controls(recipe, RULE, keep_schedule=False)
+    assert measure(trainer, None, controls, 0.01).prices.update > 0
+    assert min(seen) == 2
 
 
 class FakeClock(WallClock):
