@@ -14,7 +14,7 @@ from amata.data import Arrays
 from amata.engine import FastNet, PlainNet
 from amata.errors import InputError
 from amata.losses import ce
-from amata.methods import FGSMPGI
+from amata.methods import FGSMPGI, NuAT
 from amata.recipes.schema import Optim
 from amata.runs import RunFolder
 from amata.training.class_weights import class_weights
@@ -45,7 +45,7 @@ def test_both_engines_weigh_the_losses_of_every_method(name: str) -> None:
     with pytest.raises(AssertionError):
         assert_equal(none, plain)
     method = ALL[name][0].base
-    if not method.own_loss and not isinstance(method, FGSMPGI):  # it adds a term, weighted too
+    if not (method.own_loss or isinstance(method, FGSMPGI | NuAT)):  # weights of all its terms
         assert_equal(trained(PlainNet, name, "cpu", FLOAT, loss=weighted)[0], plain)
 
 

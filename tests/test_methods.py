@@ -3,7 +3,7 @@ shares no code with it."""
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -696,7 +696,7 @@ def test_nuat_without_the_norm_is_erm() -> None:
     smoothed = still(small_net())
     train(ERM(ball=BALL), smoothed, loss=smooth_ce(0.4))
     ours = still(small_net())
-    train(NuAT(ball=BALL, weight=0.0, label_smoothing=0.4), ours)
+    train(NuAT(ball=BALL, weight=0.0), ours, loss=smooth_ce(0.4))
     assert equal(ours, smoothed)
 
 
@@ -709,6 +709,24 @@ def test_with_one_step_every_second_batch_of_nuat_attacks_the_norm() -> None:
     for (key, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
         assert torch.allclose(a, b, atol=1e-6, rtol=1e-6), key
     assert scene.cost == 3 * N * BATCHES
+
+
+def test_nuat_attacks_the_norm_in_half_of_the_batches_with_one_step() -> None:
+    """With K = 1.5 one and two steps alternate. Counted with the others, none of the batches with
+    one step would attack the norm."""
+    seen: list[bool] = []
+
+    class Watch(PlainNet):
+        def ascent(self, region: Any, x: Tensor, y: Tensor, *rest: Any, **more: Any) -> Tensor:
+            seen.append(bool(y[0, -1] > 0))
+            return super().ascent(region, x, y, *rest, **more)
+
+    model, memory = small_net(), dict[str, Tensor]()
+    net, method = Watch(model, sgd(model)), NuAT(ball=BALL, rise=0)
+    u = Control(1.5, EPS)
+    for index in range(8):
+        method.step(net, batch_of(index), u.for_batch(index), generator(0, index), memory)
+    assert seen == [True, False, False, True, False, True] * 2
 
 
 def test_nuats_lambda_rises_linearly_and_stays() -> None:
@@ -783,6 +801,48 @@ def test_awp_tells_what_its_method_tells_and_is_refused_where_it_cannot_work() -
     net = PlainNet(model, sgd(model), first_layer="0")
     with pytest.raises(InputError, match="this method splits the network"):
         AWP(Splits(ball=BALL), gamma=0.1).step(net, batch_of(0), U, generator(0), {})
+
+
+def test_awp_repeats_what_was_given_to_the_loss() -> None:
+    """A copy of it: graphs overwrite what they return, and the next part of a batch replays
+    them."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Distilled(Method):
+        reused: bool
+
+        def step(self, net: Any, batch: Batch, *rest: Any) -> None:
+            z = batch.x.flatten(1)[:, :4].contiguous()
+            if self.reused:
+                z = rest[2].setdefault("z", torch.zeros_like(z)).copy_(z)
+            net.backward(batch.x, batch.y, loss=distilled, given=(z,))
+            net.apply()
+
+    def distilled(z: Tensor, y: Tensor, given: Tensor) -> Tensor:
+        return (z - given).square().sum(1)
+
+    models = []
+    for reused in (False, True):
+        models.append(model := still(small_net()))
+        net, memory = PlainNet(model, sgd(model)), dict[str, Tensor]()
+        for part in batch_of(0).parts(2):
+            net.part_weight, net.accumulating = 0.5, int(part.ids[0]) == int(batch_of(0).ids[0])
+            awp = AWP(Distilled(ball=BALL, reused=reused), gamma=0.1)
+            awp.step(net, part, U, generator(0), memory)
+    assert equal(*models)
+
+
+def test_fields_that_count_epochs_keep_their_share_of_the_run() -> None:
+    assert NuAT(ball=BALL, rise=90).stretched(0.1).rise == 9
+    assert NuAT(ball=BALL, rise=3).stretched(0.1).rise == 1
+    assert NuAT(ball=BALL, rise=0).stretched(0.1).rise == 0
+    assert ATTA(ball=BALL, early_epochs=5).stretched(2.0).early_epochs == 10
+    fat = FAT(ball=BALL, tau=((0, 0), (50, 1), (90, 2)))
+    assert fat.stretched(0.1).tau == ((0, 0), (5, 1), (9, 2))
+    assert fat.stretched(0.001).tau == ((0, 2),)
+    awp = AWP(NuAT(ball=BALL, rise=90), gamma=0.01, warmup=10)
+    assert awp.stretched(0.25) == AWP(NuAT(ball=BALL, rise=23), gamma=0.01, warmup=2)
+    assert PGD(ball=BALL).stretched(0.5) == PGD(ball=BALL)
 
 
 def test_fat_with_patience_is_pgd() -> None:
@@ -1073,6 +1133,10 @@ def test_methods_refuse_what_they_cannot_train_on() -> None:
         (
             ["method.name=trades", "optim.label_smoothing=0.1"],
             "TRADES trains on a loss of its own, without label smoothing; set optim.label_smooth",
+        ),
+        (
+            ["train.epochs=3", "method.awp.gamma=0.01", "method.awp.warmup=3"],
+            "method.awp.warmup = 3 leaves none of the 3 epochs with AWP; set it to 2, or train lon",
         ),
         (
             ["train.epochs=3", "train.eps_warmup=2.5"],

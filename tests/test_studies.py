@@ -671,11 +671,11 @@ def test_the_search_can_minimise_c(amata: Amata, tmp_path: Path) -> None:
     ]
 
 
-def stops_early(name: str) -> Prices:
+def stops_early(name: str, *more: str) -> Prices:
     """The prices of a method whose samples stop early, on a few digits."""
     options = [f"method.name={name}", "data.limit=120", "data.batch_size=20", "data.valid=40"]
     options += ["train.device=cpu", "train.epochs=4", "schedule.k_max=8"]
-    options += ["model.name=tests.conftest:dropout_net"]
+    options += ["model.name=tests.conftest:dropout_net", *more]
     recipe = recipes.load("mnist5k-amata", options)
     return Prices(recipe, load_data(recipe))
 
@@ -713,6 +713,20 @@ def test_a_price_is_measured_where_samples_stop_early(name: str) -> None:
     assert prices.epoch(2, strong) == pytest.approx(7.5)
     assert prices.epoch(0, strong) > first, "of a neighbouring epoch, corrected too"
     assert prices.epoch(2, Control(1, 0.4)) == 2, "one step is exact"
+
+
+def test_with_awp_an_update_costs_more_after_its_warm_up() -> None:
+    prices = stops_early("fat", "method.awp.gamma=0.01", "method.awp.warmup=2")
+    weak = Control(8, 0.05)
+    rows: Any = [
+        {"epoch": 2, "steps": 8, "step_size": 0.05, "grad_evals": 900, "grad_evals_per_image": 7.5}
+    ]
+    without = stops_early("fat")
+    prices.learn(rows)
+    without.learn(rows)
+    assert prices.epoch(2, weak) == without.epoch(2, weak) == pytest.approx(7.5)
+    # 5.5 of them were attack steps: one fewer than without AWP, relative to what was expected
+    assert prices.ratios[2][0] < without.ratios[2][0]
 
 
 class TooLow(Prices):

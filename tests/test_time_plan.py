@@ -11,6 +11,7 @@ import torch
 
 from amata import recipes
 from amata.errors import InputError, Interrupted
+from amata.methods import AWP, PGD
 from amata.quantity import duration, in_time
 from amata.recipes import Recipe
 from amata.reporter import Reporter
@@ -122,6 +123,9 @@ def test_what_is_counted_in_epochs_keeps_its_share() -> None:
     assert milestones("cifar10-amata-quick", 38).optim.warmup == 3
     assert milestones("cifar10-amata", 10).optim.milestones == [8, 9]
     assert milestones("cifar10-dat", 10).method.dynamic_epochs == 8
+    assert milestones("cifar10-nuat", 10).method.rise == 9
+    awp = milestones("cifar10-awp", 10)
+    assert time_rule().band(awp, 10.0) is None, "fitted on PGD without AWP"
     short = milestones("cifar10-fat", 4).method
     assert short.tau[0][0] == 0
     warm = recipes.load("mnist5k-amata", ["train.eps_warmup=5"])
@@ -170,11 +174,20 @@ def test_the_rule_of_the_package_is_sound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "engine"), [("pgd", "plain"), ("atta", "plain"), ("fat", "fast"), ("free", "plain")]
+    ("name", "engine"),
+    [
+        ("pgd", "plain"),
+        ("atta", "plain"),
+        ("fat", "fast"),
+        ("free", "plain"),
+        ("awp", "plain"),
+        ("fgsm-pgi", "plain"),
+    ],
 )
 def test_measuring_changes_nothing(name: str, engine: str) -> None:
     """Bit for bit: the trained weights, the rows and the counters."""
-    sets = [f"method.name={name}", f"train.engine={engine}", "optim.ema=0.9", "optim.name=muon"]
+    sets = [f"train.engine={engine}", "optim.ema=0.9", "optim.name=muon"]
+    sets += ["method.awp={gamma=0.01, warmup=1}"] if name == "awp" else [f"method.name={name}"]
     recipe, device = toy_recipe(*sets), torch.device("cpu")
     plain = train(small_net(), toy_data(), toy_data(40), recipe)
     net = small_net()
@@ -183,7 +196,9 @@ def test_measuring_changes_nothing(name: str, engine: str) -> None:
     before = torch.get_rng_state()
     valid = training_batches(toy_data(40), recipe, device).images  # type: ignore[attr-defined]
     controls = timed_controls(recipe, RULE, keep_schedule=False)
+    evals = trainer.net.grad_evals
     measured = measure(trainer, valid, controls, 0.01)
+    assert trainer.net.grad_evals == evals
     assert torch.equal(torch.get_rng_state(), before)
     prices = measured.prices
     assert min(prices.update, prices.epoch) > 0
@@ -196,6 +211,25 @@ def test_measuring_changes_nothing(name: str, engine: str) -> None:
         assert {k: v for k, v in a.items() if k not in timed} == {
             k: v for k, v in b.items() if k not in timed
         }
+
+
+def test_what_is_timed_is_an_epoch_after_awps_warm_up() -> None:
+    """Its epochs cost less than those after it."""
+    seen = set[int]()
+
+    class Watch(PGD):
+        def step(self, net: Any, batch: Any, *rest: Any) -> None:
+            seen.add(batch.epoch)
+            super().step(net, batch, *rest)
+
+    recipe, device = toy_recipe("train.epochs=3"), torch.device("cpu")
+    method = AWP(Watch(ball=recipe.ball), gamma=0.01, warmup=2)
+    recipe = replace(recipe, method=method)
+    batches = training_batches(toy_data(), recipe, device)
+    trainer = Trainer(small_net(), batches, recipe, device)
+    controls = timed_controls(recipe, RULE, keep_schedule=False)
+    assert measure(trainer, None, controls, 0.01).prices.update > 0
+    assert min(seen) == 2
 
 
 class FakeClock(WallClock):

@@ -18,6 +18,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from functools import cache, partial
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -128,6 +129,11 @@ def in_time(seconds: float) -> str:
     hours, minutes = divmod(minutes, 60)
     parts = ((hours, "h"), (minutes, "m"), (rest, "s"))
     return "".join(f"{number}{unit}" for number, unit in parts if number) or "0s"
+
+
+def round_half_up(value: float | Fraction) -> int:
+    """The nearest whole number; of a half, the larger."""
+    return math.floor(value + 0.5)
 
 
 def steps_of(value: Any, name: str) -> int | float:

@@ -203,7 +203,8 @@ class PlainNet:
             self.last_loss = self.last_loss + earlier
         self._in_update = True
         if self._gamma:  # copied: the attack on the next part of the batch may overwrite the images
-            kept = now._replace(inputs=tuple(t.detach().clone() for t in inputs), y=y.clone())
+            copied = (tuple(t.detach().clone() for t in tensors) for tensors in (inputs, given))
+            kept = Pass(next(copied), y.clone(), now.loss, next(copied), now.scale)
             self._passes.append(kept._replace(part_weight=self.part_weight, gamma=self._gamma))
             self.last_loss = torch.zeros_like(self.last_loss)  # nothing is minimised yet
         return g

@@ -25,7 +25,8 @@ from amata.seeds import draw
 @dataclass(frozen=True, kw_only=True)
 class ATTA(Method):
     refuses: ClassVar[tuple[str, ...]] = ("size",)
-    memory_images: ClassVar[tuple[str, ...]] = ("store", "fresh")
+    memory_images: ClassVar[tuple[str, ...]] = ("store", FRESH)
+    epoch_fields: ClassVar[tuple[str, ...]] = ("early_epochs",)
     reset: Count = 10
     """Epochs between two resets of the stored perturbations."""
     early_reset: Whole = 0

@@ -11,6 +11,7 @@ that of w itself. gamma is 0.01 for PGD in the paper; its code has 0.005 and a w
 for TRADES. yopo has no backward pass to repeat and is refused.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self, get_origin, get_type_hints
 
@@ -67,6 +68,12 @@ class AWP(Method):
 
     def scaled(self, factor: float) -> Self:
         return replace(self, method=self.method.scaled(factor))
+
+    def stretched(self, factor: float) -> Self:
+        # rounded down: some epochs are always perturbed
+        return replace(
+            self, method=self.method.stretched(factor), warmup=math.floor(self.warmup * factor)
+        )
 
     def step(
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from amata.batch import Batch
 from amata.errors import InputError
 from amata.losses import Loss
-from amata.quantity import read_fields
+from amata.quantity import read_fields, round_half_up
 from amata.schedules import Control
 from amata.seeds import Noise
 from amata.threat import Ball, Region, check_ball
@@ -181,6 +181,9 @@ class Method(ABC):
     joint_loss: ClassVar[bool] = False
     """Whether its loss couples the images of a batch, which is then not divided: neither among
     processes nor into parts."""
+    epoch_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that count epochs of the run, or have stages of it: a run within a given time keeps
+    them at the same share of its epochs."""
     own_loss: ClassVar[bool] = False
     """Whether updates minimise a loss of its own, which `optim.label_smoothing` does not change."""
 
@@ -199,6 +202,17 @@ class Method(ABC):
     def scaled(self, factor: float) -> Self:
         """The same method with `factor` times the radius."""
         return self if factor == 1 else replace(self, ball=self.ball.scaled(factor))
+
+    def stretched(self, factor: float) -> Self:
+        """The same method in a run of `factor` times the epochs."""
+        found: dict[str, Any] = {}
+        for name in self.epoch_fields:
+            own = getattr(self, name)
+            if isinstance(own, tuple):  # stages; those that meet become one
+                found[name] = sorted({round_half_up(t * factor): k for t, k in own}.items())
+            else:  # 0 turns something off
+                found[name] = own and max(round_half_up(own * factor), 1)
+        return replace(self, **found)
 
     @property
     def base(self) -> "Method":

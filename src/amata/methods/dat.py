@@ -12,7 +12,7 @@ With `criterion = "feasible"` samples stop at the feasible gap instead, which is
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from amata.threat import Ball, feasible_gap
 
 @dataclass(frozen=True, kw_only=True)
 class DAT(Method):
+    epoch_fields: ClassVar[tuple[str, ...]] = ("dynamic_epochs",)
     c_max: NotNegative = 0.5
     """The value of the criterion at which samples stop in the first epoch."""
     dynamic_epochs: Count = 100

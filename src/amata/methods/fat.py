@@ -7,6 +7,7 @@ dynamic schedule: [[0, 0], [50, 1], [90, 2]]. Finished samples leave the batch a
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from amata.threat import Ball
 
 @dataclass(frozen=True, kw_only=True)
 class FAT(Method):
+    epoch_fields: ClassVar[tuple[str, ...]] = ("tau",)
     tau: Stages = ((0, 0),)
     """(First epoch, tau) stages: how many more steps a sample is attacked after its first error."""
     omega: NotNegative = 0.001

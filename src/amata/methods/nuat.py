@@ -7,7 +7,8 @@ batch in half of its steps and CE in the others: with one step every second batc
 more steps every second step has it, beginning with the first. lambda rises linearly from 0 over
 `rise` epochs. The reference computes the attack's clean logits in train mode, we in the mode of the
 attack; it divides a smaller last batch's norm by the usual size, we by its own; it counts batches
-from 0 in every epoch, we go on counting.
+from 0 in every epoch, we go on counting, and only batches with one step: with K = 1.5 they
+alternate with others.
 
 Singular values are not computed: the norm's gradient is the polar factor, by Newton-Schulz
 (`amata.losses.nuclear`). Class weights multiply each image's share of the norm.
@@ -22,8 +23,7 @@ import torch
 from torch import Tensor
 
 from amata.batch import Batch
-from amata.errors import InputError
-from amata.losses import ce, nuclear, smooth_ce
+from amata.losses import Loss, ce, nuclear
 from amata.methods.contract import Memory, Method, Net
 from amata.quantity import NotNegative, Whole
 from amata.schedules import Control
@@ -33,27 +33,20 @@ from amata.seeds import draw
 @dataclass(frozen=True, kw_only=True)
 class NuAT(Method):
     may_collapse: ClassVar[bool] = True
-    own_loss: ClassVar[bool] = True
     joint_loss: ClassVar[bool] = True
+    epoch_fields: ClassVar[tuple[str, ...]] = ("rise",)
     weight: NotNegative = 4.5
     """The largest lambda, the weight of the nuclear norm."""
     rise: Whole = 90
     """Epochs over which lambda rises from 0; with 0 it is constant."""
     noise: NotNegative = 0.5
     """How far the start is from the image, in eps."""
-    label_smoothing: NotNegative = 0.0
-    """Label smoothing of the clean cross-entropy."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.label_smoothing > 1:
-            raise InputError(f"label_smoothing = {self.label_smoothing:g} must be at most 1")
 
     def step(
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory
     ) -> None:
         x, y, region = batch.x, batch.y, self.ball.around(batch.x)
-        count = memory["batches"] = memory.get("batches", torch.tensor(-1)) + 1
+        count = memory["batches"] = memory.get("batches", torch.tensor(-1)) + int(u.steps == 1)
         # lambda as a tensor: as a number it would be compiled anew in every epoch
         weight = x.new_full((1,), self._weight(batch.epoch))
         noise = draw(torch.rand, rng, x.shape, x.device, x.dtype, rows=batch.rows)
@@ -66,7 +59,7 @@ class NuAT(Method):
             has_norm = k % 2 == 0 if u.steps > 1 else int(count) % 2 == 1
             target = normed if has_norm else plain
             x_adv = net.ascent(region, x_adv, target, 1, u.step_size, loss=attack_loss)
-        net.backward((x, x_adv), y, loss=nuat_loss(self.label_smoothing), given=(weight,))
+        net.backward((x, x_adv), y, loss=nuat_loss(net.loss), given=(weight,))
         net.apply()
 
     def _weight(self, epoch: int) -> float:
@@ -84,10 +77,8 @@ def attack_loss(z_adv: Tensor, target: Tensor) -> Tensor:
     return ce(z_adv, y) + weight * nuclear(z_adv - z)
 
 
-@cache  # one function for each value: an engine compiles every function that it is given
-def nuat_loss(smoothing: float) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    clean = smooth_ce(smoothing)
-
+@cache  # one function for each loss: an engine compiles every function that it is given
+def nuat_loss(clean: Loss) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     def loss(z: Tensor, z_adv: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         # the mean over the batch divides the norm by the batch size
         return clean(z, y) + weight * nuclear(z - z_adv)

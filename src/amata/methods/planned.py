@@ -26,8 +26,8 @@ class Planned(NamedTuple):
 
 def planned_evals(method: Method, u: Control[float], epoch: int = 0) -> Planned:
     """The gradient evaluations per image of the method's step under u in an epoch (from 0): of a
-    fractional K, the mean over its batches. Training spends exactly these; where samples stop
-    early, at most these."""
+    fractional K, the mean over its batches, which an epoch of few batches rounds. Training spends
+    exactly these; where samples stop early, at most these."""
     counted = [(share, _count(method, part, epoch)) for share, part in u.parts()]
     return Planned(
         sum(share * planned.evals for share, planned in counted),

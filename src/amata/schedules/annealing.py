@@ -32,13 +32,10 @@ from amata.quantity import (
     StepStages,
     Whole,
     read_fields,
+    round_half_up,
 )
 from amata.schedules.contract import check_epoch
 from amata.schedules.control import Control, reaching
-
-
-def _half_up(value: float | Fraction) -> int:
-    return math.floor(value + 0.5)
 
 
 def size_of(sizes: Sequence[tuple[float, int]], epoch: int, epochs: int) -> int | None:
@@ -135,8 +132,8 @@ class Annealing(ABC):
         eps, full = 1.0, self.eps_until * epochs
         if epoch < full:
             eps -= (1 - self.eps_start) * (1 - epoch / full)
-        u = reaching(float(steps) if self.fractional else _half_up(steps), eps * tau, eps)
-        return u._replace(size=size_of(self.sizes, epoch, epochs))
+        k = float(steps) if self.fractional else round_half_up(steps)
+        return reaching(k, eps * tau, eps)._replace(size=size_of(self.sizes, epoch, epochs))
 
     def largest(self) -> Control[float]:
         return reaching(self.k_max, self.tau if self.tau_end is None else self.tau_end)

@@ -64,7 +64,7 @@ class Prices:
             return planned.evals
         near = min(self.ratios, key=lambda known: abs(known - epoch), default=None)
         ratio = 1.0 if near is None else mean(self.ratios[near])
-        return min(planned.evals, self._update + ratio * self._expected_steps(epoch, u))
+        return min(planned.evals, self._update(epoch) + ratio * self._expected_steps(epoch, u))
 
     def learn(self, rows: Sequence[EpochRow]) -> None:
         """Correct estimated prices by what the epochs of a run have cost."""
@@ -75,25 +75,27 @@ class Prices:
             grads, images = row["grad_evals"], total
             u = row_control(row)
             if new_images > 0 and not self._planned(u, row["epoch"]).exact:
-                steps = new_grads / new_images - self._update
+                steps = new_grads / new_images - self._update(row["epoch"])
                 ratio = steps / self._expected_steps(row["epoch"], u)
                 self.ratios.setdefault(row["epoch"], []).append(ratio)
 
     def _planned(self, u: Control[float], epoch: int = 0) -> Planned:
         return planned_evals(self.recipe.method, u, epoch)
 
-    @cached_property
-    def _update(self) -> float:
+    def _update(self, epoch: int) -> float:
         """The cost of an epoch without attack steps."""
-        return self._planned(Control(0, 0.0)).evals
+        return self._planned(Control(0, 0.0), epoch).evals
 
     def _expected_steps(self, epoch: int, u: Control[float]) -> float:
         """Attack steps per image that the probe expects. A method's own schedule, such as DAT's
         c_t, is taken as linear between the first epoch and the last."""
         found = [(share, self._probe(part)) for share, part in u.parts()]
-        first, last = (sum(share * cost[i] for share, cost in found) for i in (0, 1))
-        share = epoch / max(self.recipe.train.epochs - 1, 1)
-        return max(first + share * (last - first) - self._update, 0.01)
+        end = self.recipe.train.epochs - 1
+        first, last = (
+            sum(share * cost[i] for share, cost in found) - self._update(at)
+            for i, at in enumerate((0, end))
+        )
+        return max(first + epoch / max(end, 1) * (last - first), 0.01)
 
     @cached_property
     def _probe(self) -> "CostProbe":
@@ -110,6 +112,7 @@ class CostProbe:
         short = {"epochs": 1, "eps_warmup": 0.0, "engine": "plain", "accumulate": 1}
         probed = replace(
             recipe,
+            method=recipe.method.base,
             schedule=Constant(steps=u.steps, step_size=u.step_size),
             train=recipe.train.model_copy(update=short),
         )

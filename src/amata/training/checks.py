@@ -13,7 +13,7 @@ import torch
 import amata
 from amata.distributed import Ranks
 from amata.errors import InputError
-from amata.methods import METHODS, planned_evals
+from amata.methods import AWP, METHODS, planned_evals
 from amata.recipes import Recipe
 from amata.schedules import Adaptive, Control
 from amata.training.sizes import check_usable
@@ -31,6 +31,11 @@ def check_consistent(recipe: Recipe, plan: Sequence[Control[float]] | None) -> N
         raise InputError(
             f"train.eps_warmup = {warmup:g} leaves none of the {recipe.train.epochs} epochs with "
             f"the full eps; set it to {recipe.train.epochs - 1}, or train longer"
+        )
+    if isinstance(method, AWP) and method.warmup >= recipe.train.epochs:
+        raise InputError(
+            f"method.awp.warmup = {method.warmup} leaves none of the {recipe.train.epochs} epochs "
+            f"with AWP; set it to {recipe.train.epochs - 1}, or train longer"
         )
     if warmup and any(u.eps != 1 for u in plan or []):
         raise InputError(

@@ -4,7 +4,7 @@ changes."""
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 from statistics import mean
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from amata.data import ImageSet
 from amata.errors import InputError
 from amata.evaluation import parse_attack
 from amata.evaluation.corruptions import is_attack
-from amata.methods import planned_evals
+from amata.methods import AWP, planned_evals
 from amata.recipes import Recipe
 from amata.schedules import Control
 from amata.training.batches import Batches, held_out_batches
@@ -65,7 +65,9 @@ def measure(
     check_measurable(trainer)
     recipe, batches = trainer.recipe, trainer.batches
     with trainer.trial():
-        source = _endless(batches)
+        # AWP's warm-up is cheaper than the epochs after it
+        first = recipe.method.warmup if isinstance(recipe.method, AWP) else 0
+        source = _endless(batches, first)
         lr = trainer.lr(0)
         if stops := may_stop_early(recipe):
             settling = min(SETTLING, len(batches))
@@ -107,16 +109,14 @@ def check_measurable(trainer: Trainer) -> None:
         )
 
 
-def _endless(batches: Batches) -> Iterator[Batch]:
+def _endless(batches: Batches, first: int = 0) -> Iterator[Batch]:
     """Whole batches, epoch after epoch; the last one of an epoch may be smaller."""
-    epoch = 0
-    while True:
+    for epoch in count(first):
         largest = 0
         for batch in batches.epoch(epoch):
             largest = max(largest, len(batch.x))
             if len(batch.x) == largest:
                 yield batch
-        epoch += 1
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -1,6 +1,5 @@
 """Epochs and attack steps that fit into a given time: a pure function of prices."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +7,7 @@ from typing import Any
 
 from amata.errors import InputError
 from amata.methods import METHODS, planned_evals
-from amata.quantity import in_time
+from amata.quantity import in_time, round_half_up
 from amata.recipes import Recipe
 from amata.schedules import (
     Control,
@@ -192,7 +191,7 @@ def stages_of(steps: Sequence[int]) -> list[tuple[int, int]]:
 
 def depends_on_steps(recipe: Recipe) -> bool:
     """Whether more attack steps cost more."""
-    if type(recipe.method) not in METHODS.values():
+    if type(recipe.method.base) not in METHODS.values():
         return False  # a user-defined method cannot be counted without images
     few, many = (planned_evals(recipe.method, Control(k, 0.0)).evals for k in (1, 3))
     return many > few
@@ -200,7 +199,7 @@ def depends_on_steps(recipe: Recipe) -> bool:
 
 def may_stop_early(recipe: Recipe) -> bool:
     """Whether the data decide how many steps a sample takes."""
-    if type(recipe.method) not in METHODS.values():
+    if type(recipe.method.base) not in METHODS.values():
         return False
     u = largest_control(recipe.schedule, recipe.train.epochs)
     return not planned_evals(recipe.method, u).exact
@@ -220,20 +219,7 @@ def stretched(recipe: Recipe, epochs: int) -> Recipe:
     factor = epochs / recipe.train.epochs
 
     def moved(epoch: float) -> int:
-        return math.floor(epoch * factor + 0.5)
-
-    def on(value: Any) -> Any:
-        """A schedule or a method with its stages moved; those that meet become one."""
-        if not dataclasses.is_dataclass(value) or isinstance(value, type):
-            return value
-        found: dict[str, Any] = {}
-        for f in dataclasses.fields(value):
-            own = getattr(value, f.name)
-            if f.name == "dynamic_epochs":
-                found[f.name] = max(moved(own), 1)
-            elif (f.name, type(value).__name__) in (("stages", "Piecewise"), ("tau", "FAT")):
-                found[f.name] = sorted({moved(first): k for first, k in own}.items())
-        return replace(value, **found)
+        return round_half_up(epoch * factor)
 
     optim = recipe.optim.model_copy(
         update={
@@ -247,9 +233,12 @@ def stretched(recipe: Recipe, epochs: int) -> Recipe:
             "eps_warmup": min(recipe.train.eps_warmup * factor, epochs - 1),
         }
     )
-    return replace(
-        recipe, optim=optim, train=train, schedule=on(recipe.schedule), method=on(recipe.method)
-    )
+    schedule = recipe.schedule
+    if isinstance(schedule, Piecewise):  # stages that meet become one
+        stages = tuple(sorted({moved(first): k for first, k in schedule.stages}.items()))
+        schedule = replace(schedule, stages=stages)
+    method = recipe.method.stretched(factor)
+    return replace(recipe, optim=optim, train=train, schedule=schedule, method=method)
 
 
 def _recorded(recipe: Recipe, within: float) -> Recipe:

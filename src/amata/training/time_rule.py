@@ -61,7 +61,9 @@ class TimeRule:
         of = {
             "data": recipe.data.name,
             "norm": recipe.ball.norm,
-            "method": recipe.tables["method"]["name"],
+            "method": "awp"
+            if "awp" in recipe.tables["method"]
+            else recipe.tables["method"]["name"],
         }
         if of != self.fitted:
             return None
