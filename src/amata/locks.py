@@ -18,15 +18,30 @@ def locked(file: Path, *, wait: bool = False) -> Iterator[None]:
     if not file.parent.is_dir():  # filelock would create it
         raise FileNotFoundError(2, "No such folder", str(file.parent))
     lock = FileLock(file)
-    try:
-        lock.acquire(blocking=wait)
-    except Timeout:
-        raise Held from None
+    for last in (False, True):
+        try:
+            lock.acquire(blocking=wait)
+            break
+        except Timeout:
+            if last or file.exists():
+                raise Held from None
+            # The holder has just removed it.
+    ours = _identity(file)
     try:
         yield
     finally:
         if lock.is_locked:  # not in a forked child
             # While it is held: a process that has opened this file finds it gone and tries again.
-            with contextlib.suppress(OSError):
-                file.unlink()
+            # Not the file of another process, which locked anew after somebody deleted ours.
+            if ours and _identity(file) == ours:
+                with contextlib.suppress(OSError):
+                    file.unlink()
             lock.release()
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

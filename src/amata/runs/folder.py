@@ -33,7 +33,7 @@ from amata.runs.files import (
     write_atomic,
     write_record,
 )
-from amata.runs.lock import LOCK, hold
+from amata.runs.lock import LOCK, Busy, hold
 from amata.runs.records import (
     CHECKPOINT,
     ENVIRONMENTS,
@@ -81,7 +81,9 @@ class RunFolder:
             raise InputError(
                 f"output folder {path} cannot be created ({error.strerror}); choose another folder"
             ) from None
-        write_atomic(path / "recipe.toml", content)
+        with hold(path / "checkpoints", "training"):
+            cls.check_free(path)  # another process may have created a run since
+            write_atomic(path / "recipe.toml", content)
         return cls(path)
 
     @staticmethod
@@ -148,9 +150,11 @@ class RunFolder:
         write_record(self.path / "summary.json", {**summary, "metrics_sha256": checksum})
 
     def remove_if_untrained(self) -> None:
-        """Remove the folder of a run that failed before its first epoch or checkpoint."""
-        if not _holds_more_than_a_lock(self.checkpoints) and not self.has_rows():
-            shutil.rmtree(self.path)
+        """Remove the folder of a run that failed before its first epoch or checkpoint. The folder
+        stays if another process has resumed it."""
+        with contextlib.suppress(Busy), hold(self.checkpoints, "training"):
+            if not _holds_more_than_a_lock(self.checkpoints) and not self.has_rows():
+                shutil.rmtree(self.path)
 
     def has_rows(self) -> bool:
         """Whether metrics.jsonl holds anything, readable or not."""

@@ -20,7 +20,7 @@ class Schedule(Protocol):
 class Response(NamedTuple):
     """What a probe measured for one candidate control."""
 
-    control: Control
+    control: Control[int]
     value: float
     """The first term of the Hamiltonian: what the control gains, before its cost."""
     cost: float
@@ -41,7 +41,7 @@ class Account(NamedTuple):
 class Choice(NamedTuple):
     """The control that a closed-loop schedule chose, and the price of a step that it used."""
 
-    control: Control
+    control: Control[int]
     gamma: float
 
 
