@@ -24,6 +24,7 @@ from amata.export.card import card
 from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.runs.files import save_tensors
+from amata.runs.records import Environment
 from amata.studies.compare import compare_runs
 from amata.studies.criterion import CriterionSettings, measure_strategies
 from amata.studies.landscape import run_landscapes
@@ -429,21 +430,28 @@ def test_exported_source_and_card_are_plain_text(tmp_path: Path) -> None:
         update={"name": "preactresnet18", "args": {"final_bn": f"'{hostile}"}}
     )
     found = {"accuracy": 0.5, "low": 0.4, "high": 0.6, "n": 5, "grad_evals": 5}
-    found["params"] = {hostile: hostile}
+    asked = {"params": {hostile: hostile}, "warnings": [hostile]}
     spent = {"train_seconds": 1.0, "grad_evals": 2, "grad_evals_per_image": 1.0, "epochs": 1}
-    packages = {"torch": hostile, hostile: "1"}
-    device = {"device": hostile, "python": hostile, "commit": hostile, "packages": packages}
+    environment: Environment = {
+        "python": hostile,
+        "platform": hostile,
+        "machine": hostile,
+        "device": hostile,
+        "commit": hostile,
+        "packages": {"torch": hostile, hostile: "1"},
+        "threads": 1,
+    }
     trained = Trained(
         "name",
         torch.nn.Identity(),
         replace(recipe, model=model),
-        {hostile: {**found, "warnings": [hostile]}},
+        {hostile: {**found, **asked}},
         {**spent, "best_epoch": None},
         (hostile, "b"),
         (3, 4, 4),
         False,
         {},
-        {"platform": "", "machine": "", "threads": 1, **device},
+        environment,
         hostile,
         None,
     )

@@ -19,12 +19,13 @@ NAMED = 100
 TAGS = "adversarial-robustness", "adversarial-training", "amata"
 
 
-def card(trained: Trained, use: list[str]) -> str:
-    """`use` are the lines that say how to load the model."""
+def card(trained: Trained, use: list[str], library: str = "pytorch") -> str:
+    """`use` are the lines that say how to load the model, with the `library` that does it."""
     recipe = trained.recipe
     count = f" for {len(trained.classes)} classes" if trained.classes else ""
     lines = [
         "---",
+        f"library_name: {library}",
         *_metadata(trained),
         "---",
         "",
@@ -76,7 +77,6 @@ def _metadata(trained: Trained) -> list[str]:
     of_hub = re.fullmatch(r"hf/(\w[\w./-]*)(?::.*)?", name)
     hub = of_hub[1] if of_hub else known and known.hub
     lines = [
-        "library_name: pytorch",
         "pipeline_tag: image-classification",
         f"license: {trained.weights_licence or 'unknown'}",
         f"tags: [{', '.join(TAGS)}]",
@@ -133,8 +133,8 @@ def _accuracy(trained: Trained) -> list[str]:
         "",
         *(f"- {for_markdown(warning)}" for warning in trained.warnings),
         *([""] if trained.warnings else []),
-        "Accuracies under attacks are upper bounds: a stronger attack may find more. The numbers "
-        "are those of the training run; `amata eval` measures them again.",
+        "Accuracies under attacks are upper bounds: a stronger attack may find more. These numbers "
+        "are the claim of whoever trained the model; `amata eval` measures them again.",
     ]
 
 
@@ -144,6 +144,7 @@ def _training(trained: Trained) -> list[str]:
     kept = (
         "last epoch" if summary["best_epoch"] is None else "best epoch on held-out training images"
     )
+    epochs = summary["epochs"]
     start = " It started from given weights." if trained.pretrained else ""
     device = f" on {for_markdown(found['device'])}" if found else ""
     toml = recipe.to_toml(deciding=True).rstrip()
@@ -151,8 +152,8 @@ def _training(trained: Trained) -> list[str]:
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", toml))])
     return [
         f"Method {for_markdown(method)}, schedule {for_markdown(schedule)}, "
-        f"{summary['epochs']} epochs, seed {recipe.train.seed}.{start} The weights are those of "
-        f"the {kept}.",
+        f"{epochs} {'epoch' if epochs == 1 else 'epochs'}, seed {recipe.train.seed}.{start} The "
+        f"weights are those of the {kept}.",
         "",
         f"Cost: {summary['grad_evals']:,} gradient evaluations "
         f"({summary['grad_evals_per_image']:.2f} per image and epoch), "

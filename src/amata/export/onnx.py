@@ -90,4 +90,4 @@ def write_onnx(trained: Trained, out: Path) -> None:
         f"SHA-256 of model.onnx: `{sha256_of(file)}`. Its logits differ from those of PyTorch by "
         f"at most {gap:.1e} on {len(x)} random images.",
     ]
-    write_atomic(out / "README.md", card(trained, use).encode())
+    write_atomic(out / "README.md", card(trained, use, "onnx").encode())

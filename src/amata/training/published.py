@@ -5,6 +5,7 @@ included. So the checksum comes from the user, who has it from a place that they
 card of the model. The file is downloaded as data sets are, and kept in their folder.
 """
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -79,5 +80,11 @@ def _download(url: str, checksum: str | None) -> Path:
         max_bytes=limit("AMATA_MAX_BYTES"),
         if_larger="set the environment variable AMATA_MAX_BYTES",
     )
-    with downloading() as progress:
-        return fetch(remote, data_root() / "weights" / checksum.partition(":")[2], progress)
+    folder = data_root() / "weights" / checksum.partition(":")[2]
+    try:
+        with downloading() as progress:
+            return fetch(remote, folder, progress)
+    except InputError:
+        with contextlib.suppress(OSError):  # it holds a part of the file, to be resumed
+            folder.rmdir()
+        raise
