@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from amata import PGD, Constant, Linf, fit, recipes
+from amata import PGD, Constant, Linf, fit, load, recipes
 from amata.export import Trained, export
 from amata.export.card import card
 from amata.export.robustbench import claim, write_robustbench
@@ -163,6 +163,23 @@ def test_a_name_of_data_is_a_folder_and_a_link_only_where_it_can_be(
     head = card(trained, []).split("---")[1].splitlines()
     assert [line for line in head if "datasets" in line] == ([f"datasets: {link}"] if link else [])
     assert "# no" not in card(trained, []).splitlines()
+
+
+METHOD = {"awp": "pgd with adversarial weight perturbation"}
+
+
+@pytest.mark.parametrize("method", ["mart", "nuat", "fgsm-pgi", "awp"])
+def test_every_method_is_exported_with_its_recipe(method: str, tmp_path: Path) -> None:
+    sets = [s for s in SETS if not s.startswith(("schedule", "data.", "threat"))]
+    recipe = recipes.load(f"mnist5k-{method}", [*sets, "data.limit=40", "data.valid=20"])
+    train(recipe, tmp_path / "run")
+    export(tmp_path / "run", "hf", tmp_path / "hf")
+    net: Any = load(tmp_path / "hf")
+    assert net.recipe.digest() == recipe.digest()
+    text = (tmp_path / "hf" / "README.md").read_text()
+    assert f"Method {METHOD.get(method, method)}, schedule" in text
+    (toml,) = re.findall(r"```toml\n(.*?)```", text, re.S)
+    assert recipes.parse(recipes.read_toml(toml, "card"), "card").digest() == recipe.digest()
 
 
 @pytest.mark.slow

@@ -141,6 +141,8 @@ def _accuracy(trained: Trained) -> list[str]:
 def _training(trained: Trained) -> list[str]:
     recipe, summary, found = trained.recipe, trained.summary, trained.environment
     method, schedule = (recipe.tables[table]["name"] for table in ("method", "schedule"))
+    if recipe.tables["method"].get("awp"):
+        method += " with adversarial weight perturbation"
     kept = (
         "last epoch" if summary["best_epoch"] is None else "best epoch on held-out training images"
     )
