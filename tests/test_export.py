@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from amata import PGD, Constant, Linf, fit, recipes
+from amata import PGD, Constant, Linf, fit, load, recipes
 from amata.export import Trained, export
-from amata.export.hub import card
+from amata.export.card import card
 from amata.export.robustbench import claim, write_robustbench
 from amata.training.experiment import train
 from amata.training.loaded import load_trained
@@ -131,18 +131,20 @@ def test_a_model_card_has_the_evaluation(run: Path, tmp_path: Path, amata: Any) 
 def test_a_model_card_shows_names_literally(run: Path) -> None:
     trained = Trained.of(run)
     found = {**trained.evaluation["clean"], "params": {"x": "`|</td>"}, "warnings": ["<b>\n# no"]}
-    text = card(replace(trained, name="<script>\n# no", evaluation={"a|<img>": found}))
+    text = card(replace(trained, name="<script>\n# no", evaluation={"a|<img>": found}), [])
+    _, _, text = text.split("---\n", 2)
     assert r"# &lt;script&gt;\\n# no" in text.splitlines()
     (row,) = [line for line in text.splitlines() if line.startswith(r"| a\|")]
     assert row.startswith(r"| a\|&lt;img&gt; | ")
-    assert row.replace(r"\|", "").count("|") == 6
+    assert row.replace(r"\|", "").count("|") == 7
     assert not re.search("<script|<img|</td|<b>", text)
 
 
 DATASETS = {
-    "cifar10": ("cifar10", "[cifar10]"),
+    "cifar10": ("cifar10", '["uoft-cs/cifar10"]'),
+    "mnist5k": ("mnist5k", None),
     "folder": ("folder", None),
-    "hf/owner/set:config": ("hf-owner-set-config", "[owner/set]"),
+    "hf/owner/set:config": ("hf-owner-set-config", '["owner/set"]'),
     "../../../x": ("-x", None),
     "a]\n# no": ("a-no", None),
 }
@@ -158,9 +160,26 @@ def test_a_name_of_data_is_a_folder_and_a_link_only_where_it_can_be(
     write_robustbench(trained, tmp_path / "rb")
     assert [p.name for p in (tmp_path / "rb" / "model_info").iterdir()] == [folder]
     assert [p.name for p in tmp_path.iterdir()] == ["rb"]
-    head = card(trained).split("---")[1].splitlines()
+    head = card(trained, []).split("---")[1].splitlines()
     assert [line for line in head if "datasets" in line] == ([f"datasets: {link}"] if link else [])
-    assert "# no" not in card(trained).splitlines()
+    assert "# no" not in card(trained, []).splitlines()
+
+
+METHOD = {"awp": "pgd with adversarial weight perturbation"}
+
+
+@pytest.mark.parametrize("method", ["mart", "nuat", "fgsm-pgi", "awp"])
+def test_every_method_is_exported_with_its_recipe(method: str, tmp_path: Path) -> None:
+    sets = [s for s in SETS if not s.startswith(("schedule", "data.", "threat"))]
+    recipe = recipes.load(f"mnist5k-{method}", [*sets, "data.limit=40", "data.valid=20"])
+    train(recipe, tmp_path / "run")
+    export(tmp_path / "run", "hf", tmp_path / "hf")
+    net: Any = load(tmp_path / "hf")
+    assert net.recipe.digest() == recipe.digest()
+    text = (tmp_path / "hf" / "README.md").read_text()
+    assert f"Method {METHOD.get(method, method)}, schedule" in text
+    (toml,) = re.findall(r"```toml\n(.*?)```", text, re.S)
+    assert recipes.parse(recipes.read_toml(toml, "card"), "card").digest() == recipe.digest()
 
 
 @pytest.mark.slow

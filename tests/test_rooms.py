@@ -116,7 +116,17 @@ ARROWS: dict[str, set[str]] = {
         "training",
         "threat",
     },
-    "export": {"errors", "losses", "models", "quantity", "recipes", "report", "runs", "training"},
+    "export": {
+        "data",
+        "errors",
+        "losses",
+        "models",
+        "quantity",
+        "recipes",
+        "report",
+        "runs",
+        "training",
+    },
     "runs": {"checksums", "data", "errors", "locks", "metrics", "recipes", "tensors"},
     "console": {"errors", "metrics", "quantity", "reporter"},
     "cli": {

@@ -20,10 +20,11 @@ from amata import models, recipes
 from amata.checksums import of_text
 from amata.errors import InputError
 from amata.export import Trained, export
-from amata.export.hub import card
+from amata.export.card import card
 from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.runs.files import save_tensors
+from amata.runs.records import Environment
 from amata.studies.compare import compare_runs
 from amata.studies.criterion import CriterionSettings, measure_strategies
 from amata.studies.landscape import run_landscapes
@@ -428,16 +429,31 @@ def test_exported_source_and_card_are_plain_text(tmp_path: Path) -> None:
     model = recipe.model.model_copy(
         update={"name": "preactresnet18", "args": {"final_bn": f"'{hostile}"}}
     )
-    found = {"accuracy": 0.5, "low": 0.4, "high": 0.6, "n": 5, "params": {hostile: hostile}}
+    found = {"accuracy": 0.5, "low": 0.4, "high": 0.6, "n": 5, "grad_evals": 5}
+    asked = {"params": {hostile: hostile}, "warnings": [hostile]}
+    spent = {"train_seconds": 1.0, "grad_evals": 2, "grad_evals_per_image": 1.0, "epochs": 1}
+    environment: Environment = {
+        "python": hostile,
+        "platform": hostile,
+        "machine": hostile,
+        "device": hostile,
+        "commit": hostile,
+        "packages": {"torch": hostile, hostile: "1"},
+        "threads": 1,
+    }
     trained = Trained(
         "name",
         torch.nn.Identity(),
         replace(recipe, model=model),
-        {hostile: {**found, "warnings": [hostile]}},
-        {"train_seconds": 1.0, "grad_evals": 2, "best_epoch": None},
+        {hostile: {**found, **asked}},
+        {**spent, "best_epoch": None},
         (hostile, "b"),
         (3, 4, 4),
         False,
+        {},
+        environment,
+        hostile,
+        None,
     )
     tree = ast.parse(trained.architecture("state"))
     (load,) = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "load"]
@@ -445,10 +461,16 @@ def test_exported_source_and_card_are_plain_text(tmp_path: Path) -> None:
     assert ast.literal_eval(call.value) == f"'{hostile}"
     names = next(n for n in tree.body if isinstance(n, ast.Assign) and "CLASSES" in ast.dump(n))
     assert ast.literal_eval(names.value) == (hostile, "b")
-    text = card(trained)
+    _, head, text = card(trained, []).split("---\n", 2)
+    yaml = pytest.importorskip("yaml")
+    assert yaml.safe_load(head)["model-index"][0]["results"][0]["metrics"][0]["value"] == 0.5
+    # The recipe is verbatim, in a fence that is longer than any run of backticks in it.
+    text, recipe_text, rest = re.split(r"^````*(?:toml)?$", text, flags=re.M)
+    assert "`" * 3 not in recipe_text
+    text += rest
     assert not [piece for piece in ("<script", "\x1b", "x](", "![", "`|") if piece in text]
     (row,) = [line for line in text.splitlines() if line.startswith('| ""')]
-    assert len(re.findall(r"(?<!\\)\|", row)) == 6
+    assert len(re.findall(r"(?<!\\)\|", row)) == 7
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from amata.cli.root import Eps, Json, Set, Trust, app, check_attacks, make_folder, short_forms
+from amata.cli.root import (
+    Eps,
+    Json,
+    Set,
+    Sha256,
+    Trust,
+    app,
+    check_attacks,
+    make_folder,
+    short_forms,
+)
 from amata.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,7 +32,7 @@ def audit(
         str,
         typer.Argument(
             metavar="RUN|WEIGHTS|MODULE:CALLABLE",
-            help="A run, a weights file, an exported folder, or package.module:callable.",
+            help="A run, a weights file or its URL, an exported folder, or module:callable.",
         ),
     ],
     out: Annotated[
@@ -44,6 +54,7 @@ def audit(
         str | None, typer.Option(help="The recipe of a weights file that has none.")
     ] = None,
     set_: Set = [],  # noqa: B006
+    sha256: Sha256 = None,
     trust: Trust = False,
     json_: Json = False,
 ) -> None:
@@ -52,6 +63,7 @@ def audit(
     from amata.console import out as console
     from amata.runs.files import write_json
     from amata.studies.audit import audit as audit_model
+    from amata.training.published import URL
 
     names = [name.strip() for name in attacks.split(",")] if attacks else None
     check_attacks(names or [])
@@ -59,7 +71,7 @@ def audit(
     if out is not None:
         make_folder(out, "audit.html", "audit.json")
     with ConsoleReporter() as reporter:
-        if ":" in model and not Path(model).exists():
+        if ":" in model and not URL.match(model) and not Path(model).exists():
             net, loaded, images = _foreign(model, data, overrides + _folder(data))
         else:
             from amata.training.loaded import load_trained
@@ -67,10 +79,11 @@ def audit(
             if data is not None:
                 overrides += [f"data.name={data}", *_folder(data)]
             net, loaded, splits = load_trained(
-                Path(model),
+                model,
                 tuple(overrides),
                 recipe,
                 to_test=True,
+                sha256=sha256,
                 trust=trust,
                 note=reporter.note,
             )

@@ -107,6 +107,7 @@ def list_data(ctx: typer.Context, json_: Json = False) -> None:
                     "classes": entry.classes,
                     "images": entry.images,
                     "fetch": bool(entry.source),
+                    "licence": entry.licence,
                 }
                 for name, entry in DATASETS.items()
             }
@@ -126,16 +127,7 @@ def fetch_data(
     root: Root = None,
 ) -> None:
     """Download a data set: resumable, verified, unpacked safely."""
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TaskID,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    from amata.console import err, out
+    from amata.console import downloading, out
     from amata.data import DATASETS, data_root
     from amata.data.fetch import fetch
 
@@ -143,20 +135,9 @@ def fetch_data(
     if name not in sources:
         raise unknown("data set to fetch:", name, sources)
     folder = (root.expanduser() if root else data_root()) / name
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=err, disable=not err.is_terminal) as progress:
+    with downloading() as progress:
         for remote in sources[name]:
-            task = progress.add_task(remote.name, total=None)
-
-            def update(_: str, done: int, total: int | None, task: TaskID = task) -> None:
-                progress.update(task, completed=done, total=total)
-
-            path = fetch(remote, folder, update)
+            path = fetch(remote, folder, progress)
             out.print(f"{path} verified", soft_wrap=True)
 
 

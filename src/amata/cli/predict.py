@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from amata.cli.root import Eps, Json, Trust, app, short_forms
+from amata.cli.root import Eps, Json, Sha256, Trust, app, short_forms
 from amata.errors import AmataError, InputError
 
 if TYPE_CHECKING:
@@ -21,9 +21,10 @@ BATCH, VALUES = 64, 1 << 23  # the most images, and values, that are predicted a
 @app.command(epilog="Example: amata predict runs/mine photo.jpg more_photos/ --robust")
 def predict(
     model: Annotated[
-        Path,
+        str,
         typer.Argument(
-            metavar="RUN|WEIGHTS", help="A run folder, a weights file or an exported folder."
+            metavar="RUN|WEIGHTS",
+            help="A run folder, a weights file or its URL, or an exported folder.",
         ),
     ],
     images: Annotated[
@@ -39,6 +40,7 @@ def predict(
     recipe: Annotated[
         str | None, typer.Option(help="The recipe of a weights file that has none.")
     ] = None,
+    sha256: Sha256 = None,
     trust: Trust = False,
     json_: Json = False,
 ) -> None:
@@ -56,7 +58,7 @@ def predict(
     from amata.training.loaded import load_network
     from amata.training.setup import framing_of
 
-    if model.suffix.lower() in SUFFIXES:
+    if Path(model).suffix.lower() in SUFFIXES:
         raise InputError(f"{model} is an image; the run comes first: amata predict RUN IMAGE")
     if eps is not None and not robust:
         raise InputError("--eps is the radius of the attack: add --robust")
@@ -67,7 +69,9 @@ def predict(
     bad: list[tuple[Path, InputError]] = []
     resized = 0
     with ConsoleReporter() as reporter:
-        found = load_network(model, overrides, recipe, trust=trust, note=reporter.note)
+        found = load_network(
+            model, overrides, recipe, sha256=sha256, trust=trust, note=reporter.note
+        )
         assert found.shape is not None  # it is known of every network that can be built
         net, framing = found.model.to(device), framing_of(found.recipe)
         ball = found.recipe.ball if robust else None

@@ -100,6 +100,10 @@ Jobs = Annotated[
         help="Runs at the same time, one per GPU; on a CPU they share its threads.",
     ),
 ]
+Sha256 = Annotated[
+    str | None,
+    typer.Option("--sha256", metavar="HEX", help="Checksum of the weights file; a URL needs it."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

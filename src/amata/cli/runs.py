@@ -1,6 +1,7 @@
 """amata train and amata eval."""
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,7 @@ from amata.cli.root import (
     Limit,
     Log,
     Set,
+    Sha256,
     Trust,
     app,
     check_attacks,
@@ -148,9 +150,10 @@ def _free_folder(base: Path) -> Path:
 )
 def evaluate(
     model: Annotated[
-        Path,
+        str,
         typer.Argument(
-            metavar="RUN|WEIGHTS", help="A run folder, a weights file, or an exported folder."
+            metavar="RUN|WEIGHTS",
+            help="A run folder, a weights file or its URL, or an exported folder.",
         ),
     ],
     attacks: Annotated[
@@ -167,6 +170,7 @@ def evaluate(
         bool, typer.Option("--again", help="Evaluate again what the run folder holds already.")
     ] = False,
     set_: Set = [],  # noqa: B006
+    sha256: Sha256 = None,
     trust: Trust = False,
     json_: Json = False,
 ) -> None:
@@ -187,13 +191,19 @@ def evaluate(
     overrides = (*set_, *([] if eps is None else [f"threat.eps={eps}"]))
     with ConsoleReporter() as reporter:
         net, loaded, splits = load_trained(
-            model, overrides, recipe, to_test=True, trust=trust, note=reporter.note
+            model,
+            overrides,
+            recipe,
+            to_test=True,
+            sha256=sha256,
+            trust=trust,
+            note=reporter.note,
         )
-        store = None
-        if (model / "recipe.toml").is_file():  # a run folder; nothing is added to an exported one
+        store, run = None, Path(os.path.expanduser(model))
+        if (run / "recipe.toml").is_file():  # a run folder; nothing is added to an exported one
             forget = names or loaded.eval.attacks if again else ()
             device = resolve_device(loaded.train.device)
-            store = stored_evaluation(model, loaded, splits, limit, device, reporter.note, forget)
+            store = stored_evaluation(run, loaded, splits, limit, device, reporter.note, forget)
         try:
             results = evaluate_recipe(net, loaded, splits.test, reporter, names, limit, store)
         except KeyboardInterrupt:

@@ -1,5 +1,6 @@
 """What a person sees: progress on stderr, results on stdout, in any width."""
 
+from amata.console.downloads import downloading
 from amata.console.numbers import WALL_PARTS, duration, short_count, wall_line
 from amata.console.progress import ConsoleReporter, reporting, watching
 from amata.console.streams import PlainConsole, err, out
@@ -27,6 +28,7 @@ __all__ = [
     "bench_table",
     "comparison_table",
     "criterion_table",
+    "downloading",
     "duration",
     "err",
     "keys_table",

@@ -34,7 +34,13 @@ class DataSet:
     """Whether images are resized and cropped as the recipe says."""
     corrupts: str | None = None
     """The data set whose test images it has, corrupted for evaluation."""
+    hub: str | None = None
+    """Its id on the Hugging Face Hub, if it is there as its authors published it."""
+    licence: str | None = None
+    """The terms of its images in a few words; None if they are not known here."""
 
+
+MNIST = "not stated by its authors; the documentation of Keras says CC BY-SA 3.0"
 
 DATASETS: dict[str, DataSet] = {
     "mnist5k": DataSet(
@@ -43,6 +49,7 @@ DATASETS: dict[str, DataSet] = {
         shape=(1, 28, 28),
         classes=10,
         images=4_000,
+        licence=MNIST,
     ),
     "mnist": DataSet(
         about="MNIST from its IDX files: 60,000 train, 10,000 test",
@@ -50,6 +57,8 @@ DATASETS: dict[str, DataSet] = {
         shape=(1, 28, 28),
         classes=10,
         images=60_000,
+        hub="ylecun/mnist",
+        licence=MNIST,
         source=tuple(
             Remote(
                 f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz",
@@ -70,6 +79,8 @@ DATASETS: dict[str, DataSet] = {
         shape=(3, 32, 32),
         classes=10,
         images=50_000,
+        hub="uoft-cs/cifar10",
+        licence="not stated by its authors",
         source=(
             Remote(
                 "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
@@ -85,6 +96,8 @@ DATASETS: dict[str, DataSet] = {
         shape=(3, 32, 32),
         classes=100,
         images=50_000,
+        hub="uoft-cs/cifar100",
+        licence="not stated by its authors",
         source=(
             Remote(
                 "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
@@ -100,6 +113,8 @@ DATASETS: dict[str, DataSet] = {
         shape=(3, 32, 32),
         classes=10,
         images=73_257,
+        hub="ufldl-stanford/svhn",
+        licence="non-commercial use only",
         source=tuple(
             Remote(
                 f"https://ufldl.stanford.edu/housenumbers/{part}_32x32.mat",
@@ -118,6 +133,8 @@ DATASETS: dict[str, DataSet] = {
         shape=(3, 64, 64),
         classes=200,
         images=100_000,
+        licence="not stated by its authors; those of ImageNet allow non-commercial research and "
+        "education",
         source=(
             Remote(
                 "https://cs231n.stanford.edu/tiny-imagenet-200.zip",

@@ -32,10 +32,12 @@ def download(
     max_bytes: int,
     timeout: float,
     progress: Callable[[int, int | None], None],
+    if_larger: str,
 ) -> None:
     """Append the rest of `url`, at most `max_bytes` in all, to a file opened for appending.
 
-    `timeout` is how long a server may be silent, or slower than `SLOWEST`.
+    `timeout` is how long a server may be silent, or slower than `SLOWEST`. `if_larger` is the hint
+    for a file that has more bytes.
     """
     done = os.fstat(file.fileno()).st_size
     request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
@@ -62,10 +64,7 @@ def download(
             while True:
                 if max(done, total or 0) > max_bytes:
                     file.truncate(0)
-                    raise InputError(
-                        f"{url} has more than {max_bytes} bytes: it is not the published file; "
-                        "report it"
-                    )
+                    raise InputError(f"{url} has more than {max_bytes} bytes: {if_larger}")
                 with _errors(url):
                     block = response.read1(1 << 18)
                 if not block:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+from urllib.parse import urlsplit
 
 from amata.data.archive import unpack
 from amata.data.download import Broken, download
@@ -28,10 +29,12 @@ class Remote:
     max_bytes: int
     """Bytes that it has at most."""
     unpack: bool = False
+    if_larger: str = "it is not the published file; report it"
+    """The way out for a file that has more."""
 
     @property
     def name(self) -> str:
-        return self.url.rsplit("/", 1)[1].partition("?")[0]
+        return urlsplit(self.url).path.rpartition("/")[2]
 
 
 def fetch(
@@ -51,7 +54,7 @@ def fetch(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if target.exists():
-            if (actual := _checksum(target, remote.checksum)) != remote.checksum:
+            if (actual := checksum_of(target, remote.checksum)) != remote.checksum:
                 raise InputError(
                     f"{target} exists and is not the published file ({actual}, not "
                     f"{remote.checksum}); move it away and run again"
@@ -67,7 +70,7 @@ def fetch(
     except OSError as error:
         raise InputError(
             f"{error.filename or folder} cannot be written ({error.strerror}); choose another "
-            "folder with --root"
+            "folder with AMATA_DATA (`data fetch`: --root)"
         ) from None
     return target
 
@@ -109,7 +112,7 @@ def _download(
 
     for attempt in range(1, tries + 1):
         try:
-            download(remote.url, file, remote.max_bytes, timeout, report)
+            download(remote.url, file, remote.max_bytes, timeout, report, remote.if_larger)
             return
         except Broken as error:
             if attempt == tries:
@@ -119,7 +122,7 @@ def _download(
 
 def verify(path: Path, checksum: str) -> None:
     """Remove a file whose content does not match the checksum, and raise."""
-    actual = _checksum(path, checksum)
+    actual = checksum_of(path, checksum)
     if actual != checksum:
         path.unlink()
         raise InputError(
@@ -128,7 +131,7 @@ def verify(path: Path, checksum: str) -> None:
         )
 
 
-def _checksum(path: Path, like: str) -> str:
+def checksum_of(path: Path, like: str) -> str:
     """The checksum of a file, by the algorithm of the checksum `like`."""
     algorithm = like.partition(":")[0]
     with path.open("rb") as file:

@@ -29,6 +29,8 @@ def export(
     *,
     model: nn.Module | None = None,
     shape: Shape | None = None,
+    licence: str | None = None,
+    weights_licence: str | None = None,
     overrides: tuple[str, ...] = (),
     trust: bool = False,
     note: Callable[[str], None] = lambda text: None,
@@ -36,15 +38,26 @@ def export(
     """Write the best model of a finished run to a new folder, in the format `to`.
 
     The data are not needed. A run that was made in Python needs its network as `model`, and if it
-    was trained on a DataLoader the `shape` (C, H, W) of an image. `overrides` are keys of the
-    recipe, such as "data.root=FOLDER" for runs of versions that did not record classes. `trust`
-    runs the code that the run's recipe names. `note` receives messages for the user.
+    was trained on a DataLoader the `shape` (C, H, W) of an image. `licence` is that of images of
+    your own, in a few words; `weights_licence` is an identifier such as "mit". `overrides` are
+    keys of the recipe, such as "data.root=FOLDER" for runs of versions that did not record classes.
+    `trust` runs the code that the run's recipe names. `note` receives messages for the user.
     """
     run, out = Path(run), Path(out)
     if to not in WRITERS:
         raise unknown("--to", to, WRITERS)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"output folder {out} exists and is not empty; choose another --out")
-    trained = Trained.of(run, name, model, shape, overrides=overrides, trust=trust, note=note)
+    trained = Trained.of(
+        run,
+        name,
+        model,
+        shape,
+        licence=licence,
+        weights_licence=weights_licence,
+        overrides=overrides,
+        trust=trust,
+        note=note,
+    )
     WRITERS[to](trained, out)
     return trained

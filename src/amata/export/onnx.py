@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from amata.errors import AmataError, missing
-from amata.export.trained import Trained
+from amata.export.card import card, code
+from amata.export.trained import Trained, sha256_of
 from amata.losses import as_logits
-from amata.runs.files import write_json
+from amata.runs.files import write_atomic, write_json
 
 TOLERANCE = 1e-4
 IMAGES = 16
@@ -79,3 +80,14 @@ def write_onnx(trained: Trained, out: Path) -> None:
         out / "model.json",
         {**about, "recipe": trained.recipe.deciding(), "evaluation": trained.evaluation},
     )
+    use = [
+        *code(
+            "import onnxruntime",
+            'model = onnxruntime.InferenceSession("model.onnx")',
+            'logits = model.run(None, {"images": images})[0]  # images: float32, NCHW',
+        ),
+        "",
+        f"SHA-256 of model.onnx: `{sha256_of(file)}`. Its logits differ from those of PyTorch by "
+        f"at most {gap:.1e} on {len(x)} random images.",
+    ]
+    write_atomic(out / "README.md", card(trained, use, "onnx").encode())

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from amata.export.card import card, code
 from amata.export.trained import Trained
 from amata.runs.files import write_atomic, write_json
 
@@ -51,3 +52,11 @@ def write_robustbench(trained: Trained, out: Path) -> None:
     write_json(out / "config.json", trained.config())
     torch.save(trained.weights, out / "weights.pt")
     write_json(info / f"{trained.name}.json", claim(trained))
+    use = [
+        *code("import amata", 'model = amata.load(".")  # this folder'),
+        "",
+        "Without amata, `architecture.py` needs torch:",
+        "",
+        *code("from architecture import load", "model = load()"),
+    ]
+    write_atomic(out / "README.md", card(trained, use).encode())

@@ -1,25 +1,31 @@
 """A finished run to export: its model, recipe and evaluation."""
 
+import hashlib
 import inspect
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from amata import __version__, models
+from amata.data import DATASETS
 from amata.errors import InputError, shorten
 from amata.quantity import to_fractions
 from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
 from amata.runs import RunFolder
+from amata.runs.records import Environment
+from amata.training.evaluations import all_results
 from amata.training.loaded import load_network
 from amata.training.stored import Shape
 
 NAME_BYTES = 200
+LONGEST = 200
+"""Characters of a licence."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,14 @@ class Trained:
     """Channels, height and width of an image."""
     pretrained: bool
     """Whether training started from given weights."""
+    split: dict[str, Any]
+    """Which images the run used; may be empty."""
+    environment: Environment | None
+    """That of the last start of the run; None if it is not recorded."""
+    licence: str | None
+    """Of the data; None if it is not known."""
+    weights_licence: str | None
+    """An identifier of the Hugging Face Hub; None if nobody chose one."""
 
     @classmethod
     def of(
@@ -44,6 +58,8 @@ class Trained:
         model: nn.Module | None = None,
         shape: Shape | None = None,
         *,
+        licence: str | None = None,
+        weights_licence: str | None = None,
         overrides: tuple[str, ...] = (),
         trust: bool = False,
         note: Callable[[str], None] = lambda text: None,
@@ -52,6 +68,8 @@ class Trained:
         that did not record it."""
         run, begun = RunFolder.open(path)
         _check_name(name, begun.name, path)
+        terms = _licence(begun.data.name, licence)
+        _check_identifier(weights_licence)
         run.check_finished()
         call = f"amata.export.export({str(path)!r}, to, out, model=model"
         if isinstance(begun.data, PythonData) and model is None:
@@ -62,15 +80,21 @@ class Trained:
             call += ", shape=(3, 32, 32)"
             raise InputError(f"{path} does not record the shape of its images: call {call})")
         summary = run.summary()
+        # What is published names no folder of this machine.
+        checks = found.recipe.eval.model_copy(update={"corruptions": None})
         return cls(
             name or begun.name,
             found.model,
-            found.recipe,
-            summary["evaluation"],
+            replace(found.recipe, eval=checks),
+            all_results(run, begun, summary),
             summary,
             found.names,
             shape,
             begun.model.weights is not None,
+            run.split(),
+            run.environments()[-1] if (path / "env.json").exists() else None,
+            terms,
+            weights_licence,
         )
 
     @property
@@ -150,16 +174,12 @@ class Trained:
         }
 
     def percent(self, attack: str) -> str | None:
-        """The accuracy under an attack as RobustBench writes it, or None if it was not measured."""
-        result = next(
-            (
-                r
-                for name, r in self.evaluation.items()
-                if name.partition("@")[0] == attack.partition("@")[0]
-            ),
-            None,
-        )
-        return f"{100 * result['accuracy']:.2f}" if result else None
+        """The accuracy under an attack as RobustBench writes it, on as many images as there are, or
+        None if it was not measured."""
+        base = attack.partition("@")[0]
+        found = [r for name, r in self.evaluation.items() if name.partition("@")[0] == base]
+        most = max(found, key=lambda r: r["n"], default=None)
+        return f"{100 * most['accuracy']:.2f}" if most else None
 
     def strongest(self) -> str | None:
         """The attack inside the ball with the lowest accuracy."""
@@ -169,6 +189,31 @@ class Trained:
     @property
     def warnings(self) -> list[str]:
         return [f"{attack}: {w}" for attack, r in self.evaluation.items() for w in r["warnings"]]
+
+
+def sha256_of(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _licence(data: str, given: str | None) -> str | None:
+    """The licence of the data: that of a data set we know, or the user's word for their own."""
+    known = DATASETS[data].licence if data in DATASETS else None
+    if given is None:
+        return known
+    if known is not None:
+        raise InputError(f"--licence is for images of your own; that of {data} is: {known}")
+    if not given.strip() or len(given) > LONGEST or not given.isprintable():
+        raise InputError(f"--licence must be a text of 1 to {LONGEST} characters on one line")
+    return given.strip()
+
+
+def _check_identifier(licence: str | None) -> None:
+    if licence is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,49}", licence):
+        raise InputError(
+            f"--weights-licence {shorten(licence, 60)!r} must be an identifier of the Hugging Face "
+            "Hub, such as mit, apache-2.0 or cc-by-4.0"
+        )
 
 
 def _check_name(name: str | None, recipe: str, run: Path) -> None:

@@ -71,10 +71,12 @@ class Recipe:
 
         return tables_of(self, exclude_defaults=True)
 
-    def to_toml(self) -> str:
+    def to_toml(self, *, deciding: bool = False) -> str:
+        """All keys, or those of `deciding`."""
+        tables = self.deciding() if deciding else self.tables
         written = {
             section: {k: v for k, v in table.items() if v is not None}
-            for section, table in self.tables.items()
+            for section, table in tables.items()
         }
         # User-defined objects are read back as they are, so their numbers stay numbers.
         own = {section: table for section, table in written.items() if "class" in table}

@@ -11,6 +11,7 @@ from amata.errors import InputError, shorten
 from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
 from amata.training.device import resolve_device
+from amata.training.published import local_path
 from amata.training.setup import build_model, build_network, is_framed, load_data
 from amata.training.stored import Note, Shape, Stored
 
@@ -28,16 +29,18 @@ class Loaded:
 
 
 def load_network(
-    path: Path,
+    path: str | Path,
     overrides: tuple[str, ...] = (),
     recipe: str | Path | None = None,
     *,
     model: nn.Module | None = None,
+    sha256: str | None = None,
     trust: bool = False,
     note: Note = lambda text: None,
 ) -> Loaded:
-    """The network of a run folder, a weights file or an exported folder, on the CPU. The data are
-    read only if an earlier version recorded neither classes nor shape."""
+    """The network of a run folder, a weights file or its URL, or an exported folder, on the CPU.
+    The data are read only if an earlier version recorded neither classes nor shape."""
+    path = local_path(path, sha256)
     stored = Stored.find(path, overrides, recipe)
     names, shape = stored.names, stored.shape
     if model is None:
@@ -75,25 +78,27 @@ def load(
     model: nn.Module | None = None,
     recipe: str | Path | None = None,
     device: str | torch.device | None = None,
+    sha256: str | None = None,
     trust: bool = False,
 ) -> nn.Module:
-    """The trained network of a run folder, a weights file or an exported folder, in eval mode, on
-    the CPU if no `device` is given.
+    """The trained network of a run folder, a weights file or its URL, or an exported folder, in
+    eval mode, on the CPU if no `device` is given.
 
     Run folders give their best weights, unfinished ones the best so far. No data are needed. The
     network gets two attributes, unless it has its own of these names: `recipe`, and `classes`, the
     names of its classes.
 
     A run made by `amata.fit` needs its network as `model`, which is filled and returned. `recipe`
-    is for weights files that name none. `trust` runs the code that a recipe in the folder or file
-    names; an exported architecture.py is never run.
+    is for weights files that name none. `sha256` is the checksum that a weights file must have; a
+    URL needs it. What was downloaded is kept in the folder of data sets. `trust` runs the code that
+    a recipe in the folder or file names; an exported architecture.py is never run.
     """
     if not isinstance(path, str | Path) or "\0" in str(path):
-        raise InputError(f"load(): path = {path!r} must be a run folder or a weights file")
+        raise InputError(f"load(): path = {path!r} must be a run folder, a weights file or its URL")
     if model is not None and not isinstance(model, nn.Module):
         raise InputError(f"load(): model = {type(model).__name__} must be an nn.Module")
     target = resolve_device(str(device or "cpu"), "device", "device='cpu'")
-    loaded = load_network(Path(path).expanduser(), (), recipe, model=model, trust=trust)
+    loaded = load_network(path, (), recipe, model=model, sha256=sha256, trust=trust)
     net = loaded.model.to(target)
     for name, value in (("recipe", loaded.recipe), ("classes", loaded.names)):
         if not hasattr(net, name):
@@ -116,21 +121,23 @@ def _check_names(stored: Stored, names: tuple[str, ...]) -> None:
 
 
 def load_trained(
-    path: Path,
+    path: str | Path,
     overrides: tuple[str, ...] = (),
     recipe_name: str | None = None,
     *,
     to_test: bool = False,
+    sha256: str | None = None,
     trust: bool = False,
     note: Note = lambda text: None,
 ) -> tuple[nn.Module, Recipe, data.Splits]:
-    """The model of a run folder (its best weights), a weights file or an exported folder, with its
-    recipe and data.
+    """The model of a run folder (its best weights), a weights file or its URL, or an exported
+    folder, with its recipe and data.
 
     With `to_test`, the test images must be those that the run set aside, unless other data are
     named. `trust` runs the code that the recipe in the folder or file names. `note` receives the
     folder that it reads data from.
     """
+    path = local_path(path, sha256)
     stored = Stored.find(path, overrides, recipe_name)
     call = f"amata.load({str(path)!r}, model=model)"
     stored.refuse_python(f"{call} is its network, for amata.evaluate and others")
