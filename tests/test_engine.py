@@ -214,7 +214,8 @@ def test_images_of_two_sizes_are_recorded_and_give_the_plain_step(
     states, recorded, method = [], [], ALL[name][0]
     for kind in (PlainNet, OnCPU):
         torch.manual_seed(0)
-        model, memory = AnySize().double(), Memory()
+        model = AnySize().double()
+        memory: Memory = {}
         options: Any = {} if kind is PlainNet else {"compiled": False}
         net: Any = kind(model, sgd(model), precision="fp32", **options)
         for index, size in enumerate([3, 3, 3, None, None, None, 3]):

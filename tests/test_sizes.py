@@ -254,13 +254,20 @@ def test_time_is_planned_by_pixels_and_gradients_by_images() -> None:
         check_plannable(recipe)
 
 
-def test_a_warm_up_prepares_the_size_of_the_first_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = toy_recipe(*HALF, "schedule.k_min=0", "train.engine=fast")
-    trainer = Trainer(pooled(), Expected((1, 6, 6), 32), recipe, torch.device("cpu"))
+@pytest.mark.parametrize(("attacked_from", "steps"), [(1, 2), (2, 0)])
+def test_a_warm_up_prepares_the_size_of_the_first_epoch(
+    attacked_from: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the first attack on images of that size, if there is one."""
+    stages = [(0, 0), (attacked_from, 2)]
+    schedule = Piecewise(stages=stages, tau=0.1, sizes=[(0.5, 3)])
+    recipe = replace(toy_recipe("train.engine=fast"), schedule=schedule)
+    expected = Expected((1, 6, 6), 32)
+    trainer = Trainer(pooled(), expected, recipe, torch.device("cpu"))
     seen: list[Any] = []
     monkeypatch.setattr(
         trainer.net, "warm_up", lambda method, batch, u: seen.append((batch.x.shape, u.steps))
     )
-    trainer.warm_up(Expected((1, 6, 6), 32))
-    assert seen == [((16, 1, 3, 3), 1)], "with the attack of the next epoch of this size"
+    trainer.warm_up(expected)
+    assert seen == [((16, 1, 3, 3), steps)]
     assert trainer.net.image_size == 3
