@@ -1,5 +1,5 @@
-"""Fits what `amata plan` expects of CIFAR-10 to all stored runs of one recipe, checks it on held-out
-budgets, and compares epochs with attack steps at equal cost: python evidence/time_rule.py writes
+"""Fits what `amata plan` expects of CIFAR-10 to all stored runs of one recipe, checks it on
+held-out budgets, and compares epochs with attack steps at equal cost: python evidence/time_rule.py writes
 [expected] of time_rule.toml and docs/time.md (--check only compares). Runs of new studies count as
 soon as they are stored."""
 
@@ -227,7 +227,8 @@ def table() -> str:
     known = points()
     return (
         f"{len(known)} runs of `{RECIPE}` on one {DEVICE} with other schedules, where K never "
-        f"falls and ends at 2 or more, and with about the epochs that the rule would choose. An epoch of updates took {update:.2f} s, an attack step "
+        f"falls and ends at 2 or more, and with about the epochs that the rule would "
+        f"choose. An epoch of updates took {update:.2f} s, an attack step "
         f"{step:.2f} s more.\n\n{markdown(head, rows)}\n\nMean error of the prediction: "
         f"{100 * statistics.mean(off):.2f} points, largest {100 * max(off):.2f}.{left_out()}"
     )
