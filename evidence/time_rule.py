@@ -1,5 +1,5 @@
 """Fits what `amata plan` expects of CIFAR-10 to all stored runs of one recipe, checks it on
-held-out budgets, and compares epochs with attack steps at equal cost: python evidence/time_rule.py writes
+held-out budgets, and compares epochs with attack steps at equal cost. It writes
 [expected] of time_rule.toml and docs/time.md (--check only compares). Runs of new studies count as
 soon as they are stored."""
 
