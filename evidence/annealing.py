@@ -26,6 +26,7 @@ ORDER = (
     "cifar10-100-epochs",
     "cifar10-fastat",
     "cifar10-long",
+    "cifar10-epochs-or-k",
     "cifar10-trades",
     "cifar10-wrn",
     "tiny-free-equal-cost",

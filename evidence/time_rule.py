@@ -1,12 +1,14 @@
-"""Fits what `amata plan` expects of CIFAR-10 to stored runs, and checks it on held-out budgets:
-python evidence/time_rule.py writes [expected] of time_rule.toml and docs/time.md (--check only
-compares)."""
+"""Fits what `amata plan` expects of CIFAR-10 to all stored runs of one recipe, checks it on
+held-out budgets, and compares epochs with attack steps at equal cost. It writes
+[expected] of time_rule.toml and docs/time.md (--check only compares). Runs of new studies count as
+soon as they are stored."""
 
 import math
 import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,8 @@ import tomli_w
 import stored
 from amata import recipes
 from amata.errors import InputError
-from amata.training.time_rule import are_related
+from amata.training.time_plan import Prices, plan_within
+from amata.training.time_rule import are_related, time_rule
 from definition import RESULTS
 from intervals import t_quantile
 from page import Parts, markdown, refuse_others, rewrite
@@ -25,6 +28,11 @@ RULE = ROOT / "src" / "amata" / "training" / "time_rule.toml"
 PAGE = ROOT / "docs" / "time.md"
 RECIPE, ATTACK = "cifar10-amata-quick", "pgd-20"
 DEVICE = "H200"
+STUDY = "cifar10-epochs-or-k"
+NEAR = 0.25
+"""How far the epochs of a run that is fitted may be from those of the rule, as a share."""
+EQUAL = 1.05
+"""Runs whose costs differ by less than this factor are compared."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,7 @@ class Run:
     """A stored run."""
 
     name: str
-    steps: tuple[int, ...]
+    steps: tuple[float, ...]
     """K of every epoch."""
     seconds: float
     accuracy: float
@@ -56,22 +64,33 @@ class Fit:
 
 def runs() -> list[Run]:
     """All stored runs of the recipe that differ in epochs, schedule and seed alone."""
-    own, found = recipes.load(RECIPE), []
+    return _read()[0]
+
+
+def unreadable() -> list[str]:
+    """The folder of every stored run whose recipe is of an earlier version."""
+    return _read()[1]
+
+
+@cache
+def _read() -> tuple[list[Run], list[str]]:
+    own, found, old = recipes.load(RECIPE), list[Run](), list[str]()
     folders = [*RESULTS.glob("*/runs/*"), *(ROOT / "evidence" / "records").glob("*/runs/*")]
     for folder in sorted(folders):
         try:
             recipe = recipes.load(folder / "recipe.toml")
         except InputError:  # of an earlier version
+            old.append(folder.parents[1].name)
             continue
         if not are_related(recipe, own) or not (folder / "summary.json").is_file():
             continue
         if not all(DEVICE in env["device"] for env in stored.environments(folder)):
             continue
         summary, rows = stored.summary(folder), stored.read_rows(folder)[0]
-        steps = tuple(int(row["steps"]) for row in rows)
+        steps = tuple(row["steps"] for row in rows)
         accuracy = summary["evaluation"][ATTACK]["accuracy"]
         found.append(Run(folder.name, steps, summary["train_seconds"], accuracy))
-    return found
+    return found, old
 
 
 def prices(found: Sequence[Run]) -> tuple[float, float]:
@@ -106,10 +125,57 @@ def fitted(points: Sequence[tuple[float, float]]) -> Fit:
 
 
 def points() -> list[tuple[str, float, float]]:
-    """Name, updates and accuracy of every run that is fitted."""
+    """Name, updates and accuracy of every run that is fitted: with about the epochs that the rule
+    would choose."""
     found = runs()
     update, step = prices(found)
-    return [(r.name, updates_of(r, update, step), r.accuracy) for r in rising(found)]
+    costs = [(r, updates_of(r, update, step)) for r in rising(found)]
+    return [
+        (r.name, cost, r.accuracy)
+        for r, cost in costs
+        if abs(len(r.steps) / epochs_by_rule(cost, step / update) - 1) <= NEAR
+    ]
+
+
+def epochs_by_rule(updates: float, step: float) -> int:
+    rule = time_rule()
+    plan = plan_within(recipes.load(RECIPE), Prices(1.0, step, 0.0), updates / rule.aim, rule)
+    return len(plan.steps)
+
+
+def equal_costs() -> list[list[tuple[float, Run]]]:
+    """Runs with their updates, in groups of equal cost within which epochs differ."""
+    found = runs()
+    update, step = prices(found)
+    groups: list[list[tuple[float, Run]]] = []
+    for cost, run in sorted(
+        ((updates_of(r, update, step), r) for r in rising(found)), key=lambda pair: pair[0]
+    ):
+        if groups and cost <= EQUAL * groups[-1][0][0]:
+            groups[-1].append((cost, run))
+        else:
+            groups.append([(cost, run)])
+    return [group for group in groups if len({len(run.steps) for _, run in group}) > 1]
+
+
+def trade() -> str:
+    """Accuracy by epochs and K, where stored runs of equal cost differ in epochs."""
+    rows = []
+    for group in equal_costs():
+        arms: dict[tuple[int, str], list[tuple[float, Run]]] = {}
+        for cost, run in group:
+            k = " → ".join(f"{k:g}" for k in dict.fromkeys((run.steps[0], run.steps[-1])))
+            arms.setdefault((len(run.steps), k), []).append((cost, run))
+        for (epochs, k), own in sorted(arms.items()):
+            cost = statistics.mean(cost for cost, _ in own)
+            accuracy = statistics.mean(run.accuracy for _, run in own)
+            rows.append([f"{cost:.1f}", f"{epochs}", k, f"{len(own)}", f"{100 * accuracy:.2f}"])
+    if not rows:
+        return (
+            "No stored runs of equal cost differ in epochs yet. "
+            f"[`{STUDY}`](../evidence/studies/{STUDY}.toml) is stated to measure that."
+        )
+    return markdown(["updates", "epochs", "K", "runs", "PGD-20 %, mean of runs"], rows)
 
 
 def expected() -> str:
@@ -161,13 +227,22 @@ def table() -> str:
     known = points()
     return (
         f"{len(known)} runs of `{RECIPE}` on one {DEVICE} with other schedules, where K never "
-        f"falls and ends at 2 or more. An epoch of updates took {update:.2f} s, an attack step "
+        f"falls and ends at 2 or more, and with about the epochs that the rule would "
+        f"choose. An epoch of updates took {update:.2f} s, an attack step "
         f"{step:.2f} s more.\n\n{markdown(head, rows)}\n\nMean error of the prediction: "
-        f"{100 * statistics.mean(off):.2f} points, largest {100 * max(off):.2f}."
+        f"{100 * statistics.mean(off):.2f} points, largest {100 * max(off):.2f}.{left_out()}"
     )
 
 
-PARTS: Parts = {"held-out": table}
+def left_out() -> str:
+    """A sentence about the stored runs that cannot be read."""
+    if not (old := unreadable()):
+        return ""
+    names = ", ".join(f"`{name}`" for name in dict.fromkeys(old))
+    return f" Not read: {len(old)} stored runs whose recipes are of an earlier version, in {names}."
+
+
+PARTS: Parts = {"held-out": table, "trade": trade}
 
 
 def rule_text() -> str:
@@ -178,6 +253,8 @@ def rule_text() -> str:
 
 if __name__ == "__main__":
     refuse_others(__doc__, "--check")
+    if text := left_out():
+        print(f"note:{text}", file=sys.stderr)
     if "--check" not in sys.argv:
         RULE.write_text(rule_text())
     elif RULE.read_text() != rule_text():

@@ -200,6 +200,10 @@ def test_a_short_run_has_only_its_evaluation_compiled() -> None:
     update, refresh, evaluation = (work for _, work, *_ in ahead.pieces(short))
     assert update() is refresh() is False  # nobody waits for them in vain
     assert isinstance(evaluation, partial)
+    for within, compiled in (("30s", False), ("5m", True)):  # whatever the epochs
+        update = next(work for _, work, *_ in ahead.pieces({**short, "within": within}))
+        assert isinstance(update, partial) is compiled
+    assert list(ahead.pieces({**short, "within": "soon"})) == []
     assert names("train.device=cpu") == names("train.engine=plain") == []
 
 

@@ -41,6 +41,15 @@ def test_compiling_has_to_pay(
     assert choose(mode, saved, on_disk=on_disk)[0] is False
 
 
+def test_a_given_time_decides_and_not_the_epochs() -> None:
+    """Half a minute pays for code that is on disk, and a minute for compiling it."""
+    for seconds, cold, warm in ((10.0, False, False), (30.0, False, True), (60.0, True, True)):
+        for steps in ([1], [10] * 300):
+            saved = seconds_saved(TinyViT(), plan(steps=steps, within=seconds))
+            assert worth.is_worth(saved, worth.COLD_SECONDS) is cold
+            assert worth.is_worth(saved, worth.WARM_SECONDS) is warm
+
+
 def test_more_work_saves_more() -> None:
     model = TinyViT()
     least = seconds_saved(model, plan(steps=[1]))

@@ -39,3 +39,24 @@ def test_a_budget_is_predicted_from_the_others(monkeypatch: pytest.MonkeyPatch) 
     assert off > 0.1  # what holds for short runs only is not predicted from the others
     monkeypatch.setattr(time_rule, "runs", lambda: RUNS)
     assert all(abs(seen - said) < 0.005 for _, seen, said, _, _ in time_rule.held_out())
+
+
+def test_runs_of_equal_cost_show_how_epochs_and_steps_trade(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By itself, as soon as they are stored."""
+    assert "No stored runs of equal cost" in time_rule.trade() or "| epochs |" in time_rule.trade()
+    found = [made((2,) * 20, 1), made((2,) * 20, 2), made((3,) * 16, 3), made((4,) * 10, 4)]
+    monkeypatch.setattr(time_rule, "runs", lambda: found)
+    rows = time_rule.trade().splitlines()[2:]
+    assert [row.split(" | ")[:4] for row in rows] == [
+        ["| 40.0", "16", "3", "1"],
+        ["| 40.0", "20", "2", "2"],
+    ]
+    # Ten epochs at K = 4 cost as much as many more epochs by the rule: they are not fitted.
+    assert [updates for _, updates, _ in time_rule.points()] == pytest.approx([40, 40, 40])
+
+
+def test_runs_that_cannot_be_read_are_named() -> None:
+    counted = len(time_rule.unreadable())
+    assert (f"Not read: {counted} stored runs" in time_rule.left_out()) is (counted > 0)

@@ -127,9 +127,9 @@ def wait(what: str) -> None:
         server.wait(piece)
 
 
-def start_early(recipe: str, overrides: Sequence[str]) -> None:
-    """Start the process for a recipe as the command line names it, before torch is imported: if
-    there may be a GPU, and the same command has not compiled its code already."""
+def start_early(recipe: str, overrides: Sequence[str], within: str | None = None) -> None:
+    """Start the process for a recipe and a time as the command line names them, before torch is
+    imported: if there may be a GPU, and the same command has not compiled its code already."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several or cores() < MIN_CORES or not any(map(os.path.exists, GPU_FILES)):
         return
@@ -138,11 +138,11 @@ def start_early(recipe: str, overrides: Sequence[str]) -> None:
         return
     with suppress(OSError, ValueError):  # a name that cannot be a file's, or no memory
         content = Path(recipe).read_bytes() if Path(recipe).is_file() else b""
-        of = [recipe, *overrides, version("torch"), platform.node()]
+        of = [recipe, *overrides, within, version("torch"), platform.node()]
         key = hashlib.sha256(repr(of).encode() + content).hexdigest()[:32]
         marker = folder / f"{key}-command"
         if marker.is_file():
             return
-        job = {"recipe": recipe, "overrides": list(overrides), "marker": str(marker)}
-        server().send(job)
+        named = {"recipe": recipe, "overrides": list(overrides), "within": within}
+        server().send({**named, "marker": str(marker)})
         server().has_recipe = True

@@ -91,7 +91,7 @@ def train(
     if recipe is not None:
         from amata.ahead import start_early
 
-        start_early(recipe, set_)
+        start_early(recipe, set_, within)
     from amata import recipes as recipe_files
     from amata.console import out as console
     from amata.console import results_table, wall_line

@@ -28,6 +28,7 @@ from amata.evaluation.corruptions import is_attack
 from amata.losses import smooth_ce
 from amata.methods import METHODS
 from amata.models import MODELS
+from amata.quantity import duration
 from amata.recipes import Recipe, load, parse
 from amata.recipes.schema import PythonData
 from amata.schedules import Control, closed_loop, planned_controls
@@ -44,10 +45,13 @@ MIN_MEMORY = 16e9
 
 
 def compile_ahead(
-    recipe: Recipe, device: torch.device, note: Callable[[str], None] = lambda text: None
+    recipe: Recipe,
+    device: torch.device,
+    note: Callable[[str], None] = lambda text: None,
+    within: float | None = None,
 ) -> None:
     """Have the recipe compiled, if that helps: not without a GPU, with few cores, for what is not
-    built in, or if the code is on disk already."""
+    built in, or if the code is on disk already. `within` is the time of the run, if given."""
     if device.type != "cuda" or launched() or cores() < MIN_CORES or not suits(recipe):
         return
     folder = use_folder()
@@ -63,7 +67,7 @@ def compile_ahead(
         return
     process.note = note
     if not process.has_recipe:
-        process.send({"tables": recipe.tables})
+        process.send({"tables": recipe.tables, "within": within})
     for name in ("update", "refresh"):
         expect(name, process, f"{key}-{name}")
 
@@ -77,13 +81,15 @@ def pieces(job: dict[str, Any]) -> Iterator[tuple[str, Callable[[], bool], Path,
             if "tables" in job
             else load(job["recipe"], job["overrides"])
         )
+        within = job.get("within")
+        seconds = None if within is None else duration(within, "within")
     except (AmataError, OSError):  # the first process says what is wrong with it
         return
     folder = use_folder()
     if folder is None or recipe.train.device.startswith("cpu") or not suits(recipe):
         return
     key = _key(recipe)
-    trains = pays(recipe)
+    trains = pays(recipe, seconds)
     names = [f"{key}-{name}" for name in COMPILE]
     for name, full in zip(COMPILE, names, strict=True):
         # The first process may wait for a piece that does not pay: it is done at once.
@@ -135,12 +141,12 @@ def suits(recipe: Recipe) -> bool:
     )
 
 
-def pays(recipe: Recipe) -> bool:
+def pays(recipe: Recipe, within: float | None = None) -> bool:
     """Whether the first process compiles this recipe at all."""
     if recipe.train.compile == "always" or recipe.train.deterministic:
         return True
     known = find_dataset(recipe.data.name)
-    work = planned_work(recipe, known.shape, recipe.data.limit or known.images)
+    work = planned_work(recipe, known.shape, recipe.data.limit or known.images, within=within)
     model = build_network(recipe, known.shape[0], known.classes)
     return work is None or is_worth(seconds_saved(model, work), work.sizes * COLD_SECONDS)
 

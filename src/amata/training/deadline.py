@@ -1,66 +1,76 @@
-"""A run that has to end on time: K of the coming epochs follows the clock."""
+"""A run that has to end on time: K follows the clock."""
 
+from collections import deque
 from collections.abc import Callable
 
 from amata.quantity import in_time
 from amata.training.state import TrainState
-from amata.training.time_plan import TimePlan, fit_steps
+from amata.training.time_plan import TimePlan, rising
 from amata.training.time_rule import TimeRule
 from amata.training.wall import WallClock
 
 RECENT = 3
-"""Epochs that tell how long the coming ones will take."""
+"""Looks at the clock that tell how long the rest will take."""
+FEW, PARTS = 12, 8
+"""Up to so many epochs, the clock is looked at so many times in each of them."""
 LATE = 0.05
 """Of the time: further off than this, the user is told."""
 
 
 class Deadline:
-    """Follows a plan. If the run would end too early or too late, K of the coming epochs is chosen
-    again, between the bounds of the plan and not below the K that was reached: single long steps
-    after smaller ones may collapse. `TrainState.steps` records it."""
+    """Follows a plan. If the run would end too early or too late, K is chosen again from here on,
+    between the bounds of the plan and not below the K of the last epoch: single long steps after
+    smaller ones may collapse. `TrainState.steps` records it."""
 
     def __init__(self, plan: TimePlan, rule: TimeRule, wall: WallClock) -> None:
         self.plan, self.rule, self.elapsed = plan, rule, wall.elapsed
-        self.done: list[tuple[float, float]] = []
-        """Expected and measured seconds of every epoch."""
-        self.began: tuple[float, float] | None = None
-        """The expected seconds of the last epoch, and when it began."""
+        self.recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
+        """Expected and measured seconds between two looks at the clock."""
+        self.last: tuple[float, float, float] | None = None
+        """When the clock was last looked at, the part of the epoch done then, and K."""
         self.warned = False
 
-    def begin_epoch(self, state: TrainState, note: Callable[[str], None]) -> None:
-        """Choose K of this epoch and of those after it."""
+    def is_due(self, batch: int, batches: int) -> bool:
+        """Whether to look at the clock inside an epoch, after so many of its batches."""
+        few = self.plan.range is not None and len(self.plan.steps) <= FEW
+        return few and batch < batches and PARTS * batch % batches < PARTS <= batches
+
+    def follow(self, state: TrainState, batches: int, note: Callable[[str], None]) -> None:
+        """Choose K from here on; `batches` are those of an epoch."""
         now, prices, epoch = self.elapsed(), self.plan.prices, state.epoch
-        if self.began is not None:
-            self.done.append((self.began[0], now - self.began[1]))
+        part = state.batch / batches
+        if self.last is not None:
+            then, before, k = self.last
+            expected = prices.training(k) * ((part or 1.0) - before)
+            self.recent.append((expected + (0.0 if part else prices.epoch), now - then))
+        sums = [sum(t) for t in zip(*self.recent, strict=True)] or [1.0, 1.0]
+        pace = sums[1] / sums[0]
+        if pace < 1:  # at first half believed: K that has risen does not fall again
+            pace = 1 + (pace - 1) * min(0.5 + (epoch + part) / len(self.plan.steps), 1.0)
         steps = state.steps or list(self.plan.steps)
-        expected, took = (
-            (sum(t) for t in zip(*self.done[-RECENT:], strict=True)) if self.done else (1.0, 1.0)
-        )
-        pace = took / expected
+        reached = steps[epoch - 1] if epoch else 0.0
+        steps = [*steps[:epoch], *(max(k, reached) for k in steps[epoch:])]
         aim = self.rule.aim * self.plan.within
 
-        def ends(coming: list[int]) -> float:
-            return now + pace * prices.total(coming)
+        def ends(coming: list[float]) -> float:
+            return now + pace * (prices.total(coming) - part * prices.training(coming[0]))
 
-        if (
-            self.plan.range
-            and abs(ends(steps[epoch:]) - aim) > self.rule.tolerance * self.plan.within
-        ):
-            least = steps[epoch - 1] if epoch else 0
-            coming = fit_steps(
-                *self.plan.range, len(steps), lambda k: ends(k) <= aim, done=epoch, least=least
-            )
-            if coming != steps[epoch:]:
-                state.steps = steps = [*steps[:epoch], *coming]
+        if self.plan.range:
+            if abs(ends(steps[epoch:]) - aim) > self.rule.tolerance * self.plan.within:
+                lowest, highest = self.plan.range
+                start, n = max(lowest, reached), len(steps) - epoch
+                coming = rising(start, highest, n, lambda k: ends(k) <= aim)
+                steps = [*steps[:epoch], *coming]
+            state.change_steps(steps)
         off = ends(steps[epoch:]) - self.plan.within
-        if abs(off) > LATE * self.plan.within and not self.warned and self.done:
+        if abs(off) > LATE * self.plan.within and not self.warned and self.recent:
             self.warned = True
             when = "after" if off > 0 else "before"
             note(
-                f"this run will end about {abs(off):.0f} s {when} its time: an epoch takes "
+                f"this run will end about {abs(off):.0f} s {when} its time: training takes "
                 f"{pace:.2f} times as long as was measured, and K cannot change enough"
             )
-        self.began = (prices.total(steps[epoch : epoch + 1]), now)
+        self.last = now, part, steps[epoch]
 
     def report(self, note: Callable[[str], None]) -> None:
         """Say when the trained model was on the disk."""

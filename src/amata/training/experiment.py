@@ -124,7 +124,7 @@ def plan(
 ) -> PlannedRun:
     """Start as `train` does, measure, and plan; nothing is trained or written."""
     recipe, wall = _with_absolute_root(recipe), wall or WallClock()
-    ready = _set_up(recipe, reporter or Reporter(), wall)
+    ready = _set_up(recipe, reporter or Reporter(), wall, within)
     planned = _plan(ready, recipe, within, wall, reporter or Reporter(), also_attack=True)
     seconds = planned.measured.evaluation(recipe, len(ready.splits.test))
     return PlannedRun(planned.plan, seconds, wall.table())
@@ -139,16 +139,17 @@ class _Ready(NamedTuple):
     splits: data.Splits
 
 
-def _set_up(recipe: Recipe, reporter: Reporter, wall: WallClock) -> _Ready:
+def _set_up(recipe: Recipe, reporter: Reporter, wall: WallClock, within: Within | None) -> _Ready:
     """Data, network and, where it could be compiled meanwhile, the trainer."""
     device = resolve_device(recipe.train.device)
     check_attacks(recipe)
     check_consistent(recipe, planned_controls(recipe.schedule, recipe.train.epochs))
-    compile_ahead(recipe, device, reporter.note)
+    seconds = within.seconds if within else None
+    compile_ahead(recipe, device, reporter.note, seconds)
     loading = Loading(recipe)
     trainer = None
     with suppress(InputError):  # raised again below, after an error of the data
-        trainer = _prepared_trainer(recipe, device, reporter, wall)
+        trainer = _prepared_trainer(recipe, device, reporter, wall, seconds)
     with wall.counting("data"):
         splits = loading.result()
     if splits.skipped:
@@ -180,7 +181,7 @@ def _plan(
     with run_settings(recipe, ready.device):
         batches, trainer = training_batches(train, recipe, ready.device), ready.trainer
         if trainer is None:
-            trainer = Trainer(ready.model, batches, recipe, ready.device)
+            trainer = Trainer(ready.model, batches, recipe, ready.device, within.seconds)
             trainer.net.note = reporter.note
         else:
             trainer.use(batches)
@@ -195,7 +196,7 @@ def _run(
     *,
     within: Within | None = None,
 ) -> RunFolder:
-    ready = _set_up(recipe, reporter, wall)
+    ready = _set_up(recipe, reporter, wall, within)
     splits = ready.splits
     with init_distributed(ready.device, timedelta(minutes=recipe.train.timeout)) as ranks:
         check_equal_ranks(recipe, splits.hashes, ranks)
@@ -214,7 +215,11 @@ def _run(
 
 
 def _prepared_trainer(
-    recipe: Recipe, device: torch.device, reporter: Reporter, wall: WallClock
+    recipe: Recipe,
+    device: torch.device,
+    reporter: Reporter,
+    wall: WallClock,
+    within: float | None,
 ) -> Trainer | None:
     """The trainer of a data set whose shape and classes are known before it is loaded."""
     c = recipe.data
@@ -226,7 +231,8 @@ def _prepared_trainer(
     model = build_model_for(recipe, known.shape, known.classes, device, reporter.note)
     held_out = c.valid if c.valid >= 1 else c.valid * known.images
     count = min(int(known.images - held_out), c.limit or known.images)
-    trainer = prepare(model, recipe, device, Expected(known.shape, count), reporter.note)
+    expected = Expected(known.shape, count)
+    trainer = prepare(model, recipe, device, expected, reporter.note, within)
     wall.move(trainer.state.spent.compile_seconds, "compile")
     return trainer
 

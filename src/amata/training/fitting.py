@@ -198,7 +198,7 @@ def _plan(
     device = resolve_device(recipe.train.device, "device", "device='cpu'")
     with run_settings(recipe, device):
         batches = training_batches(images, recipe, device)
-        trainer = Trainer(model, batches, recipe, device)
+        trainer = Trainer(model, batches, recipe, device, within.seconds)
         return plan_run(trainer, valid, within, wall)
 
 

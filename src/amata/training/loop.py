@@ -128,10 +128,12 @@ def prepare(
     device: torch.device,
     expected: Expected,
     note: Callable[[str], None],
+    within: float | None = None,
 ) -> Trainer:
-    """The trainer of a model, its step compiled, while the data load."""
+    """The trainer of a model, its step compiled, while the data load; of a run `within` a time, if
+    given."""
     with run_settings(recipe, device):
-        trainer = Trainer(model, expected, recipe, device)
+        trainer = Trainer(model, expected, recipe, device, within)
         trainer.net.note = note
         trainer.warm_up(expected)
     return trainer
@@ -241,7 +243,7 @@ class _Loop:
                 if (spent := trainer.state.spent.grad_evals) >= budget:
                     raise BudgetSpent(f"the budget is spent before {trainer.state}", spent)
                 if self.deadline is not None:
-                    self.deadline.begin_epoch(trainer.state, self.reporter.note)
+                    self._follow_clock(self.deadline)
                 self._keep_epoch()
                 if self._train_epoch():
                     self._stop()
@@ -353,12 +355,20 @@ class _Loop:
             stop, save = (total > 0 for total in self.ranks.sum([stop, save]))
         if stop:
             return True
+        if self.deadline is not None and self.deadline.is_due(
+            state.batch, len(self.trainer.batches)
+        ):
+            self.trainer.check_finite()  # waits for the device
+            self._follow_clock(self.deadline)
         if save and state.batch < len(self.trainer.batches):
             self.trainer.stop_clock()
             with self.wall.counting("save"):
                 self.saver.checkpoint(start=self._epoch_start())
             self.trainer.start_clock()
         return False
+
+    def _follow_clock(self, deadline: Deadline) -> None:
+        deadline.follow(self.trainer.state, len(self.trainer.batches), self.reporter.note)
 
     def _batch_info(self, u: Control[float]) -> BatchInfo:
         state, epochs = self.trainer.state, self.recipe.train.epochs

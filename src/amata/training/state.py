@@ -50,10 +50,31 @@ class TrainState:
     """Inner steps that the guard added to the schedule's."""
     choice: Choice | None = None
     """What a closed-loop schedule chose for this epoch."""
-    steps: list[Annotated[int, Field(ge=1, le=10**9)]] = field(default_factory=list)
-    """K of every epoch, if a run within a given time has changed it; K alpha is the schedule's."""
+    steps: list[Annotated[float, Field(ge=0, le=10**9)]] = field(default_factory=list)
+    """K of every epoch in a run within a given time, which may change it; K alpha is the
+    schedule's."""
+    earlier: tuple[Index, Annotated[float, Field(ge=0, le=10**9)]] | None = None
+    """The batches of this epoch before K changed within it, and their mean K."""
     curves: list[list[Response]] = field(default_factory=list)
     """What was probed in each epoch, one response per candidate."""
+
+    def change_steps(self, steps: list[float]) -> None:
+        """Have these K from this batch on."""
+        if self.batch and steps[self.epoch] != self.steps[self.epoch]:
+            self.earlier = self.batch, self._mean_steps()
+        self.steps = steps
+
+    def end_steps(self) -> None:
+        """At the end of an epoch within which K changed: its K is the mean."""
+        if self.earlier is not None:
+            mean = round(self._mean_steps(), 3)
+            self.steps, self.earlier = [*self.steps], None
+            self.steps[self.epoch] = mean
+
+    def _mean_steps(self) -> float:
+        """K of the batches of this epoch so far."""
+        k, (n, mean) = self.steps[self.epoch], self.earlier or (0, 0.0)
+        return k + (mean - k) * n / self.batch
 
     def rolled_back(self, now: "TrainState") -> "TrainState":
         """This earlier state, with the rows, the cost and the guard's remedies of `now`."""

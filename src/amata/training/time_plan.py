@@ -1,9 +1,8 @@
 """Epochs and attack steps that fit into a given time: a pure function of prices."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from amata.errors import InputError
 from amata.methods import METHODS, planned_evals
@@ -11,13 +10,14 @@ from amata.quantity import in_time, round_half_up
 from amata.recipes import Recipe
 from amata.schedules import (
     Control,
+    Exponential,
     Linear,
     Piecewise,
     closed_loop,
     largest_control,
     planned_controls,
 )
-from amata.training.time_rule import TimeRule
+from amata.training.time_rule import Band, TimeRule
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class TimePlan:
     """With the epochs, the schedule and the learning rate's milestones that fit."""
     within: float
     prices: Prices
-    steps: tuple[int, ...]
+    steps: tuple[float, ...]
     """K of every epoch."""
     range: tuple[int, int] | None
     """Between which K may be chosen; None if only the epochs are."""
@@ -86,31 +86,53 @@ def plan_within(
     the user gave, stays as it is; then only the epochs are chosen."""
     check_plannable(recipe)
     left = rule.aim * within - prices.spent
-    schedule = recipe.schedule
-    band = None if keep_schedule else rule.band(recipe, left / prices.update)
-    if band is not None:
-        lowest, highest = band.k_min, band.k_max
-        tau = band.tau * recipe.ball.eps
-    elif isinstance(schedule, Linear) and not keep_schedule and depends_on_steps(recipe):
-        lowest, highest, tau = schedule.k_min, schedule.k_max, schedule.tau
-    else:
-        return _whole_epochs(recipe, prices, within, rule, left)
-    epochs = _most_epochs(
-        rule.most_epochs, lambda n: prices.total(rising(lowest, highest, n)) <= left
-    )
-    if epochs == 0:
-        raise too_short(within, prices, lowest, rule)
-    steps = fit_steps(lowest, highest, epochs, lambda k: prices.total(k) <= left)
+    band = None if keep_schedule else choose_band(recipe, left / prices.update, rule)
+    if band is None:
+        return _own_schedule(recipe, prices, within, rule, left)
+    epochs = min(_affordable_epochs(band, prices, left), rule.most_epochs)
+    if epochs < 1:
+        raise too_short(within, prices, band.k_min, rule)
+    steps = rising(band.k_min, band.k_max, epochs, lambda k: prices.total(k) <= left)
     planned = replace(
-        stretched(recipe, epochs), schedule=Piecewise(stages=stages_of(steps), tau=tau)
+        stretched(recipe, epochs), schedule=Piecewise(stages=stages_of(steps), tau=band.tau)
     )
     expected = None
-    if rule.expected is not None and band is not None:
+    if rule.expected is not None:
         found = rule.expected.accuracy(recipe, sum(map(prices.training, steps)) / prices.update)
         expected = (rule.expected.attack, *found) if found else None
     return TimePlan(
-        _recorded(planned, within), within, prices, tuple(steps), (lowest, highest), expected
+        _recorded(planned, within), within, prices, tuple(steps), (band.k_min, band.k_max), expected
     )
+
+
+def choose_band(recipe: Recipe, updates: float, rule: TimeRule) -> Band | None:
+    """Between which K to anneal: by the rule, or as the recipe's linear schedule. None if K cannot
+    be chosen: the schedule anneals more than K, or more steps cost nothing."""
+    if not _anneals_k_alone(recipe):
+        return None
+    if (band := rule.band(recipe, updates)) is not None:
+        return band
+    own = recipe.schedule
+    if not isinstance(own, Linear) or not depends_on_steps(recipe):
+        return None
+    return Band(0.0, own.k_min, own.k_max, own.tau, min(rule.least_epochs, recipe.train.epochs))
+
+
+def _anneals_k_alone(recipe: Recipe) -> bool:
+    """Whether K alpha is constant, and every other field of the control as usual."""
+    own = planned_controls(recipe.schedule, max(recipe.train.epochs, 2)) or []
+    reach = [u.tau or u.steps * u.step_size for u in own if u.steps >= 1]
+    return all(math.isclose(r, reach[0]) for r in reach) and all(
+        u._replace(steps=0, step_size=0.0, tau=None) == Control(0, 0.0) for u in own
+    )
+
+
+def _affordable_epochs(band: Band, prices: Prices, left: float) -> int:
+    """As many as can rise from k_min to k_max. More where these are fewer than the band's least
+    number, or where k_max in all of them would not fill the time; as many as K = k_min allows."""
+    low, high = prices.total([band.k_min]), prices.total([band.k_max])
+    most, rising = (math.floor(left / price + 1e-9) for price in (low, (low + high) / 2))
+    return max(rising, min(most, max(band.epochs, math.ceil(left / high - 1e-9))))
 
 
 def check_plannable(recipe: Recipe) -> None:
@@ -128,63 +150,53 @@ def check_plannable(recipe: Recipe) -> None:
         )
 
 
-def _whole_epochs(
+def _own_schedule(
     recipe: Recipe, prices: Prices, within: float, rule: TimeRule, left: float
 ) -> TimePlan:
     """As many epochs of the recipe's own schedule as fit."""
 
-    def steps_of(epochs: int) -> list[int]:
-        schedule: Any = stretched(recipe, epochs).schedule
-        return [Control(*schedule(epoch, epochs)[:2]).steps for epoch in range(epochs)]
+    def steps_of(epochs: int) -> list[float]:
+        own = planned_controls(stretched(recipe, epochs).schedule, epochs) or []
+        return [u.steps for u in own]
 
-    epochs = _most_epochs(rule.most_epochs, lambda n: prices.total(steps_of(n)) <= left)
+    epochs, over = 0, rule.most_epochs + 1
+    while over - epochs > 1:
+        middle = (epochs + over) // 2
+        if prices.total(steps_of(middle)) <= left:
+            epochs = middle
+        else:
+            over = middle
     if epochs == 0:
         raise too_short(within, prices, steps_of(1)[0], rule)
     planned = _recorded(stretched(recipe, epochs), within)
     return TimePlan(planned, within, prices, tuple(steps_of(epochs)), None)
 
 
-def _most_epochs(most: int, fits: Any) -> int:
-    """The largest number up to `most` that fits, if longer runs cost more; 0 if none does."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+def rising(
+    start: float, highest: int, epochs: int, fits: Callable[[list[float]], bool]
+) -> list[float]:
+    """K of so many epochs that fills the time: it rises linearly from `start` up to `highest`, as
+    fast as `fits`. An epoch has the K of its middle."""
+
+    def at(slope: float) -> list[float]:
+        return [_rounded(min(start + slope * (t + 0.5), highest)) for t in range(epochs)]
+
+    slow, quick = 0.0, 2.0 * (highest - start)  # with which every epoch has the highest K
+    if fits(at(quick)):
+        return at(quick)
+    for _ in range(30):
+        slope = (slow + quick) / 2
+        slow, quick = (slope, quick) if fits(at(slope)) else (slow, slope)
+    return at(slow)
 
 
-def rising(lowest: int, highest: int, epochs: int, pace: float = 1.0, done: int = 0) -> list[int]:
-    """K of the epochs from `done` on: linear from `lowest` to `highest`, which a `pace` of 2
-    reaches at half-time."""
-    return [
-        min(math.floor(lowest + pace * (highest - lowest) * t / epochs + 0.5), highest)
-        for t in range(done, epochs)
-    ]
+def _rounded(steps: float) -> float:
+    """K as people read it: three digits, and a whole number as an integer."""
+    k = math.floor(1000 * steps + 1e-6) / 1000
+    return int(k) if k == int(k) else k
 
 
-def fit_steps(
-    lowest: int, highest: int, epochs: int, fits: Any, done: int = 0, least: int = 0
-) -> list[int]:
-    """The rising K of the epochs from `done` on that fills the time: the fastest pace that `fits`,
-    then single epochs, the last first. No K is below `least`: the K that training has reached."""
-
-    def at(pace: float) -> list[int]:
-        return [max(k, least) for k in rising(lowest, highest, epochs, pace, done)]
-
-    slow, quick = 0.0, float(epochs)  # at which all epochs but the first have the highest K
-    for _ in range(60):
-        pace = (slow + quick) / 2
-        slow, quick = (pace, quick) if fits(at(pace)) else (slow, pace)
-    steps = at(slow)
-    for t in reversed(range(len(steps))):
-        while steps[t] < min([highest, *steps[t + 1 :]]) and fits(
-            [*steps[:t], steps[t] + 1, *steps[t + 1 :]]
-        ):
-            steps[t] += 1
-    return steps
-
-
-def stages_of(steps: Sequence[int]) -> list[tuple[int, int]]:
+def stages_of(steps: Sequence[float]) -> list[tuple[int, float]]:
     """(First epoch, K) pairs."""
     return [(t, k) for t, k in enumerate(steps) if t == 0 or k != steps[t - 1]]
 
@@ -205,17 +217,18 @@ def may_stop_early(recipe: Recipe) -> bool:
     return not planned_evals(recipe.method, u).exact
 
 
-def too_short(within: float, prices: Prices, steps: int, rule: TimeRule) -> InputError:
+def too_short(within: float, prices: Prices, steps: float, rule: TimeRule) -> InputError:
     least = math.ceil((prices.spent + prices.total([steps])) / rule.aim)
     return InputError(
-        f"--within {in_time(within)} is too short: one epoch with K = {steps} ends after about "
+        f"--within {in_time(within)} is too short: one epoch with K = {steps:g} ends after about "
         f"{in_time(least)}; give at least that, or fewer images (data.limit)"
     )
 
 
 def stretched(recipe: Recipe, epochs: int) -> Recipe:
     """The recipe with so many epochs. What is counted in epochs stays at the same share of the run:
-    milestones, stages of the schedule and of the method, and in a shorter run the warm-up."""
+    milestones, the rise of the schedule, stages of schedule and method, and in a shorter run the
+    warm-up."""
     factor = epochs / recipe.train.epochs
 
     def moved(epoch: float) -> int:
@@ -237,6 +250,8 @@ def stretched(recipe: Recipe, epochs: int) -> Recipe:
     if isinstance(schedule, Piecewise):  # stages that meet become one
         stages = tuple(sorted({moved(first): k for first, k in schedule.stages}.items()))
         schedule = replace(schedule, stages=stages)
+    elif isinstance(schedule, Exponential):
+        schedule = replace(schedule, eta=schedule.eta / factor)
     method = recipe.method.stretched(factor)
     return replace(recipe, optim=optim, train=train, schedule=schedule, method=method)
 

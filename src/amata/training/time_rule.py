@@ -17,7 +17,9 @@ class Band(NamedTuple):
     k_min: int
     k_max: int
     tau: float
-    """K alpha, in eps."""
+    """K alpha; in the rule's file, in eps."""
+    epochs: int
+    """Up to so many epochs, one more is preferred to a larger K."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,15 @@ class TimeRule:
     tolerance: float
     """K changes in a run that would end further off, as a share of the time."""
     most_epochs: int
+    least_epochs: int
+    """As in a band, for all other recipes."""
     fitted: dict[str, str]
     """The kind of recipe that the bands were fitted on."""
     bands: tuple[Band, ...]
     expected: Expected | None
 
     def band(self, recipe: Recipe, updates: float) -> Band | None:
-        """K for a run that can afford so many updates; None if the rule does not know such
+        """The band of a run that can afford so many updates; None if the rule does not know such
         recipes."""
         of = {
             "data": recipe.data.name,
@@ -67,7 +71,8 @@ class TimeRule:
         }
         if of != self.fitted:
             return None
-        return [band for band in self.bands if band.updates <= max(updates, 0.0)][-1]
+        band = [band for band in self.bands if band.updates <= max(updates, 0.0)][-1]
+        return band._replace(tau=band.tau * recipe.ball.eps)
 
 
 @cache

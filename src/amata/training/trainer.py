@@ -21,7 +21,7 @@ from amata.methods import Memory, Method
 from amata.models import mismatch
 from amata.recipes import Recipe
 from amata.runs.files import under
-from amata.schedules import Account, ClosedLoop, Control, closed_loop, planned_controls
+from amata.schedules import Account, ClosedLoop, Control, closed_loop, planned_controls, reaching
 from amata.seeds import derive, seed_global
 from amata.training.batches import Batches, CheckedStream, Expected
 from amata.training.checks import check_consistent, check_divisible, check_equal_batches
@@ -51,8 +51,10 @@ class Trainer:
         batches: Batches | Expected,
         recipe: Recipe,
         device: torch.device,
+        within: float | None = None,
     ) -> None:
-        """Batches that are only expected come later, by `use`."""
+        """Batches that are only expected come later, by `use`. `within` is the time of a run whose
+        epochs are yet to be chosen."""
         self.recipe, self.device = recipe, device
         self.ranks = current()
         self.plan = planned_controls(recipe.schedule, recipe.train.epochs)
@@ -87,7 +89,7 @@ class Trainer:
             compile="always"
             if recipe.train.deterministic and recipe.train.compile == "auto"
             else recipe.train.compile,
-            plan=planned_work(recipe, shape, batches.count, self.ranks.size),
+            plan=planned_work(recipe, shape, batches.count, self.ranks.size, within),
             loss=smooth_ce(recipe.optim.label_smoothing),
             class_weights=class_weights(recipe.optim, getattr(batches, "images", None), device),
             attack_mode=recipe.train.attack_mode,
@@ -182,7 +184,9 @@ class Trainer:
             u, steps = self.plan[epoch], self.state.steps
             if not steps or steps[epoch] == u.steps:
                 return u
-            return u._replace(steps=steps[epoch], step_size=u.step_size * u.steps / steps[epoch])
+            tau = u.step_size * max(u.steps, 1) if u.tau is None else u.tau
+            chosen = reaching(steps[epoch], tau)
+            return u._replace(steps=chosen.steps, step_size=chosen.step_size, tau=chosen.tau)
         if self.state.choice is not None:
             return self.state.choice.control
         assert self.closed_loop is not None
@@ -282,7 +286,7 @@ class Trainer:
         self.start_clock()
         if self.closed_loop is not None and self.state.choice is None:
             self._choose_control(self.closed_loop)
-        u, method = self.control(), self.method()
+        method = self.method()
         checked = set[tuple[torch.Size, torch.dtype]]()
         feed = Feed(self.batches.epoch(self.state.epoch, self.state.batch), self.device)
         for batch in feed:
@@ -294,6 +298,7 @@ class Trainer:
             lr = self.lr(self.state.batch)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
+            u = self.control()  # a clock may change K within an epoch
             self._train_batch(batch, method, u.for_batch(self.state.batch))
             self._exchange_rows(batch)
             self.state.batch += 1
@@ -303,6 +308,7 @@ class Trainer:
             if after_batch(u):
                 return True
         self.check_finite()
+        self.state.end_steps()
         self.update_account()
         self.stop_clock()
         return False

@@ -11,7 +11,7 @@ from amata.recipes.overrides import Pair
 from amata.schedules import Control, planned_controls
 from amata.training.deadline import Deadline
 from amata.training.prices import Measured, measure
-from amata.training.time_plan import TimePlan, check_plannable, plan_within, stages_of
+from amata.training.time_plan import TimePlan, check_plannable, choose_band, plan_within
 from amata.training.time_rule import TimeRule, time_rule
 from amata.training.trainer import Trainer
 from amata.training.wall import WallClock
@@ -65,13 +65,16 @@ def plan_run(
 
 def timed_controls(recipe: Recipe, rule: TimeRule, *, keep_schedule: bool) -> list[Control]:
     """The controls with the fewest and the most steps that the plan may choose."""
-    own = planned_controls(recipe.schedule, recipe.train.epochs)
-    assert own is not None
-    parts = [part for u in own for _, part in u.parts()]
+    band = None if keep_schedule else choose_band(recipe, 0.0, rule)
+    if band is None:
+        own = planned_controls(recipe.schedule, recipe.train.epochs)
+        assert own is not None
+        parts = [part for u in own for _, part in u.parts()]
+    else:
+        bands = [band] if rule.band(recipe, 0.0) is None else rule.bands
+        steps = [k for each in bands for k in (each.k_min, each.k_max)]
+        parts = [Control(k, band.tau / max(k, 1)) for k in steps]
     low, high = (choose(parts, key=lambda u: u.steps) for choose in (min, max))
-    if not keep_schedule and rule.band(recipe, 0.0) is not None:
-        steps = [k for band in rule.bands for k in (band.k_min, band.k_max)]
-        low, high = (Control(k, recipe.ball.eps / k) for k in (min(steps), max(steps)))
     return [low] if low.steps == high.steps else [low, high]
 
 
@@ -87,16 +90,16 @@ def describe(plan: TimePlan, note: Callable[[str], None]) -> None:
 def _epochs(plan: TimePlan) -> str:
     first, last = min(plan.steps), max(plan.steps)
     n = len(plan.steps)
-    return f"{n} epoch{'s' * (n > 1)}, K {first}" + (f" to {last}" if last > first else "")
+    return f"{n} epoch{'s' * (n > 1)}, K {first:.3g}" + (f" to {last:.3g}" if last > first else "")
 
 
 def in_lines(plan: TimePlan, evaluation: float | None) -> list[str]:
     """A plan for a reader."""
     low, high = plan.interval
     prices = plan.prices
-    stages = ", ".join(f"{k} from epoch {t + 1}" for t, k in stages_of(plan.steps))
+    steps = ", ".join(f"{k:.3g}" for k in plan.steps)
     lines = [
-        f"{_epochs(plan)} (K {stages})",
+        f"{_epochs(plan)} (of each epoch: {steps})",
         f"start, data and compiling {prices.spent:.1f} s, training {plan.training:.1f} s, "
         f"validation and saving {plan.validation:.1f} s: in all {plan.seconds:.1f} s "
         f"({low:.1f} to {high:.1f}) of {in_time(plan.within)}",

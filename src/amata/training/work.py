@@ -25,9 +25,14 @@ def epoch_work(recipe: Recipe, plan: Sequence[Control[float]], side: int | None)
 
 
 def planned_work(
-    recipe: Recipe, shape: tuple[int, ...] | None, images: int | None, processes: int = 1
+    recipe: Recipe,
+    shape: tuple[int, ...] | None,
+    images: int | None,
+    processes: int = 1,
+    within: float | None = None,
 ) -> Plan | None:
-    """The work of one process on so many images of this shape; None if it is not known before."""
+    """The work of one process on so many images of this shape, or that a time is filled with; None
+    if it is not known before."""
     controls = planned_controls(recipe.schedule, recipe.train.epochs)
     if shape is None or images is None or controls is None:
         return None
@@ -39,4 +44,5 @@ def planned_work(
         max(recipe.data.batch_size // parts, 1),
         [u.steps for u in controls],
         pixel_shares(controls, shape[-1]) if any(u.size for u in controls) else (),
+        within,
     )
