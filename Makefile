@@ -24,9 +24,8 @@ test: setup
 quick: setup
 	$(VENV)/bin/python -m pytest tests -n 2 -m "not slow"
 
-# The core on the oldest dependencies that pyproject.toml claims, and on the newest there are: about five
-# minutes on one core. Its files show what a version of torch, numpy, pydantic, typer, rich, safetensors or
-# filelock changes.
+# The core on the oldest dependencies that pyproject.toml claims, and on the newest there are. Its files show
+# what a version of torch, numpy, pydantic, typer, rich, safetensors or filelock changes.
 CORE := schedules threat losses seeds methods attacks fit control recipes evaluation models optim engine \
   stored run_folder checkpoints locks closed_loop quantity
 CORE_NEEDS := pytest hypothesis mlxtend pillow pyautoattack foolbox

@@ -657,7 +657,7 @@ def test_a_new_method_takes_one_file_one_name_and_one_row(monkeypatch: pytest.Mo
 
     monkeypatch.setitem(METHODS, "noise", Noise)  # its name
     monkeypatch.setitem(ALL, "noise", (Noise(ball=BALL, share=0.5), oracle_noise, 1))  # its row
-    test_a_method_equals_its_oracle_over_several_batches("noise", torch.get_default_dtype())
+    test_a_method_equals_its_oracle_over_several_batches("noise", torch.float32)
     test_the_cost_meter_follows_the_formula("noise")
     test_a_method_draws_only_from_its_generator_and_leaves_no_gradient("noise")
     # its recipe

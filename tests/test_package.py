@@ -15,7 +15,7 @@ import amata
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "amata"
-WORKING = ["--help", "--version", "recipes", "toy", "bench --help"]
+WORKING = ["--help", "--version", "recipes", "toy --parts 10", "bench --help"]
 EXTRAS = {  # package -> a command that needs it, and what installs it
     "matplotlib": ("bench mnist5k-pgd --out new", "'matplotlib>="),
     "optuna": ("search mnist5k-amata --budget 0.9 --out new", "'optuna>="),

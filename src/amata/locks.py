@@ -33,10 +33,12 @@ def locked(file: Path, *, wait: bool = False) -> Iterator[None]:
         if lock.is_locked:  # not in a forked child
             # While it is held: a process that has opened this file finds it gone and tries again.
             # Not the file of another process, which locked anew after somebody deleted ours.
-            if ours and _identity(file) == ours:
-                with contextlib.suppress(OSError):
-                    file.unlink()
-            lock.release()
+            try:
+                if ours and _identity(file) == ours:
+                    with contextlib.suppress(OSError):
+                        file.unlink()
+            finally:  # also after an interrupt
+                lock.release()
 
 
 def _identity(file: Path) -> tuple[int, int] | None:
