@@ -1,4 +1,4 @@
-"""Writes the code of docs/loop.md from examples/, and examples/tutorial.ipynb from docs/tutorial.md:
+"""Writes the code of docs/loop.md from examples/, and examples/tutorial.ipynb from the tutorial:
 python evidence/examples.py (--check compares them)."""
 
 import ast

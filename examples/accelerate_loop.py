@@ -25,7 +25,7 @@ schedule = amata.Linear(k_min=1, k_max=4, tau="16/255")
 for epoch in range(EPOCHS):
     u = schedule(epoch, epochs=EPOCHS)
     for images, labels in loader:
-        # The attack needs no gradients of weights, so it runs on the unwrapped model: no communication.
+        # The attack needs no gradients of weights: without the wrapper nothing is sent.
         net = accelerator.unwrap_model(model)
         x_adv = amata.attacks.pgd(
             net, images, labels, ball=ball, steps=u.steps, step_size=u.step_size

@@ -1,7 +1,7 @@
 """Fine-tune on a folder of images: python examples/finetune_folder.py
 
-Trains on the digits 3 to 9 first. Then a folder of other classes, 0 to 2, starts from these weights,
-with a new head. Put your own images into `photos`, one folder per class.
+Trains on the digits 3 to 9 first. Then a folder of other classes, 0 to 2, starts from these
+weights, with a new head. Put your own images into `photos`, one folder per class.
 """
 
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""The schedule as a callback of Lightning: python examples/lightning_loop.py  (pip install lightning)"""
+"""The schedule as a callback of Lightning: python examples/lightning_loop.py
+
+Needs Lightning: pip install lightning.
+"""
 
 import lightning
 import torch
@@ -11,7 +14,7 @@ BALL = amata.Linf("8/255")
 
 
 class Anneal(lightning.Callback):
-    """Replaces the images of every training batch by adversarial ones, with this epoch's control."""
+    """Attacks every training batch in place, with the control of the epoch."""
 
     def __init__(self, schedule: amata.Linear) -> None:
         self.schedule = schedule
@@ -24,7 +27,7 @@ class Anneal(lightning.Callback):
         u = self.control.for_batch(batch_idx)
         x, y = batch
         x_adv = amata.attacks.pgd(module, x, y, ball=BALL, steps=u.steps, step_size=u.step_size)
-        x.copy_(x_adv)  # in place: the module gets the same batch
+        x.copy_(x_adv)
 
 
 class Classifier(lightning.LightningModule):

