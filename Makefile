@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test quick test-oldest test-newest faults fuzz lint format lock clean
+.PHONY: setup demo test quick test-oldest test-newest docs faults fuzz lint format lock clean
 
 setup: $(READY)
 
@@ -44,6 +44,16 @@ test-oldest test-newest:
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $(@D)/core.txt $(CORE_NEEDS)
 	touch $@
 
+# The documentation site, in site/. Broken links and anchors are errors. Its tools have an environment of their own.
+docs: .venv-docs/.ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+
+.venv-docs/.ready: requirements-docs.lock
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
+	touch $@
+
 # Kills, damaged files, full disks and more, 200 random trials: about five minutes on two cores.
 faults: setup
 	PYTHONPATH=src $(VENV)/bin/python -m tests.faults --trials 200
@@ -53,17 +63,17 @@ fuzz: setup
 	PYTHONPATH=src $(VENV)/bin/python -m tests.fuzz --minutes 10
 
 lint: setup
-	$(VENV)/bin/ruff check src tests evidence
-	$(VENV)/bin/ruff format --check src tests evidence
+	$(VENV)/bin/ruff check src tests evidence examples
+	$(VENV)/bin/ruff format --check src tests evidence examples
 	$(VENV)/bin/mypy
 
 format: setup
-	$(VENV)/bin/ruff format src tests evidence
-	$(VENV)/bin/ruff check --fix src tests evidence
+	$(VENV)/bin/ruff format src tests evidence examples
+	$(VENV)/bin/ruff check --fix src tests evidence examples
 
 # Pins what is installed now, without the local build tag of torch, which differs from machine to machine.
 lock:
 	$(VENV)/bin/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' > requirements.lock
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-docs site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,5 +1,5 @@
-"""Writes the tables and the pictures of docs/annealing.md: python evidence/annealing.py (--check
-compares the tables)."""
+"""Writes the tables and the pictures of docs/annealing.md and docs/claims.md: python
+evidence/annealing.py (--check compares the tables)."""
 
 import json
 import statistics
@@ -201,11 +201,11 @@ def context() -> str:
     others = stored.summaries("cifar10") | stored.summaries("cifar10-others")
     rows = {"pgd2": "K = 2, α = 2/255", "pgd10": "K = 10, α = 2/255", "amata": "linear 2 → 10"}
     found = [f"{name}: {stored.accuracy(others[title], 'pgd-20')}" for title, name in rows.items()]
-    return f"PGD-20 accuracy of the same training in [docs/paper.md](paper.md): {'; '.join(found)}."
+    page = "[the paper's experiments](paper.md)"
+    return f"PGD-20 accuracy of the same training in {page}: {'; '.join(found)}."
 
 
 PARTS: Parts = {
-    "verdicts": verdicts_table,
     "studies": studies,
     "not-measured": not_measured,
     "context": context,
@@ -216,4 +216,5 @@ if __name__ == "__main__":
     refuse_others(__doc__, "--check")
     if "--check" not in sys.argv:
         draw_all()
-    rewrite({DOCS / "annealing.md": PARTS}, "annealing")
+    pages = {DOCS / "annealing.md": PARTS, DOCS / "claims.md": {"verdicts": verdicts_table}}
+    rewrite(pages, "annealing")

@@ -50,7 +50,7 @@ USES = {
 DTYPE = torch.float16 if os.environ.get("TRITON_INTERPRET") == "1" else torch.bfloat16
 """Triton's interpreter multiplies no matrices of bf16."""
 STEP = {128: 1100.0, 512: 3061.0}
-"""Microseconds of one ascent step now, by batch size (docs/engine.md)."""
+"""Microseconds of one ascent step now, by batch size (docs/engine-log.md)."""
 
 
 @triton.jit
