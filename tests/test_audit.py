@@ -218,10 +218,9 @@ def test_the_command_takes_any_network(amata: Callable[..., Called], tmp_path: P
 def test_the_example_of_the_documentation_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = (ROOT / "docs" / "your-model.md").read_text()
-    section = text.partition("## Audit anybody's model")[2]
-    code = section.partition("```python\n")[2].partition("```")[0]
+    text = (ROOT / "docs" / "audit.md").read_text()
+    code = text.partition("```python\n")[2].partition("```")[0]
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "your-model.md", "exec"), {})
+    exec(compile(code, "audit.md", "exec"), {})
     assert "worst case" in capsys.readouterr().out
     assert ">owl<" in (tmp_path / "audit.html").read_text()

@@ -60,7 +60,7 @@ def test_fit_without_a_method_shows_the_shortest_right_call() -> None:
         ({"method": amata.PGD}, "must be a method such as amata.PGD"),
         ({"schedule": "linear"}, "schedule = 'linear' must be a schedule"),
         ({"schedule": lambda epoch, epochs: None}, r"must return \(steps, step_size\).* not None"),
-        ({"schedule": lambda epoch, epochs: (2.5, 0.1)}, "steps of the schedule = 2.5 must be"),
+        ({"schedule": lambda epoch, epochs: (-1, 0.1)}, "steps of the schedule = -1 must"),
         ({"optim": "sgd"}, r"optim = 'sgd' must be amata.SGD"),
         ({"epochs": 0}, r"fit\(\): epochs: input should be .*, not 0"),
         ({"model": None}, "model must be an nn.Module, not NoneType"),
@@ -199,7 +199,8 @@ def test_a_recipe_fills_what_is_not_given_and_objects_replace_its_own() -> None:
     assert [row["steps"] for row in fitted.epochs] == [2]
     recipe = load("mnist5k-amata")
     changed = replace(recipe, schedule=amata.Constant(steps=2, step_size=0.1))
-    assert changed.tables["schedule"] == {"name": "constant", "steps": 2, "step_size": 0.1}
+    table = {"name": "constant", "steps": 2, "step_size": 0.1, "sizes": []}
+    assert changed.tables["schedule"] == table
     assert changed.fingerprint() != recipe.fingerprint()
     other = replace(recipe, method=amata.TRADES(ball=amata.L2(1.0)))
     assert other.tables["threat"] == {"norm": "l2", "eps": 1.0}
