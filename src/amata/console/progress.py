@@ -106,7 +106,7 @@ class ConsoleReporter(Reporter):
         )
         parts = [
             (0, f"epoch {row['epoch'] + 1:3d}"),
-            (2, f"K {short_steps(row['steps']):>2}"),
+            (2, f"K {short_steps(row['steps']):<4}"),
             (6, f"alpha {short_number(row['step_size']):<8}"),
             (5, f"{row['size']:3d} px" if "size" in row else ""),
             (1, f"loss {row['loss']:6.3f}"),
