@@ -27,6 +27,7 @@ from tests.toy import QUICK, StopAt, fit, toy_data, toy_recipe
 def test_images_added_later_are_not_test_images(tmp_path: Path) -> None:
     """The test share of a folder is another one when a file has come: images that were trained on
     would be in it."""
+    pytest.importorskip("pyarrow")
     from tests.test_data import write_folder
 
     write_folder(tmp_path / "data", parts=("",), per_class=10)
@@ -88,6 +89,7 @@ def test_images_added_later_are_not_test_images(tmp_path: Path) -> None:
 
 
 def test_a_whole_run_leaves_what_it_promises(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
     recipe = recipes.load("mnist5k-amata", [*QUICK, "train.tensorboard=true", "train.epochs=2"])
     run = train(recipe, tmp_path / "run")
     files = {p.name for p in run.path.iterdir()}
