@@ -26,6 +26,7 @@ from typing import Any
 from amata import recipes
 from amata.console import ConsoleReporter
 from amata.data import shared_data
+from amata.engine.worth import code_for
 from amata.errors import AmataError, InputError
 from amata.recipes import Recipe
 from amata.reporter import Reporter
@@ -64,7 +65,7 @@ class Runner:
     def run(self, reporter: Reporter) -> int:
         """Do what fits into the time. Returns how many trials, or then runs, are left."""
         self.out.mkdir(parents=True, exist_ok=True)
-        with shared_data(), working_folder(self.work) as work:
+        with shared_data(), code_for(self.left()), working_folder(self.work) as work:
             if self.work is None:
                 return self.do(work, reporter)
             try:

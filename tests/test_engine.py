@@ -875,6 +875,21 @@ def test_an_old_graph_is_not_freed_while_another_is_recorded() -> None:
     assert recorded(x).tolist() == [2, 2, 2, 2]
 
 
+@gpu
+def test_a_graph_keeps_the_tensors_that_only_its_work_knows() -> None:
+    x = torch.ones(1 << 20, device="cuda")
+
+    def made() -> Graph:
+        kept = torch.full_like(x, 3.0)  # like the unperturbed weights of awp
+        return Graph(lambda t: t + kept, [x])
+
+    recorded = made()
+    gc.collect()
+    torch.cuda.empty_cache()
+    others = [torch.zeros_like(x) for _ in range(8)]
+    assert recorded(x).eq(4).all(), len(others)
+
+
 class NotRecorded(Foldable):
     """Reads a value on the host, which a CUDA graph cannot record, and has dropout."""
 

@@ -8,7 +8,7 @@ import torch
 
 from amata.ahead import folder
 from amata.engine import choose_precision, worth
-from amata.engine.worth import Plan, choose, flops_of, marker_of, seconds_saved
+from amata.engine.worth import Plan, choose, code_for, flops_of, marker_of, seconds_saved
 from amata.errors import InputError
 from tests.conftest import small_net
 from tests.nets import TinyViT
@@ -58,6 +58,9 @@ def test_more_work_saves_more() -> None:
         saved = seconds_saved(model, larger)
         assert saved is not None
         assert saved > least
+    with code_for(3):
+        assert seconds_saved(model, plan(steps=[1])) == pytest.approx(3 * least)
+    assert seconds_saved(model, plan(steps=[1])) == least
     conv = torch.nn.Conv2d(3, 16, 3, padding=1)
     assert flops_of(conv, (3, 8, 8)) == 2 * 16 * 3 * 9 * 64
     assert flops_of(torch.nn.Bilinear(2, 2, 2), (3,)) is None  # takes two inputs

@@ -56,6 +56,7 @@ class Graph:
         """`mutated` are tensors that the work changes besides its outputs: they are restored after
         the warm-up, also if it fails. Without `copy_inputs` the tensors given are the static
         inputs."""
+        self.work = work  # keeps the tensors that the graph reads and writes besides its inputs
         self.inputs = (
             [t.detach().clone(memory_format=torch.preserve_format) for t in inputs]
             if copy_inputs

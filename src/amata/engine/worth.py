@@ -2,7 +2,8 @@
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -24,6 +25,19 @@ SAVED_SHARE = 0.44
 COLD_SECONDS, WARM_SECONDS = 20.0, 6.0
 """What compiling takes without and with compiled code on disk: 18 and 6 s of PreActResNet-18 on one
 H200 with 16 cores."""
+
+_runs = 1
+
+
+@contextmanager
+def code_for(runs: int) -> Iterator[None]:
+    """Within, what is compiled serves so many runs: those of a study."""
+    global _runs
+    outer, _runs = _runs, max(runs, 1)
+    try:
+        yield
+    finally:
+        _runs = outer
 
 
 class Plan(NamedTuple):
@@ -63,10 +77,11 @@ def flops_of(model: nn.Module, shape: tuple[int, ...]) -> float | None:
 
 
 def seconds_saved(model: nn.Module, plan: Plan) -> float | None:
-    """What compiling saves in a whole run: an input gradient costs two forward passes, an update
-    three. Smaller images save less work, in as many passes. Of a given time, it saves a share."""
+    """What compiling saves in a whole run, or in all runs of a study. An input gradient costs two
+    forward passes, an update three. Smaller images save less work, in as many passes. Of a given
+    time, it saves a share."""
     if plan.within is not None:
-        return SAVED_SHARE * plan.within
+        return _runs * SAVED_SHARE * plan.within
     if (flops := flops_of(model, plan.shape)) is None:
         return None
     layers = sum(1 for module in model.modules() if not any(module.children()))
@@ -74,7 +89,7 @@ def seconds_saved(model: nn.Module, plan: Plan) -> float | None:
     pixels = plan.pixels or [1.0] * len(plan.steps)
     work = sum((2 * k + 3) * p for k, p in zip(plan.steps, pixels, strict=True))
     work *= plan.images * flops
-    return work * SAVED_PER_FLOP + passes * layers * SAVED_PER_LAYER
+    return _runs * (work * SAVED_PER_FLOP + passes * layers * SAVED_PER_LAYER)
 
 
 def marker_of(model: nn.Module, plan: Plan | None, settings: str) -> Path | None:

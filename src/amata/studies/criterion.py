@@ -29,6 +29,7 @@ from amata.control import (
 )
 from amata.data import shared_data
 from amata.engine import ProbeNet
+from amata.engine.worth import code_for
 from amata.errors import InputError, unknown
 from amata.evaluation.corruptions import is_attack
 from amata.losses import smooth_ce
@@ -158,7 +159,7 @@ def strategies(plans: Plan, out: Path, reporter: Reporter) -> list[RunFolder]:
     to_train = [(out / "runs" / name, recipe) for name, recipe in plans if recipe]
     infos = run_infos([f.name for f, _ in to_train], [planned_cost(*run) for run in to_train])
     trained = {}
-    with shared_data():
+    with shared_data(), code_for(len(to_train)):
         for (folder, recipe), info in zip(to_train, infos, strict=True):
             reporter.run(info)
             trained[folder.name] = train_or_resume(folder, recipe, reporter)

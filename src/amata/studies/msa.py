@@ -19,6 +19,7 @@ from typing_extensions import TypedDict
 from amata import recipes
 from amata.control.successive import Choice, Iterate, Limit, Terms, successive
 from amata.data import shared_data
+from amata.engine.worth import code_for
 from amata.errors import AmataError, InputError, Interrupted, printable
 from amata.evaluation import parse_attack
 from amata.metrics import Finite, Share
@@ -158,7 +159,7 @@ class Msa:
             )
 
         self.trained = 0
-        with shared_data():
+        with shared_data(), code_for(iterations + 1):
             found = successive(
                 self._start(),
                 self.limit,

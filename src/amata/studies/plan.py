@@ -11,6 +11,7 @@ from typing import Any
 
 from amata import recipes
 from amata.data import shared_data
+from amata.engine.worth import code_for
 from amata.errors import AmataError, InputError
 from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
@@ -106,7 +107,7 @@ def run_plan(
     variables = check_jobs(jobs, planned) if jobs > 1 else []
     out.mkdir(parents=True, exist_ok=True)
     names = [run_name(recipe) for recipe in planned]
-    with hold(out, "comparing recipes"), shared_data():
+    with hold(out, "comparing recipes"), shared_data(), code_for(len(planned)):
         check_same_runs(out, names)
         check_runs([(out / "runs" / run_name(recipe), recipe) for recipe in planned])
         write_record(out / "plan.json", {"order": names, "target": target})

@@ -21,6 +21,7 @@ from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from amata.data import Splits
+from amata.engine.worth import code_for
 from amata.errors import AmataError, InputError, missing, printable, unknown
 from amata.evaluation import parse_attack
 from amata.metrics import Amount, Index, Share
@@ -226,7 +227,8 @@ class Search:
                 if stale
                 else optuna.samplers.TPESampler(seed=seed, n_startup_trials=6)
             )
-            stale = 0 if self._try(trial, len(earlier)) else stale + 1
+            with code_for(self.settings.trials - len(earlier)):
+                stale = 0 if self._try(trial, len(earlier)) else stale + 1
         if stale >= MAX_STALE:
             self.reporter.note("no untried schedule is left within the budget")
         every = self.study.get_trials(deepcopy=False)
