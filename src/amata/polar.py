@@ -28,7 +28,7 @@ def polar(x: Tensor) -> Tensor:
         d = x.detach().double()
         tall = d.shape[0] > d.shape[1]
         gram = d.mT @ d if tall else d @ d.mT
-        scale = gram.trace().clamp_min(torch.finfo(d.dtype).tiny).rsqrt()
+        scale = d.square().sum().clamp_min(torch.finfo(d.dtype).tiny).rsqrt()
         q = gram_factors((gram * scale * scale)[None], ITERATIONS)[0] * scale
         return (d @ q if tall else q @ d).to(x.dtype)
 
@@ -44,8 +44,8 @@ def gram_factors(gram: Tensor, quintics: Sequence[Quintic]) -> Tensor:
         # With S = b G + c G^2 the quintic is (a + S) X, and its Gram matrix (a + S) G (a + S).
         s = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         if index == 0:
-            total = s.clone()
-            total.diagonal(dim1=-2, dim2=-1).add_(a)
+            # no diagonal(): compiling it prints a warning of torch 2.11
+            total = s + a * torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
         else:
             total = torch.baddbmm(total, s, total, beta=a)
         if index < len(quintics) - 1:
