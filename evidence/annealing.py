@@ -2,6 +2,7 @@
 evidence/annealing.py (--check compares the tables)."""
 
 import json
+import math
 import statistics
 import sys
 
@@ -120,7 +121,24 @@ def tuning_table(study: str) -> str:
             cells[chosen] = f"**{cells[chosen]}**"
         rows.append([label, *cells])
     head = [f"held-out {named(tuning.attack)} %", *(" ".join(sets) for sets in tuning.trials)]
-    return f"{markdown(head, rows)}\n\nBold: chosen, by the rule in the study's file."
+    bold = "Bold: chosen, by the rule in the study's file."
+    return f"{markdown(head, rows)}\n\n{bold}{repeated_trials(study, tuning.attack)}"
+
+
+def repeated_trials(study: str, attack: str) -> str:
+    """How far trials that were made twice differ."""
+    found = [
+        [json.loads(file.read_text())["held_out"][attack] for file in (again, first)]
+        for again in sorted((RESULTS / study / "trials-again").glob("*.json"))
+        if (first := RESULTS / study / "trials" / again.name).is_file()
+    ]
+    if not found:
+        return ""
+    spread = 100 * math.sqrt(statistics.mean((a - b) ** 2 for a, b in found) / 2)
+    return (
+        f" {len(found)} trials were made twice, with the same seed; the first counts. One of them "
+        f"has a standard deviation of {spread:.2f} points."
+    )
 
 
 def selection_table(study: str) -> str:
