@@ -28,6 +28,8 @@ ORDER = (
     "cifar10-fastat",
     "cifar10-long",
     "cifar10-epochs-or-k",
+    "cifar10-20s",
+    "cifar10-1m",
     "cifar10-trades",
     "cifar10-wrn",
     "tiny-free-equal-cost",
@@ -56,6 +58,7 @@ def named(attack: str) -> str:
 def arms_table(study: str) -> str:
     """The arms that have runs, by rising cost."""
     own, found = STUDIES[study], stored.summaries(study)
+    attacks = [*own.attacks, *(["autoattack"] if own.autoattack else [])]
     rows = []
     for title, runs in sorted(found.items(), key=lambda item: stored.total_cost(item[1])):
         steps = [row["steps"] for row in stored.epochs(study, title)[0]]
@@ -65,12 +68,17 @@ def arms_table(study: str) -> str:
                 f"{statistics.mean(steps):.2f}",
                 f"{stored.total_cost(runs):.1f}",
                 f"{stored.seconds(runs):.1f}",
-                *(stored.accuracy(runs, attack) for attack in own.attacks),
+                *(
+                    ""
+                    if title not in own.autoattack and attack not in own.attacks
+                    else stored.accuracy(runs, attack)
+                    for attack in attacks
+                ),
                 str(len(runs)),
             ]
         )
     head = ["arm", "mean K", "gradients per image", "seconds"]
-    return markdown([*head, *(f"{named(a)} %" for a in own.attacks), "seeds"], rows)
+    return markdown([*head, *(f"{named(a)} %" for a in attacks), "seeds"], rows)
 
 
 def test_name(study: str, test: Test) -> str:

@@ -90,6 +90,8 @@ class Study:
     search: Search | None = None
     steepness: tuple[str, ...] = ()
     """Arms whose weights are kept every epoch, to measure how steep the loss is."""
+    autoattack: tuple[str, ...] = ()
+    """Arms that AutoAttack attacks too: it takes longer than a short training."""
 
     def has(self, test: Test) -> bool:
         """Whether both arms of a test are known."""
@@ -154,6 +156,7 @@ def read(file: Path) -> Study:
         ),
         search=search_of(stated),
         steepness=tuple(stated.get("steepness", ())),
+        autoattack=tuple(stated.get("autoattack", ())),
     )
     study = with_winner(study, RESULTS / file.stem / SEARCH)
     tests, equal = (tuple(filter(study.has, pairs)) for pairs in (study.tests, study.equal))

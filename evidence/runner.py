@@ -151,8 +151,14 @@ class Runner:
 
     def recipe(self, title: str, sets: Sets, seed: int) -> Recipe:
         base, own = self.study.recipes[title]
-        attacks = f"eval.attacks={json.dumps(self.study.attacks)}"
-        common = [attacks, "train.tensorboard=false", f"train.seed={seed}"]
+        attacks = [*self.study.attacks]
+        if title in self.study.autoattack:
+            attacks.append("autoattack")
+        common = [
+            f"eval.attacks={json.dumps(attacks)}",
+            "train.tensorboard=false",
+            f"train.seed={seed}",
+        ]
         if title in self.study.steepness:
             common.append("train.keep_epochs=true")
         return recipes.load(base, [*own, *common, *self.overrides, *sets], name=title)
