@@ -28,6 +28,7 @@ ORDER = (
     "cifar10-fastat",
     "cifar10-long",
     "cifar10-epochs-or-k",
+    "cifar10-order",
     "cifar10-20s",
     "cifar10-1m",
     "cifar10-trades",

@@ -98,9 +98,11 @@ class Study:
         return test.arm in self.recipes and test.against in (*self.recipes, FRONT)
 
 
-def steps_of(text: str, epochs: int) -> list[int]:
-    """K of each epoch: "3", "1 -> 5" (Linear), "reversed 1 -> 5" or "shuffled 1 -> 5", which take
-    the K of Linear in another order."""
+def steps_of(text: str, epochs: int) -> list[float]:
+    """K of each epoch: "3", "1.4", "1 -> 5" (Linear), "reversed 1 -> 5" or "shuffled 1 -> 5", which
+    take the K of Linear in another order."""
+    if re.fullmatch(r"\d+\.\d+", text):
+        return [float(text)] * epochs
     found = re.fullmatch(r"(?:(reversed|shuffled) )?(\d+)(?: -> (\d+))?", text)
     if found is None:
         raise ValueError(f'k = "{text}" must be like "3", "1 -> 5", "reversed 1 -> 5"')
@@ -111,7 +113,7 @@ def steps_of(text: str, epochs: int) -> list[int]:
     return random.Random(0).sample(rising, epochs) if order == "shuffled" else rising
 
 
-def stages_of(steps: Sequence[int]) -> str:
+def stages_of(steps: Sequence[float]) -> str:
     """K per epoch, as a recipe writes it."""
     return f"[{', '.join(f'[{epoch}, {k}]' for epoch, k in enumerate(steps))}]"
 
