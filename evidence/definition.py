@@ -9,6 +9,7 @@ import statistics
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +99,11 @@ class Study:
         return test.arm in self.recipes and test.against in (*self.recipes, FRONT)
 
 
-def steps_of(text: str, epochs: int) -> list[float]:
-    """K of each epoch: "3", "1.4", "1 -> 5" (Linear), "reversed 1 -> 5" or "shuffled 1 -> 5", which
+def steps_of(text: str, epochs: int) -> Sequence[float]:
+    """K of each epoch: "3", "7/5", "1 -> 5" (Linear), "reversed 1 -> 5" or "shuffled 1 -> 5", which
     take the K of Linear in another order."""
-    if re.fullmatch(r"\d+\.\d+", text):
-        return [float(text)] * epochs
+    if re.fullmatch(r"\d+/\d+", text):
+        return [float(Fraction(text))] * epochs
     found = re.fullmatch(r"(?:(reversed|shuffled) )?(\d+)(?: -> (\d+))?", text)
     if found is None:
         raise ValueError(f'k = "{text}" must be like "3", "1 -> 5", "reversed 1 -> 5"')
