@@ -123,7 +123,7 @@ def accuracies() -> str:
     ]
     return (
         "![Digits, the change by an attack, and the attacked digits, with predictions of both "
-        f"networks](gallery.svg)\n\nAccuracy on 1,000 test digits: {'; '.join(said)}. One seed each."
+        f"networks](gallery.svg)\n\nAccuracy on 1,000 test digits, one seed: {'; '.join(said)}."
     )
 
 
