@@ -1,6 +1,7 @@
 """The README's picture: robust accuracy against cost on CIFAR-10, annealed K beside the line of
 constants."""
 
+import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,15 +10,17 @@ from typing import Any
 import stored
 from amata.report.figures import GREY, INK, ORANGE
 from differences import outcomes
+from fronts import COLLAPSED
 from page import picture
 from study import STUDIES
+from verdicts import SEEDS
 
 ATTACK = "pgd-20"
 RECIPES = {
     "the paper's recipe, 30 epochs": ("cifar10-paper-recipe", "cifar10-equal-cost"),
     "fast recipe, 19 epochs": ("cifar10-fast-recipe", "cifar10-quick-equal-cost"),
 }
-"""Each with its studies; the first that has all its runs is drawn."""
+"""Each with its studies; the first that has results is drawn."""
 HEADLINE = {"pgd10": "constant 10", "amata": "linear 2 → 10"}
 """Arms of the study `cifar10`, which has the paper's recipe too, and the same K α."""
 NEAR = 1.2
@@ -27,6 +30,7 @@ Point = tuple[float, list[float], str]
 
 
 def points(study: str, titles: Sequence[str], labels: dict[str, str]) -> list[Point]:
+    """Of the arms that have enough seeds."""
     runs = stored.summaries(study)
     return sorted(
         (
@@ -35,43 +39,51 @@ def points(study: str, titles: Sequence[str], labels: dict[str, str]) -> list[Po
             labels[title],
         )
         for title in titles
+        if len(runs.get(title, ())) >= SEEDS
     )
 
 
+def annealed(study: str) -> list[str]:
+    """The arms with a rising K and K α fixed."""
+    labels = STUDIES[study].labels
+    return [t for t in STUDIES[study].recipes if re.fullmatch(r"linear \d+ → \d+", labels[t])]
+
+
 def measured(studies: Sequence[str]) -> str:
-    """The first study with all its runs."""
+    """The first study with all its constants and an annealed arm."""
     return next(
         name
         for name in studies
-        if all(
-            len(stored.runs_of(name, title)) == STUDIES[name].seeds
-            for title in STUDIES[name].recipes
-        )
+        if len(points(name, STUDIES[name].front, STUDIES[name].labels)) == len(STUDIES[name].front)
+        and points(name, annealed(name), STUDIES[name].labels)
     )
 
 
 def curves(name: str) -> tuple[list[Point], list[Point]]:
-    """The constants and the annealed arms of a recipe."""
+    """The constants and the annealed arms of a recipe, without those that collapsed."""
     study = measured(RECIPES[name])
-    own = STUDIES[study]
-    annealed = [title for title in own.recipes if own.labels[title].startswith("linear")]
-    found = points(study, own.front, own.labels), points(study, annealed, own.labels)
+    labels = STUDIES[study].labels
+    found = [points(study, arms, labels) for arms in (STUDIES[study].front, annealed(study))]
     if name == next(iter(RECIPES)):
         for arms, title in zip(found, HEADLINE, strict=True):
             if HEADLINE[title] not in [label for _, _, label in arms]:
                 arms += points("cifar10", [title], HEADLINE)
-    return found
+    best = max(statistics.mean(values) for arms in found for _, values, _ in arms)
+    constants, rising = (
+        [point for point in arms if statistics.mean(point[1]) > COLLAPSED * best] for arms in found
+    )
+    return constants, rising
 
 
 def draw(file: Path) -> None:
     """Seeds as small marks, their means as large ones; a line joins the constants of a recipe."""
     with picture(file, 1, (6.6, 4.2)) as (ax,):
         for name in RECIPES:
-            constants, annealed = curves(name)
+            constants, rising = curves(name)
             means = [statistics.mean(values) for _, values, _ in constants]
             ax.plot([cost for cost, _, _ in constants], means, color=GREY, lw=1.4, zorder=1)
             plot(ax, constants, "o", GREY, -1)
-            plot(ax, annealed, "s", ORANGE, 1)
+            plot(ax, rising, "s", ORANGE, 1)
             cost, values, _ = constants[-1]
             ax.annotate(
                 name,
