@@ -37,8 +37,8 @@ def notebook(text: str) -> dict[str, Any]:
     def add(kind: str, source: str) -> None:
         if not source.strip():
             return
-        # Links lead to the pages beside the tutorial.
-        linked = re.sub(r"\]\((?!https?:)([^)]+\.md)", r"](../docs/\1", source)
+        # Links lead to the pages and pictures beside the tutorial.
+        linked = re.sub(r"\]\((?!https?:)([^)]+\.(?:md|svg))", r"](../docs/\1", source)
         cell: dict[str, Any] = {"cell_type": kind, "id": f"cell-{len(cells)}", "metadata": {}}
         if kind == "code":
             cell |= {"execution_count": None, "outputs": []}

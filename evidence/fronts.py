@@ -24,18 +24,21 @@ def main_attack(study: str) -> str:
 
 
 def draw(study: str, file: Path) -> None:
-    """The pictures of a study side by side."""
-    panels = 3 if pair(study) else 2
-    with picture(file, panels, (4.2 * panels, 3.4)) as axes:
+    """The pictures of a study, two side by side: wider ones are unreadable on a page."""
+    rows = 2 if pair(study) else 1
+    with picture(file, 2, (8.4, 3.4 * rows), rows) as axes:
         runs = stored.summaries(study)
         gradients = {title: stored.total_cost(own) for title, own in runs.items()}
         seconds = {title: stored.seconds(own) for title, own in runs.items()}
         draw_front(axes[0], study, gradients, "gradient evaluations per image")
         draw_front(axes[1], study, seconds, "training seconds, one H200")
-        axes[0].legend(frameon=False, fontsize=7, loc="lower right")
         axes[1].set_ylabel("")
-        if panels == 3:
+        if rows == 1:
+            axes[0].legend(frameon=False, loc="lower right")
+        else:
             draw_epochs(axes[2], study)
+            axes[3].axis("off")
+            axes[3].legend(*axes[0].get_legend_handles_labels(), frameon=False, loc="center left")
 
 
 def draw_front(ax: Any, study: str, costs: dict[str, float], name: str) -> None:
@@ -67,7 +70,7 @@ def draw_front(ax: Any, study: str, costs: dict[str, float], name: str) -> None:
             textcoords="offset points",
             ha="center",
             va="top",
-            fontsize=7,
+            fontsize=8,
             color=SERIES[0][0],
             bbox={"fc": "white", "ec": "none", "pad": 0.5},
         )

@@ -1,4 +1,5 @@
-"""Hooks of the documentation site (mkdocs.yml): links that leave docs/ lead to copies in the site.
+"""Hooks of the documentation site (mkdocs.yml): links that leave docs/ lead to copies in the site,
+lines break where a reader expects it, and pictures open when they are clicked.
 
 Pages link to pictures, pages and sources of the whole repository, as on GitHub. A picture or a page
 keeps its path in the site; a source file becomes a page under source/ that shows it.
@@ -12,6 +13,11 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+CODE = re.compile(r"<pre.*?</pre>|<code>(.*?)</code>", re.S)
+CELL = re.compile(r"<td([^>]*)>(.*?)</td>", re.S)
+PICTURE = re.compile(r'(?<!">)(<img [^>]*src="([^"]*)"[^>]*>)')
+LONG_CELL, LONG_WORD = 40, 36
+"""Characters: longer cells get a least width, longer words may break."""
 LANGUAGES = {".py": "python", ".toml": "toml"}
 """Source files that are shown as pages, with their language."""
 
@@ -69,3 +75,30 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         return markdown
     own = DOCS / page.file.src_uri
     return linked(markdown, own if own.exists() else ROOT / page.file.src_uri)
+
+
+def broken_well(html: str) -> str:
+    """The page with code that breaks between words alone, numbers that keep their ±, and long cells
+    marked as text."""
+
+    def code(match: re.Match[str]) -> str:
+        if match[1] is None:  # a block
+            return match[0]
+        words = (w if len(w) > LONG_WORD else f"<span>{w}</span>" for w in match[1].split(" "))
+        return f"<code>{' '.join(words)}</code>"
+
+    def cell(match: re.Match[str]) -> str:
+        content = re.sub(r"(?<=[\d%–]) ([±·/→]) (?=[\d–])", "\u00a0\\1\u00a0", match[2])
+        kind = ' class="text"' if len(re.sub(r"<[^>]*>", "", content)) > LONG_CELL else ""
+        return f"<td{match[1]}{kind}>{content}</td>"
+
+    return CODE.sub(code, CELL.sub(cell, html))
+
+
+def opened(html: str) -> str:
+    """The page with pictures that open alone when they are clicked: on a phone some are small."""
+    return PICTURE.sub(r'<a href="\2">\1</a>', html)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    return opened(broken_well(html))

@@ -53,12 +53,12 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 @contextmanager
-def picture(path: Path, columns: int, size: tuple[float, float]) -> Iterator[Any]:
-    """Axes side by side, saved as SVG."""
+def picture(path: Path, columns: int, size: tuple[float, float], rows: int = 1) -> Iterator[Any]:
+    """Axes side by side, row by row, saved as SVG."""
     with TemporaryDirectory() as folder:
         drawn = Path(folder) / path.stem
-        with figure(drawn, 1, columns, size) as axes:
-            yield axes[0]
+        with figure(drawn, rows, columns, size) as axes:
+            yield axes.ravel()
         shutil.copy(drawn.with_suffix(".svg"), path)
 
 

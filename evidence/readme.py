@@ -1,4 +1,5 @@
-"""Writes the README's tables and picture: python evidence/readme.py (--check compares the tables).
+"""Writes the numbers and pictures of the README and of docs/index.md: python evidence/readme.py
+(--check compares the numbers).
 
 --measure first trains the demo if its results are missing: three seeds of both recipes, six minutes
 on two cores.
@@ -7,9 +8,11 @@ on two cores.
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import overview
 import stored
 from amata.report.figures import GREY, ORANGE
 from definition import RESULTS as STUDIES_DIR
@@ -24,6 +27,18 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "evidence" / "results" / "mnist5k"
 CIFAR10 = {"pgd10": "PGD-10", "amata": "Amata 2→10"}
 ANSWERS = {CONFIRMED: "yes", NOT_REPRODUCED: "no", OPEN: "open"}
+SHORT = {
+    "cifar10-equal-cost": "paper's",
+    "cifar10-paper-recipe": "paper's",
+    "cifar10-quick-equal-cost": "fast",
+    "cifar10-fast-recipe": "fast, tuned",
+    "cifar10-eps16": "fast, ε = 16/255",
+    "mnist-equal-cost": "MNIST",
+}
+"""The recipes of the studies, as the README's table names them."""
+UNDER = {"cw-pgd-20": "CW-PGD-20", "autoattack": "AutoAttack"}
+"""Other attacks of the table, where they are known."""
+UNKNOWN = "–"
 RECORDS = ROOT / "evidence" / "records"
 RECORD_HOLDERS = {
     "pgd20": "Amata 2→3 with Muon (`cifar10-amata-quick`)",
@@ -49,74 +64,97 @@ def equal_cost() -> str:
     """Annealed arms beside the constants of equal cost, as far as they are measured, and how many
     such comparisons of all studies say what."""
     stated, margin = claims()
-    rows, answers = [], []
+    rows: list[list[str]] = []
+    answers: list[str] = []
+    seeds: list[int] = []
     for claim in stated:
         if (found := at_equal_cost(claim)) is None:
             continue
-        study, pair = found
         answers.append(verdict(claim, margin)[0])
         if claim.get("readme"):
-            rows.append(equal_row(study, pair, claim["attack"], ANSWERS[answers[-1]]))
+            rows.append([*equal_row(*found, claim["attack"]), ANSWERS[answers[-1]]])
+            seeds.append(len(stored.summaries(found[0])[found[1].arm]))
     head = [
         "recipe",
         "annealed",
         "constant",
-        "gradients per image",
-        "seconds",
+        "gradients",
         "robust %",
         "difference",
-        "under CW-PGD-20",
-        "seeds",
+        *UNDER.values(),
         "better?",
     ]
+    known = [column for column in zip(head, *rows, strict=True) if set(column[1:]) != {UNKNOWN}]
+    head, *rows = map(list, zip(*known, strict=True))
     counts = {name: answers.count(name) for name in ANSWERS}
     return (
-        f"{markdown(head, rows)}\n\nComparisons at equal cost so far: {len(answers)}. Annealing is "
-        f"better: {counts[CONFIRMED]}; not better: {counts[NOT_REPRODUCED]}; open: {counts[OPEN]}."
+        f"{markdown(head, rows)}\n\n{seeds_of(seeds)} Comparisons at equal cost so far: "
+        f"{len(answers)}. Annealing is better: {counts[CONFIRMED]}; not better: "
+        f"{counts[NOT_REPRODUCED]}; open: {counts[OPEN]}."
     )
 
 
-def equal_row(study: str, pair: Test, attack: str, answer: str) -> list[str]:
-    """Of the line of constants the gradient evaluations are the arm's own, its seconds unknown."""
+def seeds_of(counts: list[int]) -> str:
+    few, many = min(counts), max(counts)
+    return f"Seeds per arm: {few if few == many else f'{few} to {many}'}."
+
+
+def equal_row(study: str, pair: Test, attack: str) -> list[str]:
+    """Of the line of constants the gradient evaluations are the arm's own."""
     own, runs = STUDIES[study], stored.summaries(study)
-    found, margin_loss = (difference(study, pair, name) for name in (attack, "cw-pgd-20"))
+    found = difference(study, pair, attack)
     assert found is not None
     arm, other = runs[pair.arm], runs.get(pair.against)
     robust = 100 * statistics.mean(run["evaluation"][attack]["accuracy"] for run in arm)
-    cost, seconds = stored.total_cost(arm), stored.seconds(arm)
+    cost = stored.total_cost(arm)
     return [
-        own.about,
-        own.labels[pair.arm],
-        own.labels.get(pair.against, "line of constants"),
+        SHORT[study],
+        own.labels[pair.arm].removeprefix("linear "),
+        own.labels.get(pair.against, "line").removeprefix("constant "),
         f"{cost:.0f} / {stored.total_cost(other) if other else cost:.0f}",
-        f"{seconds:.0f} / {f'{stored.seconds(other):.0f}' if other else '–'}",
         f"{robust:.2f} / {robust - found.mean:.2f}",
         str(found),
-        str(margin_loss or "–"),
-        str(found.seeds),
-        answer,
+        *(str(difference(study, pair, name) or UNKNOWN) for name in UNDER),
     ]
+
+
+def paper_claims() -> str:
+    """The paper's claims by verdict; of the open ones only their number."""
+    stated, margin = claims()
+    found: dict[str, list[str]] = {name: [] for name in ANSWERS}
+    for claim in stated:
+        if claim["source"] == "paper":
+            decision, number, _ = verdict(claim, margin)
+            found[decision].append(f"{claim['text']} ({number})")
+    lines = [
+        f"- **{name.capitalize()}.** {'. '.join(found[name])}." for name in found if name != OPEN
+    ]
+    few = "fewer than three seeds, a wide interval, or not measured"
+    return "\n".join([*lines, f"- **Open.** {len(found[OPEN])} more claims: {few}."])
+
+
+def autoattack() -> str:
+    """The headline's AutoAttack and time, as a sentence."""
+    said = [
+        f"{name} {accuracy}%, {stored.seconds(runs):.0f} s" for name, runs, accuracy in trainings()
+    ]
+    return f"{'; '.join(said)}."
+
+
+def trainings() -> Iterator[tuple[str, stored.Rows, str]]:
+    """PGD-10 and Amata on CIFAR-10, and the speed records: name, runs, AutoAttack."""
+    found, folder = stored.summaries("cifar10"), STUDIES_DIR / "cifar10"
+    for title, name in CIFAR10.items():
+        yield f"{name} (`cifar10-{title}`)", found[title], stored.autoattack(folder, title)
+    for title, name in RECORD_HOLDERS.items():
+        runs = [stored.summary(run) for run in sorted((RECORDS / title).glob("runs/*"))]
+        yield name, runs, stored.autoattack(RECORDS / title, title)
 
 
 def headline() -> str:
-    """PGD-10 and Amata on CIFAR-10, and the speed records; means over seeds."""
-    found, folder = stored.summaries("cifar10"), STUDIES_DIR / "cifar10"
-    rows = [
-        headline_row(f"{name} (`cifar10-{title}`)", found[title], stored.autoattack(folder, title))
-        for title, name in CIFAR10.items()
-    ]
-    for title, name in RECORD_HOLDERS.items():
-        runs = [stored.summary(run) for run in sorted((RECORDS / title).glob("runs/*"))]
-        rows.append(headline_row(name, runs, stored.autoattack(RECORDS / title, title)))
-    head = [
-        "training",
-        "clean %",
-        "PGD-20 %",
-        "CW-PGD-20 %",
-        "AutoAttack %",
-        "seconds",
-        GRADIENTS,
-    ]
+    """The trainings as a table; means over seeds."""
+    rows = [headline_row(*training) for training in trainings()]
+    head = ["training", "clean %", "PGD-20 %", "CW-PGD-20 %", "AutoAttack %", "seconds", GRADIENTS]
     return markdown(head, rows)
 
 
@@ -135,6 +173,24 @@ def headline_row(name: str, runs: stored.Rows, autoattack: str) -> list[str]:
 
 def summaries(recipe: str) -> list[dict[str, Any]]:
     return [stored.summary(run) for run in sorted(RESULTS.glob(f"{recipe}-seed*"))]
+
+
+def demo() -> str:
+    """The demo as sentences."""
+    said, attack = [], ATTACKS[1]
+    for recipe, title in RECIPES.items():
+        runs = summaries(recipe)
+        (cost,) = {r["grad_evals"] for r in runs}
+        robust = 100 * statistics.mean(r["evaluation"][attack]["accuracy"] for r in runs)
+        said.append(
+            f"{title}: {robust:.1f}% {attack.upper()} accuracy with {cost:,} gradient evaluations, "
+            f"{stored.seconds(runs):.0f} s"
+        )
+    n = runs[0]["evaluation"][attack]["n"]
+    return (
+        f"{'. '.join(said)}. Means of {len(runs)} seeds; an accuracy on {n:,} test digits is known "
+        "to about ± 2 points."
+    )
 
 
 def per_seed(values: list[float], scale: float, digits: int) -> str:
@@ -187,10 +243,15 @@ def main() -> None:
         measure()
     if "--check" not in sys.argv:
         draw(ROOT / "docs" / "cifar10.svg")
-    rewrite(
-        {ROOT / "README.md": {"equal-cost": equal_cost, "headline": headline, "demo": table}},
-        "readme",
-    )
+        overview.draw(ROOT / "docs" / "cost.svg")
+    parts = {
+        "demo": demo,
+        "equal-cost": equal_cost,
+        "autoattack": autoattack,
+        "claims": paper_claims,
+    }
+    home = {"headline": headline, "demo": table}
+    rewrite({ROOT / "README.md": parts, ROOT / "docs" / "index.md": home}, "readme")
 
 
 if __name__ == "__main__":

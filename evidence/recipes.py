@@ -10,7 +10,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "recipes.md"
 
 
 def written(section: Section) -> str:
-    lines = [f"`{section.title}`" + (f": {section.text}" if section.text else "")]
+    lines = [f"## `{section.title}`"]
+    if section.text:
+        lines += ["", section.text]
     if section.keys:
         lines += ["", "| key | default | values | meaning |", "|---|---|---|---|"]
     for key in section.keys:

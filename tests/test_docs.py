@@ -122,6 +122,13 @@ def test_the_lightning_callback_is_short() -> None:
     assert len(callback.splitlines()) <= 30
 
 
+def test_the_links_of_the_notebook_lead_somewhere() -> None:
+    text = (ROOT / "examples" / "tutorial.ipynb").read_text()
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
+    assert "../docs/gallery.svg" in targets
+    assert [target for target in targets if not (ROOT / "examples" / target).is_file()] == []
+
+
 @pytest.mark.slow
 def test_the_notebook_of_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -114,6 +115,9 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(built: Built
     assert {p.name for p in site.iterdir()} == {"amata", "bin", name}
     about = (site / name / "METADATA").read_text()
     assert f"\nVersion: {amata.__version__}\n" in about
+    assert "\nDescription-Content-Type: text/markdown\n" in about
+    assert "\n# Amata\n" in about
+    assert re.findall(r"\]\((?!https://)", about) == []
     assert (site / name / "licenses" / "LICENSE").is_file()
 
 
@@ -123,7 +127,7 @@ def test_the_sdist_holds_the_package_and_its_tests(built: Built) -> None:
     assert {f"src/amata/{name}" for name in files(SOURCE)} <= names
     assert {f"tests/{name}" for name in files(ROOT / "tests")} <= names
     top = {name.partition("/")[0] for name in names}
-    assert {"LICENSE", "Makefile", "README.md", "docs", "pyproject.toml"} <= top
+    assert {"LICENSE", "Makefile", "README.md", "docs", "hatch_build.py", "pyproject.toml"} <= top
     assert not top & {"evidence", "runs", "shared", "dist"}
     assert not any(name.endswith(".lock") for name in names - {"requirements.lock"})
 
