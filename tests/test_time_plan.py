@@ -48,6 +48,8 @@ RULE = replace(time_rule(), aim=1.0)
         ("90", 90),
         (2.5, 2.5),
         ("1.5s", 1.5),
+        ("1.5h", 5400),
+        (" 5m30s", 330),
     ],
 )
 def test_times_are_read_and_written(text: Any, seconds: float) -> None:
@@ -55,9 +57,22 @@ def test_times_are_read_and_written(text: Any, seconds: float) -> None:
     assert duration(in_time(seconds), "within") == seconds
 
 
-@pytest.mark.parametrize("text", ["", "5 minutes", "m", "-3", "0", "1m1h", "1e400", None, True])
-def test_other_texts_are_no_time(text: Any) -> None:
-    with pytest.raises(InputError, match="within"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *((text, "is not a time; write 30s") for text in ("", "5 minutes", "m", "-3", "1m1h", "1e4")),
+        ("1h30", "'1h30' is not a time"),  # 30 what?
+        ("5m30", "'5m30' is not a time"),
+        ("0s", "'0s' must be above 0"),
+        (0, "0 must be above 0"),
+        (-3, "-3 must be above 0"),
+        ("300000h", "'300000h' must be at most 1,000,000,000 s"),
+        (None, "None is not a number"),
+        (True, "True is not a number"),
+    ],
+)
+def test_other_texts_are_no_time(text: Any, message: str) -> None:
+    with pytest.raises(InputError, match=f"within = .*{message}"):
         duration(text, "within")
 
 
