@@ -129,6 +129,21 @@ def test_every_batch_of_a_training_reaches_tau() -> None:
 
 
 @pytest.mark.parametrize(
+    ("k", "batches", "steps"), [(1.5, 1, [2, 1, 2, 1]), (1.25, 3, [1, 2, 1, 1] * 3)]
+)
+def test_epochs_of_few_batches_share_a_fractional_k(
+    k: float, batches: int, steps: list[int]
+) -> None:
+    recipe = toy_recipe("train.guard=ignore")
+    watched = Watched(ball=recipe.ball)
+    watched.seen.clear()
+    fine = replace(recipe, method=watched, schedule=Constant(steps=k, step_size=0.1))
+    fitted = fit(small_net(), toy_data(16 * batches), None, fine)
+    assert [u.steps for u in watched.seen] == steps
+    assert fitted.grad_evals == 16 * 4 * batches * (k + 1), "as planned"
+
+
+@pytest.mark.parametrize(
     "of",
     [
         FINE,
