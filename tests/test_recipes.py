@@ -287,7 +287,11 @@ def test_errors_name_the_key(override: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("method", "key", "message"),
     [
-        ("fat", "tau=[[0, -1]]", "method.tau: tau: value = -1 must be a whole number of at least 0"),
+        (
+            "fat",
+            "tau=[[0, -1]]",
+            "method.tau: tau: value = -1 must be a whole number of at least 0",
+        ),
         ("fat", "tau=[[0, 1], [5, 2], [3, 1]]", "must start at epoch 0, with rising epochs"),
         ("fat", "omega=-0.1", "[method] omega = -0.1 must be at least 0"),
         ("trades", "beta=-6", "[method] beta = -6.0 must be at least 0"),

@@ -203,7 +203,12 @@ def _streamed() -> Any:
 @pytest.mark.parametrize(
     ("net", "data", "schedule", "message"),
     [
-        (small_net, toy_data(32), [[0.5, 3]], r"the model takes images of 6 x 6 pixels only; .* global"),
+        (
+            small_net,
+            toy_data(32),
+            [[0.5, 3]],
+            r"the model takes images of 6 x 6 pixels only; .* global",
+        ),
         (pooled, toy_data(32), [[0.5, 7]], r"has 7, and the images have 6 x 6 .* not enlarged"),
         (
             pooled,

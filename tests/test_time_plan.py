@@ -60,7 +60,10 @@ def test_times_are_read_and_written(text: Any, seconds: float) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        *((text, "is not a time; write 30s") for text in ("", "5 minutes", "m", "-3", "1m1h", "1e4")),
+        *(
+            (text, "is not a time; write 30s")
+            for text in ("", "5 minutes", "m", "-3", "1m1h", "1e4")
+        ),
         ("1h30", "'1h30' is not a time"),  # 30 what?
         ("5m30", "'5m30' is not a time"),
         ("0s", "'0s' must be above 0"),
@@ -431,7 +434,7 @@ def test_changed_steps_are_recorded_and_resumed(tmp_path: Path) -> None:
     assert [row["step_size"] * max(row["steps"], 1) for row in whole.epochs] == pytest.approx(
         [0.1] * 4
     )
-    assert [row["grad_evals"] for row in whole.epochs] == [48, 48 + 48 + 80, 352, 544]
+    assert [row["grad_evals"] for row in whole.epochs] == [48, 48 + 48 + 64, 336, 528]
     with pytest.raises(Interrupted):
         timed("cut", StopAt(2, 2))  # after K has changed within the epoch
     run, again = RunFolder.open(tmp_path / "cut")

@@ -367,8 +367,8 @@ def _fields(cls: type) -> dict[str, Any]:
         elif kind == int | float:
             kind = Annotated[kind, BeforeValidator(partial(steps_of, name=f.name))]
         elif get_origin(kind) is tuple and get_origin(readers[f.name]) is Annotated:
-            read = partial(readers[f.name].__metadata__[0], name=f.name)
-            kind = Annotated[kind, BeforeValidator(read)]
+            own = partial(readers[f.name].__metadata__[0], name=f.name)
+            kind = Annotated[kind, BeforeValidator(own)]
         fields[f.name] = (kind, ... if f.default is dataclasses.MISSING else f.default)
     return fields
 

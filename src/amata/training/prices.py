@@ -21,9 +21,9 @@ from amata.recipes import Recipe
 from amata.schedules import Control
 from amata.training.batches import Batches, held_out_batches
 from amata.training.guard import ATTACK, IMAGES, guard_stats
-from amata.training.loop import validate
 from amata.training.time_plan import Prices, may_stop_early
 from amata.training.trainer import Trainer
+from amata.training.validation import validate
 
 SHARE = 0.05
 """Of the time, for timing batches."""
