@@ -25,6 +25,7 @@ from amata.schedules import (
     Exponential,
     Linear,
     Piecewise,
+    only_k_changes,
     planned_controls,
     reaching,
 )
@@ -102,6 +103,23 @@ def test_schedules_in_fractions() -> None:
     pairs: Any = lambda epoch, epochs: (epoch / 2, 0.1)  # noqa: E731
     own = planned_controls(pairs, 3)
     assert own == [Control(0, 0.1), Control(0.5, 0.1), Control(1, 0.1)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "alone"),
+    [
+        (Linear(k_min=0, k_max=3, tau=0.1, fractional=True), True),
+        (Constant(steps=1.5, step_size=0.1), True),
+        (Piecewise(stages=[(0, 0), (1, 2.5)], tau=0.1), True),
+        (Piecewise(stages=[(0, 1), (1, 2)], step_size=0.1), False),
+        (Linear(k_min=1, k_max=3, tau=0.1, tau_end=0.2), False),
+        (Linear(k_min=1, k_max=3, tau=0.1, eps_start=0.5), False),
+        (Linear(k_min=1, k_max=3, tau=0.1, sizes=[(0.5, 3)]), False),
+    ],
+    ids=str,
+)
+def test_a_plan_in_which_k_alone_changes(schedule: Any, alone: bool) -> None:
+    assert only_k_changes(planned_controls(schedule, 4) or []) is alone
 
 
 @dataclass(frozen=True, kw_only=True)

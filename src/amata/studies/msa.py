@@ -28,7 +28,13 @@ from amata.recipes import Recipe
 from amata.reporter import Reporter, RunInfo
 from amata.runs import RunFolder
 from amata.runs.files import read_record, refuse_links, write_atomic, write_record
-from amata.schedules import Control, closed_loop, largest_control, planned_controls
+from amata.schedules import (
+    Control,
+    closed_loop,
+    largest_control,
+    only_k_changes,
+    planned_controls,
+)
 from amata.studies.cost import Prices
 from amata.studies.criterion import robust_attack
 from amata.studies.recorded_run import RecordedRun
@@ -331,14 +337,13 @@ def _check(recipe: Recipe) -> None:
     if recipe.train.eps_warmup:
         raise InputError("msa compares controls under one eps; --set train.eps_warmup=0")
     planned = planned_controls(recipe.schedule, recipe.train.epochs) or []
-    reach = [u.tau or u.steps * u.step_size for u in planned if u.steps >= 1]
-    if any(u.eps != 1 for u in planned) or any(not math.isclose(r, reach[0]) for r in reach):
+    if any(u.size for u in planned):
+        raise InputError("msa compares controls on the same images; --set schedule.sizes=[]")
+    if not only_k_changes(planned):
         raise InputError(
             "msa chooses K alone, and this schedule anneals the radius or K * alpha too; start "
             "from a linear schedule without eps_start and tau_end, or a constant one"
         )
-    if any(u.size for u in planned):
-        raise InputError("msa compares controls on the same images; --set schedule.sizes=[]")
 
 
 def _read(file: Path, kind: TypeAdapter[Any], about: dict[str, Any]) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from amata.schedules import (
     Piecewise,
     closed_loop,
     largest_control,
+    only_k_changes,
     planned_controls,
 )
 from amata.training.time_rule import Band, TimeRule
@@ -108,7 +109,7 @@ def plan_within(
 def choose_band(recipe: Recipe, updates: float, rule: TimeRule) -> Band | None:
     """Between which K to anneal: by the rule, or as the recipe's linear schedule. None if K cannot
     be chosen: the schedule anneals more than K, or more steps cost nothing."""
-    if not _anneals_k_alone(recipe):
+    if not only_k_changes(planned_controls(recipe.schedule, max(recipe.train.epochs, 2)) or []):
         return None
     if (band := rule.band(recipe, updates)) is not None:
         return band
@@ -116,15 +117,6 @@ def choose_band(recipe: Recipe, updates: float, rule: TimeRule) -> Band | None:
     if not isinstance(own, Linear) or not depends_on_steps(recipe):
         return None
     return Band(0.0, own.k_min, own.k_max, own.tau, min(rule.least_epochs, recipe.train.epochs))
-
-
-def _anneals_k_alone(recipe: Recipe) -> bool:
-    """Whether K alpha is constant, and every other field of the control as usual."""
-    own = planned_controls(recipe.schedule, max(recipe.train.epochs, 2)) or []
-    reach = [u.tau or u.steps * u.step_size for u in own if u.steps >= 1]
-    return all(math.isclose(r, reach[0]) for r in reach) and all(
-        u._replace(steps=0, step_size=0.0, tau=None) == Control(0, 0.0) for u in own
-    )
 
 
 def _affordable_epochs(band: Band, prices: Prices, left: float) -> int:
