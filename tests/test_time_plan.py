@@ -166,6 +166,23 @@ def test_every_method_trains_with_the_planned_steps(name: str) -> None:
     check_consistent(plan.recipe, planned_controls(plan.recipe.schedule, len(plan.steps)))
 
 
+def test_the_last_validation_is_planned_for() -> None:
+    """Also with `train.valid_every`, of which an epoch's price has only a share."""
+    recipe, prices = recipes.load("mnist5k-amata"), Prices(1.0, 0.5, 0.1, end=2.0)
+    plan, other = (plan_within(recipe, p, 22.0, RULE) for p in (prices, replace(prices, end=0.0)))
+    assert plan.steps == plan_within(recipe, replace(prices, end=0.0), 20.0, RULE).steps
+    assert plan.validation == pytest.approx(0.1 * len(plan.steps) + 2)
+    assert 21 < plan.seconds <= 22
+    assert sum(other.steps) > sum(plan.steps)
+    with pytest.raises(InputError, match="after about 5s"):
+        plan_within(recipe, prices, 4.0, RULE)
+    recipe, device = toy_recipe("train.valid_every=4"), torch.device("cpu")
+    trainer = Trainer(small_net(), training_batches(toy_data(), recipe, device), recipe, device)
+    valid = training_batches(toy_data(40), recipe, device).images  # type: ignore[attr-defined]
+    found = measure(trainer, valid, timed_controls(recipe, RULE, keep_schedule=False), 0.01).prices
+    assert 0 < found.end < 3 * found.epoch
+
+
 def test_a_schedule_that_is_given_stays() -> None:
     recipe, prices = recipes.load("mnist5k-amata"), Prices(1.0, 0.5, 0.5)
     plan = plan_within(recipe, prices, 20.0, RULE, keep_schedule=True)

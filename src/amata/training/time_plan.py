@@ -33,6 +33,8 @@ class Prices:
     """Once an epoch: validation, collapse guard, checkpoint."""
     spent: float = 0.0
     """Before training: start, data, compiling, measuring."""
+    end: float = 0.0
+    """After the last epoch, which is always validated: what `epoch` leaves out of that."""
     spread: float = 0.0
     """How far the prices may be off, as a share."""
 
@@ -66,7 +68,7 @@ class TimePlan:
 
     @property
     def validation(self) -> float:
-        return self.prices.epoch * len(self.steps)
+        return self.prices.epoch * len(self.steps) + self.prices.end
 
     @property
     def seconds(self) -> float:
@@ -86,7 +88,7 @@ def plan_within(
     """The longest run that ends within the time, by the rule. A schedule that is kept, as one that
     the user gave, stays as it is; then only the epochs are chosen."""
     check_plannable(recipe)
-    left = rule.aim * within - prices.spent
+    left = rule.aim * within - prices.spent - prices.end
     band = None if keep_schedule else choose_band(recipe, left / prices.update, rule)
     if band is None:
         return _own_schedule(recipe, prices, within, rule, left)
@@ -210,7 +212,7 @@ def may_stop_early(recipe: Recipe) -> bool:
 
 
 def too_short(within: float, prices: Prices, steps: float, rule: TimeRule) -> InputError:
-    least = math.ceil((prices.spent + prices.total([steps])) / rule.aim)
+    least = math.ceil((prices.spent + prices.total([steps]) + prices.end) / rule.aim)
     return InputError(
         f"--within {in_time(within)} is too short: one epoch with K = {steps:g} ends after about "
         f"{in_time(least)}; give at least that, or fewer images (data.limit)"
