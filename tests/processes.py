@@ -44,6 +44,17 @@ CASES: dict[str, tuple[list[str], int]] = {
     "dat": (["method.name=dat"], 96),
     "atta": (["method.name=atta", "method.reset=2", "data.augment=crop-flip", "data.pad=1"], 96),
     "atta, parts of different sizes": (["method.name=atta", "method.store=cpu"], 91),
+    # without momentum the norm over the batch, which parts only estimate, does not matter
+    "fgsm-pgi, parts of different sizes": (
+        [
+            "method.name=fgsm-pgi",
+            "method.momentum=0",
+            "method.reset=2",
+            "data.augment=crop-flip",
+            "data.pad=1",
+        ],
+        91,
+    ),
     "yopo": (["method.name=yopo", "method.inner=2", "model.first_layer=net.0"], 96),
     "adaptive": (
         ["schedule.name=adaptive", "schedule.tau=0.1", "schedule.k_max=4", "schedule.gamma=0.01"],

@@ -223,7 +223,7 @@ def test_validation_shares_the_copy_that_the_final_evaluation_compiles(
         engines.append(engine)
         return evaluate(*data, engine=engine, **options)
 
-    monkeypatch.setattr("amata.training.loop.evaluate", watched)
+    monkeypatch.setattr("amata.training.validation.evaluate", watched)
     settings = "train.epochs=1", "train.valid_attack=pgd-1", "train.guard=ignore"
     for more in ([], ["train.engine=plain"], ["eval.attacks=[]"]):
         fit(small_net(), toy_data(), toy_data(), toy_recipe(*settings, *more))

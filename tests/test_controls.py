@@ -25,6 +25,7 @@ from amata.schedules import (
     Exponential,
     Linear,
     Piecewise,
+    only_k_changes,
     planned_controls,
     reaching,
 )
@@ -104,6 +105,23 @@ def test_schedules_in_fractions() -> None:
     assert own == [Control(0, 0.1), Control(0.5, 0.1), Control(1, 0.1)]
 
 
+@pytest.mark.parametrize(
+    ("schedule", "alone"),
+    [
+        (Linear(k_min=0, k_max=3, tau=0.1, fractional=True), True),
+        (Constant(steps=1.5, step_size=0.1), True),
+        (Piecewise(stages=[(0, 0), (1, 2.5)], tau=0.1), True),
+        (Piecewise(stages=[(0, 1), (1, 2)], step_size=0.1), False),
+        (Linear(k_min=1, k_max=3, tau=0.1, tau_end=0.2), False),
+        (Linear(k_min=1, k_max=3, tau=0.1, eps_start=0.5), False),
+        (Linear(k_min=1, k_max=3, tau=0.1, sizes=[(0.5, 3)]), False),
+    ],
+    ids=str,
+)
+def test_a_plan_in_which_k_alone_changes(schedule: Any, alone: bool) -> None:
+    assert only_k_changes(planned_controls(schedule, 4) or []) is alone
+
+
 @dataclass(frozen=True, kw_only=True)
 class Watched(PGD):
     """PGD that keeps the controls of its batches."""
@@ -126,6 +144,21 @@ def test_every_batch_of_a_training_reaches_tau() -> None:
     for u in watched.seen:
         assert isinstance(u.steps, int)
         assert u.step_size == 0.1 / max(u.steps, 1)
+
+
+@pytest.mark.parametrize(
+    ("k", "batches", "steps"), [(1.5, 1, [2, 1, 2, 1]), (1.25, 3, [1, 2, 1, 1] * 3)]
+)
+def test_epochs_of_few_batches_share_a_fractional_k(
+    k: float, batches: int, steps: list[int]
+) -> None:
+    recipe = toy_recipe("train.guard=ignore")
+    watched = Watched(ball=recipe.ball)
+    watched.seen.clear()
+    fine = replace(recipe, method=watched, schedule=Constant(steps=k, step_size=0.1))
+    fitted = fit(small_net(), toy_data(16 * batches), None, fine)
+    assert [u.steps for u in watched.seen] == steps
+    assert fitted.grad_evals == 16 * 4 * batches * (k + 1), "as planned"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.text import Text
 
 from amata import recipes
@@ -15,9 +16,12 @@ from amata.recipes import Recipe
 from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.studies.msa import Msa, MsaSettings
+from amata.studies.recorded_run import RecordedRun
 from amata.studies.runs import train_or_resume
-from tests.conftest import Called
-from tests.toy import QUICK
+from amata.training.batches import training_batches
+from amata.training.trainer import Trainer
+from tests.conftest import Called, small_net
+from tests.toy import QUICK, toy_data, toy_recipe
 
 Amata = Callable[..., Called]
 FAST = [*QUICK, "data.limit=160", "data.batch_size=60", "train.guard=ignore", "eval.limit=20"]
@@ -84,6 +88,29 @@ def test_the_terminal_cost_and_the_first_gains_are_of_the_recorded_run(tmp_path:
     record = json.loads((tmp_path / "runs" / f"{first['key']}.gains.json").read_text())
     assert [len(epoch) for epoch in record["gains"]] == [3, 3]  # K = 1, 2, 3
     assert all(len(batches) == 1 for epoch in record["gains"] for batches in epoch)
+
+
+@pytest.mark.parametrize(
+    ("guard", "of_runs"), [("rollback", "stop"), ("stop", "stop"), ("ignore", "ignore")]
+)
+def test_the_guard_changes_no_controls_of_a_run(guard: str, of_runs: str, tmp_path: Path) -> None:
+    """With more steps a run would exceed the budget, and its controls would not be those whose
+    Hamiltonian is measured."""
+    recipe = recipes.load("mnist5k-amata", [*FAST, f"train.guard={guard}"])
+    study = Msa(recipe, MsaSettings(), tmp_path, Notes())
+    assert study.recipe_of((0, 0, 0)).train.guard == of_runs
+
+
+@pytest.mark.parametrize("batches", [1, 4])
+def test_an_epoch_moves_by_the_learning_rates_of_its_batches(batches: int, tmp_path: Path) -> None:
+    recipe = toy_recipe("optim.lr_schedule=one-cycle", "optim.momentum=0.5")
+    loader = training_batches(toy_data(16 * batches), recipe, torch.device("cpu"))
+    trainer = Trainer(small_net(), loader, recipe, torch.device("cpu"))
+    splits: Any = None
+    for epoch in range(2):
+        trainer.state.epoch = epoch
+        motion = RecordedRun(tmp_path, recipe, splits)._motion(small_net(), [], [], epoch, batches)
+        assert motion.rate == pytest.approx(2 * sum(map(trainer.lr, range(batches))))
 
 
 BAD: dict[str, tuple[str, list[str], MsaSettings, str]] = {

@@ -92,7 +92,7 @@ def test_two_processes_train_what_one_does(name: str, by_two: Path, tmp_path: Pa
     )
     assert found.keys() == expected.keys()
     for key, value in expected.items():
-        if key != "loss_sum":
+        if key not in ("loss_sum", "memory/momentum"):  # of a part's loss, and of its norm
             assert torch.allclose(found[key].double(), value.double(), rtol=1e-5, atol=1e-8), (
                 f"the checkpoint's {key}"
             )

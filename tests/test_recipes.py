@@ -287,7 +287,11 @@ def test_errors_name_the_key(override: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("method", "key", "message"),
     [
-        ("fat", "tau=[[0, -1]]", "[method] tau: value = -1 must be a whole number of at least 0"),
+        (
+            "fat",
+            "tau=[[0, -1]]",
+            "method.tau: tau: value = -1 must be a whole number of at least 0",
+        ),
         ("fat", "tau=[[0, 1], [5, 2], [3, 1]]", "must start at epoch 0, with rising epochs"),
         ("fat", "omega=-0.1", "[method] omega = -0.1 must be at least 0"),
         ("trades", "beta=-6", "[method] beta = -6.0 must be at least 0"),
@@ -295,7 +299,7 @@ def test_errors_name_the_key(override: str, message: str) -> None:
         ("dat", "c_max=-1", "[method] c_max = -1.0 must be at least 0"),
         ("atta", "early_epochs=-1", "[method] early_epochs = -1 must be a whole number"),
         ("fast", "init=bogus", "method.init: input should be 'random', 'zero', 'previous' or"),
-        ("fat", "tau=[[5, 1]]", "[method] tau = [[5, 1]] must start at epoch 0"),
+        ("fat", "tau=[[5, 1]]", "method.tau: tau = [[5, 1]] must start at epoch 0"),
         (
             "dat",
             "dynamic_epochs=0",
@@ -304,11 +308,12 @@ def test_errors_name_the_key(override: str, message: str) -> None:
         ("atta", "reset=0", "[method] reset = 0 must be a whole number of at least 1"),
         ("yopo", "inner=0", "[method] inner = 0 must be a whole number of at least 1"),
         ("nfgsm", "noise=0", "[method] noise = 0.0 must be above 0"),
+        ("fat", "tau=2", "method.tau: tau = 2 must be pairs, as in [[0, 2], [5, 10]]"),
         ("pgd", "awp=0.01", "method.awp: 0.01 is not a table; set method.awp.gamma=0.01 instead"),
-        ("pgd", "awp.gamma=-1", "[method] gamma = -1.0 must be at least 0"),
+        ("pgd", "awp.gamma=-1", "[method.awp] gamma = -1.0 must be at least 0"),
         ("pgd", "awp.warmup=5", "method.awp.gamma: this is needed"),
         ("pgd", "awp={gamma=0.01, warm=2}", "method.awp.warm: unknown key; did you mean 'warmup'?"),
-        ("yopo", "awp.gamma=0.01", "[method] awp does not work around yopo"),
+        ("yopo", "awp.gamma=0.01", "[method.awp] awp does not work around yopo"),
     ],
 )
 def test_bad_settings_of_methods_are_refused_before_training(

@@ -101,6 +101,8 @@ def test_schedules_anneal_the_size() -> None:
 def test_bad_sizes_are_refused(given: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         sizes(given, "sizes")
+    with pytest.raises(InputError, match=f"schedule.sizes: .*{message}"):
+        toy_recipe(f"schedule.sizes={given}")
 
 
 def test_a_recipe_writes_and_reads_sizes() -> None:
@@ -201,7 +203,12 @@ def _streamed() -> Any:
 @pytest.mark.parametrize(
     ("net", "data", "schedule", "message"),
     [
-        (small_net, toy_data(32), [[0.5, 3]], r"the model takes images of 6 pixels only .* global"),
+        (
+            small_net,
+            toy_data(32),
+            [[0.5, 3]],
+            r"the model takes images of 6 x 6 pixels only; .* global",
+        ),
         (pooled, toy_data(32), [[0.5, 7]], r"has 7, and the images have 6 x 6 .* not enlarged"),
         (
             pooled,

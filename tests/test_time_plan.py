@@ -48,6 +48,8 @@ RULE = replace(time_rule(), aim=1.0)
         ("90", 90),
         (2.5, 2.5),
         ("1.5s", 1.5),
+        ("1.5h", 5400),
+        (" 5m30s", 330),
     ],
 )
 def test_times_are_read_and_written(text: Any, seconds: float) -> None:
@@ -55,9 +57,25 @@ def test_times_are_read_and_written(text: Any, seconds: float) -> None:
     assert duration(in_time(seconds), "within") == seconds
 
 
-@pytest.mark.parametrize("text", ["", "5 minutes", "m", "-3", "0", "1m1h", "1e400", None, True])
-def test_other_texts_are_no_time(text: Any) -> None:
-    with pytest.raises(InputError, match="within"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *(
+            (text, "is not a time; write 30s")
+            for text in ("", "5 minutes", "m", "-3", "1m1h", "1e4")
+        ),
+        ("1h30", "'1h30' is not a time"),  # 30 what?
+        ("5m30", "'5m30' is not a time"),
+        ("0s", "'0s' must be above 0"),
+        (0, "0 must be above 0"),
+        (-3, "-3 must be above 0"),
+        ("300000h", "'300000h' must be at most 1,000,000,000 s"),
+        (None, "None is not a number"),
+        (True, "True is not a number"),
+    ],
+)
+def test_other_texts_are_no_time(text: Any, message: str) -> None:
+    with pytest.raises(InputError, match=f"within = .*{message}"):
         duration(text, "within")
 
 
@@ -146,6 +164,23 @@ def test_every_method_trains_with_the_planned_steps(name: str) -> None:
     recipe = replace(toy_recipe(f"method.name={name}"), schedule=linear)
     plan = plan_within(recipe, Prices(1.0, 0.5, 0.0), 7.3, RULE)
     check_consistent(plan.recipe, planned_controls(plan.recipe.schedule, len(plan.steps)))
+
+
+def test_the_last_validation_is_planned_for() -> None:
+    """Also with `train.valid_every`, of which an epoch's price has only a share."""
+    recipe, prices = recipes.load("mnist5k-amata"), Prices(1.0, 0.5, 0.1, end=2.0)
+    plan, other = (plan_within(recipe, p, 22.0, RULE) for p in (prices, replace(prices, end=0.0)))
+    assert plan.steps == plan_within(recipe, replace(prices, end=0.0), 20.0, RULE).steps
+    assert plan.validation == pytest.approx(0.1 * len(plan.steps) + 2)
+    assert 21 < plan.seconds <= 22
+    assert sum(other.steps) > sum(plan.steps)
+    with pytest.raises(InputError, match="after about 5s"):
+        plan_within(recipe, prices, 4.0, RULE)
+    recipe, device = toy_recipe("train.valid_every=4"), torch.device("cpu")
+    trainer = Trainer(small_net(), training_batches(toy_data(), recipe, device), recipe, device)
+    valid = training_batches(toy_data(40), recipe, device).images  # type: ignore[attr-defined]
+    found = measure(trainer, valid, timed_controls(recipe, RULE, keep_schedule=False), 0.01).prices
+    assert 0 < found.end < 3 * found.epoch
 
 
 def test_a_schedule_that_is_given_stays() -> None:
@@ -416,7 +451,7 @@ def test_changed_steps_are_recorded_and_resumed(tmp_path: Path) -> None:
     assert [row["step_size"] * max(row["steps"], 1) for row in whole.epochs] == pytest.approx(
         [0.1] * 4
     )
-    assert [row["grad_evals"] for row in whole.epochs] == [48, 48 + 48 + 80, 352, 544]
+    assert [row["grad_evals"] for row in whole.epochs] == [48, 48 + 48 + 64, 336, 528]
     with pytest.raises(Interrupted):
         timed("cut", StopAt(2, 2))  # after K has changed within the epoch
     run, again = RunFolder.open(tmp_path / "cut")

@@ -94,26 +94,29 @@ def whole(value: Any, name: str, least: int, most: int = MOST) -> int:
     return int(result)
 
 
-TIME = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
+DIGITS = r"(\d+(?:\.\d+)?)"
+TIME = re.compile(rf"(?:{DIGITS}h)?(?:{DIGITS}m)?(?:{DIGITS}s)?|{DIGITS}")
 
 
 def duration(value: Any, name: str) -> float:
-    """Parse a time in seconds: a number, or a text such as "30s", "5m" or "1h30m".
+    """Parse a time in seconds: a number, or a text such as "30s", "5m", "1.5h" or "1h30m". In
+    "1h30" the 30 has no unit, and it is refused.
 
     >>> duration("1h30m", "within"), duration("90", "within")
     (5400.0, 90.0)
     """
-    found = TIME.fullmatch(value.strip()) if isinstance(value, str) else None
+    seconds = value
     if isinstance(value, str):
+        found = TIME.fullmatch(value.strip())
         if found is None or not any(found.groups()):
             raise InputError(f"{name} = {shown(value)} is not a time; write 30s, 5m or 1h30m")
-        value = sum(
-            float(part or 0) * size
-            for part, size in zip(found.groups(), (3600, 60, 1), strict=True)
-        )
-    result = positive(value, name)
+        parts = zip(found.groups(), (3600, 60, 1, 1), strict=True)
+        seconds = sum(float(part or 0) * size for part, size in parts)
+    result = number(seconds, name)
+    if result <= 0:
+        raise InputError(f"{name} = {shown(value)} must be above 0")
     if result > MOST:
-        raise InputError(f"{name} = {shown(value)} s must be at most {MOST:,} s")
+        raise InputError(f"{name} = {shown(value)} must be at most {MOST:,} s")
     return result
 
 

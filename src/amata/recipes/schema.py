@@ -3,7 +3,7 @@ fields of the class that they name."""
 
 import dataclasses
 from functools import cache, partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -353,8 +353,9 @@ def _is_table(value: Any) -> Any:
 
 
 def _fields(cls: type) -> dict[str, Any]:
-    """The types and defaults of a dataclass's fields, as pydantic wants them."""
-    hints = get_type_hints(cls)
+    """The types and defaults of a dataclass's fields, as pydantic wants them. Pairs have readers of
+    their own, whose errors say what is wanted."""
+    hints, readers = get_type_hints(cls), get_type_hints(cls, include_extras=True)
     fields: dict[str, Any] = {}
     for f in dataclasses.fields(cls):
         if hints[f.name] in (Ball, Method):
@@ -365,6 +366,9 @@ def _fields(cls: type) -> dict[str, Any]:
             kind = read if kind is float else read | None
         elif kind == int | float:
             kind = Annotated[kind, BeforeValidator(partial(steps_of, name=f.name))]
+        elif get_origin(kind) is tuple and get_origin(readers[f.name]) is Annotated:
+            own = partial(readers[f.name].__metadata__[0], name=f.name)
+            kind = Annotated[kind, BeforeValidator(own)]
         fields[f.name] = (kind, ... if f.default is dataclasses.MISSING else f.default)
     return fields
 

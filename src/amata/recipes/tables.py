@@ -161,11 +161,15 @@ def _build(section: str, table: BaseModel, recipe: str, **more: Any) -> Any:
     given = table.model_dump(mode="json")
     name = given.pop(KEYED[section])
     awp = given.pop("awp", None) if section == "method" else None
+    place = section
     try:
         if name == recorded.NAME:
             built = PLACEHOLDERS[section](about=given, **more)
         else:
             built = REGISTRIES[section][name](**given, **more)
-        return built if awp is None else AWP(built, **awp)
+        if awp is None:
+            return built
+        place = f"{section}.awp"
+        return AWP(built, **awp)
     except InputError as error:
-        raise InputError(f"recipe {recipe}: [{section}] {error}") from None
+        raise InputError(f"recipe {recipe}: [{place}] {error}") from None

@@ -14,7 +14,7 @@ from amata.schedules.contract import (
     largest_control,
     planned_controls,
 )
-from amata.schedules.control import Control, reaching
+from amata.schedules.control import Control, only_k_changes, reaching
 
 SCHEDULES: dict[str, type] = {
     "constant": Constant,
@@ -40,6 +40,7 @@ __all__ = [
     "Schedule",
     "closed_loop",
     "largest_control",
+    "only_k_changes",
     "planned_controls",
     "reaching",
 ]

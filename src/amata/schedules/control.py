@@ -10,6 +10,8 @@ K = 1.4, two take two steps:
 [0.5, 0.25]
 """
 
+import math
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Generic, NamedTuple, cast
@@ -84,6 +86,14 @@ def reaching(steps: float, tau: float, eps: float = 1.0) -> Control[float]:
     """K steps that reach tau together: alpha = tau / K, and tau itself where K < 1."""
     exact = int(steps) if steps == int(steps) else steps
     return Control(exact, tau / max(exact, 1), None if isinstance(exact, int) else tau, eps)
+
+
+def only_k_changes(plan: Sequence[Control[float]]) -> bool:
+    """Whether K alpha is the same in every epoch with an attack, and all else as usual."""
+    tau = [u.tau or u.steps * u.step_size for u in plan if u.steps >= 1]
+    return all(math.isclose(t, tau[0]) for t in tau) and all(
+        u._replace(steps=0, step_size=0.0, tau=None) == Control(0, 0.0) for u in plan
+    )
 
 
 def read_control(value: Any) -> Control[float]:

@@ -23,12 +23,18 @@ from amata.engine.worth import code_for
 from amata.errors import AmataError, InputError, Interrupted, printable
 from amata.evaluation import parse_attack
 from amata.metrics import Finite, Share
-from amata.quantity import number, positive, whole
+from amata.quantity import number, positive, round_half_up, whole
 from amata.recipes import Recipe
 from amata.reporter import Reporter, RunInfo
 from amata.runs import RunFolder
 from amata.runs.files import read_record, refuse_links, write_atomic, write_record
-from amata.schedules import Control, closed_loop, largest_control, planned_controls
+from amata.schedules import (
+    Control,
+    closed_loop,
+    largest_control,
+    only_k_changes,
+    planned_controls,
+)
 from amata.studies.cost import Prices
 from amata.studies.criterion import robust_attack
 from amata.studies.recorded_run import RecordedRun
@@ -181,7 +187,7 @@ class Msa:
         assert planned is not None
         most = len(self.candidates)
         middle = (planned[block[len(block) // 2]].steps for block in self.blocks)
-        steps = [min(max(round(k), 1), most) for k in middle]
+        steps = [min(max(round_half_up(k), 1), most) for k in middle]
         while not self.limit.allows(self._spent(tuple(k - 1 for k in steps))):
             steps[steps.index(max(steps))] -= 1
         return tuple(k - 1 for k in steps)
@@ -195,7 +201,13 @@ class Msa:
         """Gradient evaluations per image of the whole run."""
         return sum(self.price[k - 1] for k in self._steps(choice))
 
-    def recipe_of(self, choice: Choice, keep: bool = True) -> Recipe:
+    def recipe_of(self, choice: Choice) -> Recipe:
+        """The recipe of a run. The collapse guard may not add steps to its controls or lower its
+        learning rate: such a training fails."""
+        guard = "ignore" if self.recipe.train.guard == "ignore" else "stop"
+        return self._with(choice, {"train.keep_epochs": True, "train.guard": guard})
+
+    def _with(self, choice: Choice, overrides: dict[str, Any]) -> Recipe:
         """The recipe with these controls as a piecewise schedule."""
         steps = self._steps(choice)
         stages = [[e, k] for e, k in enumerate(steps) if e == 0 or k != steps[e - 1]]
@@ -203,7 +215,7 @@ class Msa:
         return recipes.parse(
             {**self.recipe.tables, "schedule": table},
             self.recipe.name,
-            {"train.keep_epochs": keep},
+            overrides,
         )
 
     # Runs
@@ -296,7 +308,7 @@ class Msa:
         best = next(row for row in reversed(rows) if row["accepted"])
         steps = best["steps"]
         choice = tuple(steps[block[0]] - 1 for block in self.blocks)
-        toml = self.recipe_of(choice, keep=self.recipe.train.keep_epochs).to_toml()
+        toml = self._with(choice, {}).to_toml()
         result = {
             "about": self.about,
             "recipe": self.recipe.name,
@@ -325,14 +337,13 @@ def _check(recipe: Recipe) -> None:
     if recipe.train.eps_warmup:
         raise InputError("msa compares controls under one eps; --set train.eps_warmup=0")
     planned = planned_controls(recipe.schedule, recipe.train.epochs) or []
-    reach = [u.tau or u.steps * u.step_size for u in planned if u.steps >= 1]
-    if any(u.eps != 1 for u in planned) or any(not math.isclose(r, reach[0]) for r in reach):
+    if any(u.size for u in planned):
+        raise InputError("msa compares controls on the same images; --set schedule.sizes=[]")
+    if not only_k_changes(planned):
         raise InputError(
             "msa chooses K alone, and this schedule anneals the radius or K * alpha too; start "
             "from a linear schedule without eps_start and tau_end, or a constant one"
         )
-    if any(u.size for u in planned):
-        raise InputError("msa compares controls on the same images; --set schedule.sizes=[]")
 
 
 def _read(file: Path, kind: TypeAdapter[Any], about: dict[str, Any]) -> dict[str, Any] | None:

@@ -136,7 +136,9 @@ class RecordedRun:
         """How the gradients of an epoch move the weights."""
         sizes = [p.numel() for p in _trainable(model)]
         optim, epochs = self.recipe.optim, self.recipe.train.epochs
-        rate = sum(learning_rate(optim, epoch + i / updates, epochs) for i in range(updates))
+        # at mid-batch, as in training
+        places = (epoch + (i + 0.5) / updates for i in range(updates))
+        rate = sum(learning_rate(optim, place, epochs) for place in places)
         if optim.name == "sgd":
             rate /= 1 - optim.momentum
         return Motion(

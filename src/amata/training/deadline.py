@@ -53,7 +53,8 @@ class Deadline:
         aim = self.rule.aim * self.plan.within
 
         def ends(coming: list[float]) -> float:
-            return now + pace * (prices.total(coming) - part * prices.training(coming[0]))
+            rest = prices.total(coming) + prices.end - part * prices.training(coming[0])
+            return now + pace * rest
 
         if self.plan.range:
             if abs(ends(steps[epoch:]) - aim) > self.rule.tolerance * self.plan.within:

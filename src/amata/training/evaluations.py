@@ -20,7 +20,7 @@ from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.runs.evaluations import StoredEvaluation, read_evaluations
 from amata.tensors import read_metadata
-from amata.training.loop import part_of
+from amata.training.validation import part_of
 
 UNRELATED = {"model": {"weights", "new_head"}, "data": {"root", "workers", "in_memory"}}
 """Keys that change neither the network nor the test images."""

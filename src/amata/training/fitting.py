@@ -27,7 +27,8 @@ from amata.training.batches import training_batches
 from amata.training.checks import check_equal_ranks
 from amata.training.described import check_same, describe_data, describe_model, sizes_of, updated
 from amata.training.device import resolve_device
-from amata.training.loop import Fitted, run_settings, train_model
+from amata.training.fitted import Fitted
+from amata.training.loop import run_settings, train_model
 from amata.training.trainer import Trainer
 from amata.training.wall import WallClock
 from amata.training.within import Planned, Within, describe, plan_run, read_within

@@ -5,20 +5,18 @@ import math
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
-from amata.distributed import Ranks, current, report_lost_process
+from amata.distributed import current, report_lost_process
 from amata.engine import backend_settings
 from amata.errors import AmataError, InputError, Interrupted, shorten
-from amata.evaluation import Result, Shard, evaluate, parse_attack
+from amata.evaluation import Result, parse_attack
 from amata.metrics import EpochRow, Event, is_event
 from amata.recipes import Recipe
-from amata.recipes.schema import PythonData
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder, resume_call
 from amata.runs.checkpoint import load_checkpoint, read_checkpoint
@@ -27,11 +25,13 @@ from amata.schedules import Control
 from amata.training.batches import Batches, Expected, held_out_batches, training_batches
 from amata.training.deadline import Deadline
 from amata.training.device import resolve_device
+from amata.training.fitted import Fitted
 from amata.training.guard import ATTACK, IMAGES, Failure, Guard
 from amata.training.interrupt import Interrupt
 from amata.training.saver import Saver
 from amata.training.tensorboard import TensorBoard
 from amata.training.trainer import Snapshot, Trainer
+from amata.training.validation import validate
 from amata.training.wall import WallClock
 from amata.training.work import epoch_work
 
@@ -42,39 +42,6 @@ class BudgetSpent(AmataError):
     def __init__(self, message: str, grad_evals: int) -> None:
         super().__init__(message)
         self.grad_evals = grad_evals
-
-
-@dataclass
-class Fitted:
-    """A finished training: the best model, and its history."""
-
-    model: nn.Module = field(repr=False)
-    """The network with the weights that did best on the validation set, in eval mode; the last
-    weights if there was none."""
-    epochs: list[EpochRow] = field(default_factory=list, repr=False)
-    events: list[Event] = field(default_factory=list)
-    """Epochs that the collapse guard rejected."""
-    best_epoch: int | None = None
-    train_seconds: float = 0.0
-    grad_evals: int = 0
-    """Full-network gradient evaluations, in images."""
-    images: int = 0
-    """Images trained on: epochs times training images."""
-
-    def summary(
-        self, recipe: Recipe, evaluation: dict[str, Any], wall: WallClock | None = None
-    ) -> dict[str, Any]:
-        """The content of summary.json; with `wall`, what the time was spent on."""
-        return {
-            "recipe": recipe.name,
-            "epochs": recipe.train.epochs,
-            "train_seconds": round(self.train_seconds, 3),
-            **({"wall_seconds": wall.table()} if wall is not None else {}),
-            "grad_evals": self.grad_evals,
-            "grad_evals_per_image": self.grad_evals / self.images,
-            "best_epoch": self.best_epoch,
-            "evaluation": evaluation,
-        }
 
 
 def train_model(
@@ -151,45 +118,6 @@ def run_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
     own_rng = torch.random.fork_rng(devices=[device] if on_gpu else [])
     with own_rng, backends, report_lost_process():
         yield
-
-
-def part_of(ranks: Ranks) -> Shard:
-    """What this process evaluates."""
-    return Shard(ranks.rank, ranks.size, ranks.sum)
-
-
-def validate(
-    trainer: Trainer,
-    images: Batches,
-    attacks: Sequence[str],
-    limit: int | None = None,
-    model: nn.Module | None = None,
-    progress: Callable[..., None] | bool = False,
-) -> dict[str, Result]:
-    """The accuracy of the trainer's result, or of `model`, on held-out images."""
-    recipe, ranks = trainer.recipe, trainer.ranks
-    sizes = [size for size in (limit, images.count) if size is not None]
-    return evaluate(
-        model or trainer.result,
-        images.epoch(0, ranks.rank, ranks.size),
-        ball=recipe.ball,
-        attacks=list(dict.fromkeys(attacks)),
-        step_size=recipe.eval.step_size,
-        cw_c=recipe.eval.cw_c,
-        limit=min(sizes, default=None),
-        seed=recipe.train.seed,
-        progress=progress,
-        part=part_of(ranks),
-        batch_size=recipe.eval.batch_size,
-        engine=_validation_engine(recipe),
-    )
-
-
-def _validation_engine(recipe: Recipe) -> Literal["auto", "plain"]:
-    """A run by recipe compiles a copy for its final evaluation, and validation shares it. For
-    validation alone there are too few images."""
-    alone = isinstance(recipe.data, PythonData) or not recipe.eval.attacks
-    return "plain" if alone or recipe.train.engine == "plain" else "auto"
 
 
 class _Loop:

@@ -21,9 +21,9 @@ from amata.recipes import Recipe
 from amata.schedules import Control
 from amata.training.batches import Batches, held_out_batches
 from amata.training.guard import ATTACK, IMAGES, guard_stats
-from amata.training.loop import validate
 from amata.training.time_plan import Prices, may_stop_early
 from amata.training.trainer import Trainer
+from amata.training.validation import validate
 
 SHARE = 0.05
 """Of the time, for timing batches."""
@@ -94,8 +94,15 @@ def measure(
     step = max(costs[-1] - costs[0], 0.0) / (high - low) if high > low else 0.0
     validation, gradient = _validation(trainer, valid, attack_images)
     guard = _guard(trainer, valid, low)
-    epoch = validation / recipe.train.valid_every + guard + saving * (2 if guard else 1)
-    return Measured(Prices(max(costs[0] - step * low, 1e-6), step, epoch, spread=spread), gradient)
+    often = validation / recipe.train.valid_every
+    prices = Prices(
+        update=max(costs[0] - step * low, 1e-6),
+        step=step,
+        epoch=often + guard + saving * (2 if guard else 1),
+        end=validation - often,
+        spread=spread,
+    )
+    return Measured(prices, gradient)
 
 
 def check_measurable(trainer: Trainer) -> None:

@@ -82,23 +82,20 @@ def check_sizes(
             f"schedule.sizes has {most}, and the images have {height} x {height} pixels; images "
             "are not enlarged: set a smaller size"
         )
-    full = None
+    full: torch.Size | None = None
+    logits: torch.Size | None
     for size in (height, *found):
         try:
             with torch.no_grad(), no_cudnn_benchmark():
                 image = torch.zeros(1, channels, size, size, device=device)
                 logits = forward(model.eval(), image).shape
-        except InputError as error:
+        except InputError:
             if full is None:
                 return  # a model that does not suit the images at all has an error of its own
-            raise _made_for_one_size(height, size, str(error)) from None
+            logits = None
         full = full or logits
         if logits != full:
-            raise _made_for_one_size(height, size, f"it gives logits of shape {tuple(logits)}")
-
-
-def _made_for_one_size(side: int, size: int, reason: str) -> InputError:
-    return InputError(
-        f"schedule.sizes has {size}, and the model takes images of {side} pixels only ({reason}); "
-        "use a network with global pooling, or set schedule.sizes=[]"
-    )
+            raise InputError(
+                f"schedule.sizes has {size}, and the model takes images of {height} x {width} "
+                "pixels only; use a network with global pooling, or set schedule.sizes=[]"
+            )

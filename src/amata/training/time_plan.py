@@ -15,6 +15,7 @@ from amata.schedules import (
     Piecewise,
     closed_loop,
     largest_control,
+    only_k_changes,
     planned_controls,
 )
 from amata.training.time_rule import Band, TimeRule
@@ -32,6 +33,8 @@ class Prices:
     """Once an epoch: validation, collapse guard, checkpoint."""
     spent: float = 0.0
     """Before training: start, data, compiling, measuring."""
+    end: float = 0.0
+    """After the last epoch, which is always validated: what `epoch` leaves out of that."""
     spread: float = 0.0
     """How far the prices may be off, as a share."""
 
@@ -65,7 +68,7 @@ class TimePlan:
 
     @property
     def validation(self) -> float:
-        return self.prices.epoch * len(self.steps)
+        return self.prices.epoch * len(self.steps) + self.prices.end
 
     @property
     def seconds(self) -> float:
@@ -85,7 +88,7 @@ def plan_within(
     """The longest run that ends within the time, by the rule. A schedule that is kept, as one that
     the user gave, stays as it is; then only the epochs are chosen."""
     check_plannable(recipe)
-    left = rule.aim * within - prices.spent
+    left = rule.aim * within - prices.spent - prices.end
     band = None if keep_schedule else choose_band(recipe, left / prices.update, rule)
     if band is None:
         return _own_schedule(recipe, prices, within, rule, left)
@@ -108,7 +111,7 @@ def plan_within(
 def choose_band(recipe: Recipe, updates: float, rule: TimeRule) -> Band | None:
     """Between which K to anneal: by the rule, or as the recipe's linear schedule. None if K cannot
     be chosen: the schedule anneals more than K, or more steps cost nothing."""
-    if not _anneals_k_alone(recipe):
+    if not only_k_changes(planned_controls(recipe.schedule, max(recipe.train.epochs, 2)) or []):
         return None
     if (band := rule.band(recipe, updates)) is not None:
         return band
@@ -116,15 +119,6 @@ def choose_band(recipe: Recipe, updates: float, rule: TimeRule) -> Band | None:
     if not isinstance(own, Linear) or not depends_on_steps(recipe):
         return None
     return Band(0.0, own.k_min, own.k_max, own.tau, min(rule.least_epochs, recipe.train.epochs))
-
-
-def _anneals_k_alone(recipe: Recipe) -> bool:
-    """Whether K alpha is constant, and every other field of the control as usual."""
-    own = planned_controls(recipe.schedule, max(recipe.train.epochs, 2)) or []
-    reach = [u.tau or u.steps * u.step_size for u in own if u.steps >= 1]
-    return all(math.isclose(r, reach[0]) for r in reach) and all(
-        u._replace(steps=0, step_size=0.0, tau=None) == Control(0, 0.0) for u in own
-    )
 
 
 def _affordable_epochs(band: Band, prices: Prices, left: float) -> int:
@@ -218,7 +212,7 @@ def may_stop_early(recipe: Recipe) -> bool:
 
 
 def too_short(within: float, prices: Prices, steps: float, rule: TimeRule) -> InputError:
-    least = math.ceil((prices.spent + prices.total([steps])) / rule.aim)
+    least = math.ceil((prices.spent + prices.total([steps]) + prices.end) / rule.aim)
     return InputError(
         f"--within {in_time(within)} is too short: one epoch with K = {steps:g} ends after about "
         f"{in_time(least)}; give at least that, or fewer images (data.limit)"

@@ -299,7 +299,10 @@ class Trainer:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             u = self.control()  # a clock may change K within an epoch
-            self._train_batch(batch, method, u.for_batch(self.state.batch))
+            # Counted from the start of the run: an epoch of few batches rounds K, in turn up and
+            # down.
+            index = self.state.epoch * len(self.batches) + self.state.batch
+            self._train_batch(batch, method, u.for_batch(index))
             self._exchange_rows(batch)
             self.state.batch += 1
             if self.device.type == "cpu" or self.state.batch % CHECK_EVERY == 0:
