@@ -135,4 +135,6 @@ def test_the_notebook_of_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.M
             line = f"{cell.source.removeprefix('!amata')} {shlex.join(less)}"
             cell.source = f"!{sys.executable} -m amata{line}\nassert _exit_code == 0"
     monkeypatch.setattr(os, "environ", {**os.environ, **ENV})
-    nbclient.NotebookClient(notebook, timeout=300, cwd=str(tmp_path)).execute()
+    place = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=300, resources=place).execute()
+    assert (tmp_path / "runs" / "photos" / "summary.json").is_file()
