@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test quick test-oldest test-newest docs faults fuzz lint format lock clean
+.PHONY: setup demo test quick test-oldest test-newest test-examples docs faults fuzz lint format lock clean
 
 setup: $(READY)
 
@@ -44,6 +44,16 @@ test-oldest test-newest:
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $(@D)/core.txt $(CORE_NEEDS)
 	touch $@
 
+# The notebook of the tutorial, and the examples with packages that the lock leaves out.
+test-examples: .venv-examples/.ready
+	PYTHONPATH=src $(dir $<)bin/python -m pytest -p no:cacheprovider tests/test_docs.py -k "notebook or example"
+
+.venv-examples/.ready: requirements.lock
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock nbclient ipykernel lightning accelerate
+	touch $@
+
 # The documentation site, in site/. Broken links and anchors are errors. Its tools have an environment of their own.
 docs: .venv-docs/.ready
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
@@ -73,7 +83,7 @@ format: setup
 
 # Pins what is installed now, without the local build tag of torch, which differs from machine to machine.
 lock:
-	$(VENV)/bin/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' > requirements.lock
+	$(VENV)/bin/python -m pip freeze --all --exclude pip --exclude-editable | sed 's/+[a-z0-9.]*$$//' > requirements.lock
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest .venv-docs site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-examples .venv-docs site .pytest_cache .mypy_cache .ruff_cache .hypothesis
