@@ -22,6 +22,11 @@ os.environ.pop("COLUMNS", None)
 PATHS = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1"}
 
+WHOLE = pytest.mark.skipif(
+    not (ROOT / "evidence").is_dir(), reason="the sdist has no evidence/ and no workflows"
+)
+"""For tests of files that only the repository has."""
+
 torch.set_num_threads(1)
 # How long an example takes says something about the machine alone, and no test fails by chance.
 settings.register_profile(

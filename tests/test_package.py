@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import amata
+from tests.conftest import WHOLE
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "amata"
@@ -37,6 +38,7 @@ EXTRAS = {  # package -> a command that needs it, and what installs it
     "wandb": ("train mnist5k-pgd --log wandb --out new", "'wandb>="),
     "mlflow": ("train mnist5k-pgd --log mlflow --out new", "'mlflow>="),
 }
+LOCKS = {"requirements.lock", "requirements-docs.lock"}
 MACHINES = {
     "Linux x86_64": {"platform_system": "Linux", "sys_platform": "linux", "machine": "x86_64"},
     "macOS arm64": {"platform_system": "Darwin", "sys_platform": "darwin", "machine": "arm64"},
@@ -136,9 +138,9 @@ def test_the_sdist_holds_the_package_and_its_tests(built: Built) -> None:
     assert {f"src/amata/{name}" for name in files(SOURCE)} <= names
     assert {f"tests/{name}" for name in files(ROOT / "tests")} <= names
     top = {name.partition("/")[0] for name in names}
-    assert {"LICENSE", "Makefile", "README.md", "docs", "pyproject.toml"} <= top
+    assert {"LICENSE", "Makefile", "README.md", "docs", "examples", "pyproject.toml"} <= top
     assert not top & {"evidence", "runs", "shared", "dist"}
-    assert not any(name.endswith(".lock") for name in names - {"requirements.lock"})
+    assert not any(name.endswith(".lock") for name in names - LOCKS)
 
 
 def test_the_command_of_an_installed_wheel_starts(built: Built, tmp_path: Path) -> None:
@@ -181,7 +183,7 @@ def pins(name: str) -> dict[str, str]:
     return {canonicalize_name(package): version for package, _, version in lines}
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "requirements-docs.lock"])
+@pytest.mark.parametrize("name", sorted(LOCKS))
 def test_a_lock_holds_releases_that_every_machine_finds(name: str) -> None:
     """No local build tags such as +cpu, no paths, no addresses."""
     versions = pins(name).values()
@@ -193,7 +195,8 @@ def test_a_lock_holds_releases_that_every_machine_finds(name: str) -> None:
 def test_the_lock_is_whole_on_other_machines(machine: str, python: str) -> None:
     """What a locked package needs there is locked too, in a version that suits it."""
     words = MACHINES[machine]
-    there = {**default_environment(), **words, "platform_machine": words["machine"], "extra": ""}
+    there = {name: str(value) for name, value in default_environment().items()}
+    there |= {**words, "platform_machine": words["machine"], "extra": ""}
     there |= {"python_version": python, "python_full_version": f"{python}.9"}
     locked = pins("requirements.lock")
     wrong = []
@@ -216,6 +219,7 @@ def workflow_jobs() -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{file.stem}/{name}", job
 
 
+@WHOLE
 def test_the_workflows_name_what_exists() -> None:
     """Targets of make, files, other jobs, and the artifact of the build."""
     jobs = dict(workflow_jobs())
@@ -244,6 +248,7 @@ def test_the_workflows_name_what_exists() -> None:
         assert re.search(rf"^(\S+ )*{target}( \S+)*:", makefile, re.M), target
 
 
+@WHOLE
 def test_every_python_that_the_package_claims_is_tested() -> None:
     tested = dict(workflow_jobs())["checks/test"]["strategy"]["matrix"]["python"]
     assert tested == pythons()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from amata.methods import METHODS
+from tests.conftest import WHOLE
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
@@ -15,6 +16,7 @@ CONTROL = (ROOT / "docs" / "control.md").read_text()
 PYTHON = (ROOT / "docs" / "python.md").read_text()
 
 
+@WHOLE
 def test_its_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", TEXT):
         assert (ROOT / target).exists(), target
