@@ -34,6 +34,7 @@ FLOORS := import tomllib; print(*(d.replace(">=", "==") for d in tomllib.load(op
 test-oldest: .venv-oldest/.ready
 test-newest: .venv-newest/.ready
 test-oldest test-newest:
+	@$(dir $<)bin/python -m pip list --format freeze --disable-pip-version-check | grep -E "^(torch|numpy|pydantic|typer|rich|safetensors|filelock)="
 	PYTHONPATH=src $(dir $<)bin/python -m amata recipes > /dev/null
 	PYTHONPATH=src $(dir $<)bin/python -m pytest -p no:cacheprovider -m "not slow" $(CORE:%=tests/test_%.py)
 
