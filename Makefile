@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test quick test-oldest test-newest docs faults fuzz lint format lock clean
+.PHONY: setup demo test quick test-oldest test-newest test-examples docs faults fuzz lint format lock clean
 
 setup: $(READY)
 
@@ -34,6 +34,7 @@ FLOORS := import tomllib; print(*(d.replace(">=", "==") for d in tomllib.load(op
 test-oldest: .venv-oldest/.ready
 test-newest: .venv-newest/.ready
 test-oldest test-newest:
+	@$(dir $<)bin/python -m pip list --format freeze --disable-pip-version-check | grep -E "^(torch|numpy|pydantic|typer|rich|safetensors|filelock)="
 	PYTHONPATH=src $(dir $<)bin/python -m amata recipes > /dev/null
 	PYTHONPATH=src $(dir $<)bin/python -m pytest -p no:cacheprovider -m "not slow" $(CORE:%=tests/test_%.py)
 
@@ -42,6 +43,16 @@ test-oldest test-newest:
 	$(PYTHON) -m venv $(@D)
 	$(PYTHON) -c '$(FLOORS)' | sed '$(if $(findstring newest,$@),s/==.*//)' > $(@D)/core.txt
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $(@D)/core.txt $(CORE_NEEDS)
+	touch $@
+
+# The notebook of the tutorial, and the examples with packages that the lock leaves out.
+test-examples: .venv-examples/.ready
+	PYTHONPATH=src $(dir $<)bin/python -m pytest -p no:cacheprovider tests/test_docs.py -k "notebook or example"
+
+.venv-examples/.ready: requirements.lock
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock nbclient ipykernel lightning accelerate
 	touch $@
 
 # The documentation site, in site/. Broken links and anchors are errors. Its tools have an environment of their own.
@@ -73,7 +84,7 @@ format: setup
 
 # Pins what is installed now, without the local build tag of torch, which differs from machine to machine.
 lock:
-	$(VENV)/bin/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' > requirements.lock
+	$(VENV)/bin/python -m pip freeze --all --exclude pip --exclude-editable | sed 's/+[a-z0-9.]*$$//' > requirements.lock
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest .venv-docs site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-examples .venv-docs site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,9 +17,15 @@ from amata.cli import main
 ROOT = Path(__file__).parents[1]
 # Set by pytest-xdist; tables and lines would adapt to it.
 os.environ.pop("COLUMNS", None)
-# For commands that a test starts: this checkout's package and tests, and one thread, because the
-# order of a sum, and so its last bit, may depend on the number of threads.
-ENV = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+# For commands that a test starts: this checkout's package and tests before what the caller set, and
+# one thread, because the order of a sum, and so its last bit, may depend on the number of threads.
+PATHS = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1"}
+
+WHOLE = pytest.mark.skipif(
+    not (ROOT / "evidence").is_dir(), reason="the sdist has no evidence/ and no workflows"
+)
+"""For tests of files that only the repository has."""
 
 torch.set_num_threads(1)
 # How long an example takes says something about the machine alone, and no test fails by chance.

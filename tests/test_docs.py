@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from tests.conftest import ENV, Called
+from tests.conftest import ENV, WHOLE, Called
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -42,6 +42,7 @@ def pages(nav: object) -> list[str]:
     return [page for part in parts for page in pages(part)]  # type: ignore[attr-defined]
 
 
+@WHOLE
 def test_every_page_is_in_the_navigation_once_and_the_kinds_are_apart() -> None:
     listed = pages(CONFIG["nav"])
     assert len(set(listed)) == len(listed)
@@ -142,4 +143,6 @@ def test_the_notebook_of_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.M
             line = f"{cell.source.removeprefix('!amata')} {shlex.join(less)}"
             cell.source = f"!{sys.executable} -m amata{line}\nassert _exit_code == 0"
     monkeypatch.setattr(os, "environ", {**os.environ, **ENV})
-    nbclient.NotebookClient(notebook, timeout=300, cwd=str(tmp_path)).execute()
+    place = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=300, resources=place).execute()
+    assert (tmp_path / "runs" / "photos" / "summary.json").is_file()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from amata.methods import METHODS
+from tests.conftest import WHOLE
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
@@ -16,6 +17,7 @@ CONTROL = (ROOT / "docs" / "control.md").read_text()
 PYTHON = (ROOT / "docs" / "python.md").read_text()
 
 
+@WHOLE
 def test_its_links_lead_somewhere() -> None:
     """An sdist has no evidence/; the links lead to the repository's."""
     targets = re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", TEXT)

@@ -180,7 +180,7 @@ def whole_numbers(text: str, name: str, most: int = 10_000) -> list[int]:
 def check_installed(package: str, purpose: str, extra: str) -> None:
     """Refuse a command whose optional package is missing, before it works for minutes."""
     if find_spec(package) is None:
-        raise missing(package, purpose, extra)
+        raise missing("pillow" if package == "PIL" else package, purpose, extra)
 
 
 def check_attacks(names: Iterable[str]) -> None:
