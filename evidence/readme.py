@@ -89,7 +89,7 @@ def equal_cost() -> str:
     counts = {name: answers.count(name) for name in ANSWERS}
     return (
         f"{markdown(head, rows)}\n\n{seeds_of(seeds)} Comparisons at equal cost so far: "
-        f"{len(answers)}. Annealing is better: {counts[CONFIRMED]}; not better: "
+        f"{len(answers)}, {len(rows)} of them in the table. Annealing is better: {counts[CONFIRMED]}; not better: "
         f"{counts[NOT_REPRODUCED]}; open: {counts[OPEN]}."
     )
 
