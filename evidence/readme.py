@@ -89,8 +89,8 @@ def equal_cost() -> str:
     counts = {name: answers.count(name) for name in ANSWERS}
     return (
         f"{markdown(head, rows)}\n\n{seeds_of(seeds)} Comparisons at equal cost so far: "
-        f"{len(answers)}. Annealing is better: {counts[CONFIRMED]}; not better: "
-        f"{counts[NOT_REPRODUCED]}; open: {counts[OPEN]}."
+        f"{len(answers)}, {len(rows)} of them in the table. Annealing is better: "
+        f"{counts[CONFIRMED]}; not better: {counts[NOT_REPRODUCED]}; open: {counts[OPEN]}."
     )
 
 

@@ -209,6 +209,8 @@ def test_the_command_takes_any_network(amata: Callable[..., Called], tmp_path: P
         ((*call, "--eps", "8/255", *short, "--out", str(out)), "exists already"),
         (call, "has no recipe: add --eps"),
         (call[:2], "has no recipe: add --data"),
+        (("audit", "timm/resnet18", *call[2:], "--eps", "8/255"), "random weights: add --set"),
+        (("audit", "timm/resnet18"), "has no recipe: add --data"),
         (("audit", str(tmp_path / "none")), "no run folder or weights file"),
     ):
         refused = amata(*arguments)

@@ -88,7 +88,7 @@ def test_the_tutorial_runs(
             _, command, *arguments = shlex.split(line)
             called = amata(command, *arguments, *shlex.split(LESS.get(command, "")))
             assert called.code == 0, called.err
-    assert Path("runs/digits-audit/audit.html").is_file()
+    assert Path("audit/audit.html").is_file()
     assert Path("runs/photos/summary.json").is_file()
 
 

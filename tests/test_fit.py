@@ -227,6 +227,15 @@ def test_training_on_clean_images_keeps_the_weights_that_are_best_on_them() -> N
     assert robust.index(max(robust)) != clean.index(max(clean)) == fitted.best_epoch
 
 
+def test_while_no_epoch_is_robust_the_last_one_is_the_best_so_far() -> None:
+    """The first epochs of a short training all have 0%: the first would have learnt nothing."""
+    net = fit(small_net(), toy_data(), None, toy_recipe()).model
+    x, y = toy_data(40)
+    fitted = fit(net, toy_data(), (x, 1 - y), toy_recipe("train.guard=ignore"))
+    assert [row["valid"]["pgd-20"] for row in fitted.epochs] == [0.0] * 4
+    assert fitted.best_epoch == 3
+
+
 def test_equal_bounds_end_with_the_same_bytes_as_a_constant(tmp_path: Path) -> None:
     common = ["train.epochs=3", "data.batch_size=16", "optim.lr=0.02", "train.tensorboard=false"]
     linear = recipes.load(

@@ -32,7 +32,8 @@ def audit(
         str,
         typer.Argument(
             metavar="RUN|WEIGHTS|MODULE:CALLABLE",
-            help="A run, a weights file or its URL, an exported folder, or module:callable.",
+            help="A run, a weights file or its URL, an exported folder, module:callable, or "
+            "timm/NAME.",
         ),
     ],
     out: Annotated[
@@ -71,7 +72,8 @@ def audit(
     if out is not None:
         make_folder(out, "audit.html", "audit.json")
     with ConsoleReporter() as reporter:
-        if ":" in model and not URL.match(model) and not Path(model).exists():
+        named = ":" in model or model.startswith("timm/")
+        if named and not URL.match(model) and not Path(model).exists():
             net, loaded, images = _foreign(model, data, overrides + _folder(data))
         else:
             from amata.training.loaded import load_trained
@@ -144,6 +146,9 @@ def _foreign(
         "train": {"epochs": 1},
     }
     chosen = recipes.parse(tables, name, overrides)
+    pretrained = chosen.model.weights or chosen.model.args.get("pretrained")
+    if name.startswith("timm/") and not pretrained:
+        raise InputError(f"{name} has random weights: add --set model.weights=FILE")
     images = load_data(chosen).test
     # The user named this code.
     net = build_model(chosen, images, trust=True)

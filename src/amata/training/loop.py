@@ -425,7 +425,9 @@ class _Loop:
 
     def _keep_if_best(self, accuracy: float) -> None:
         state = self.trainer.state
-        if state.best_accuracy is not None and accuracy <= state.best_accuracy:
+        best = state.best_accuracy
+        # Of equal epochs the first is kept, but at zero none is good, and the last has learnt most.
+        if best is not None and (accuracy < best or accuracy == best > 0):
             return
         state.best_epoch, state.best_accuracy = state.epoch, accuracy
         self.saver.keep_best()
