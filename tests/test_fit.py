@@ -278,6 +278,19 @@ def test_a_batch_in_parts_has_the_loss_and_the_update_of_the_whole(more: tuple[s
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize(("warmup", "noted"), [(1.5, False), (2, True), (4, True)])
+def test_a_warmup_as_long_as_the_run_is_noted(warmup: float, noted: bool) -> None:
+    notes: list[str] = []
+
+    class Listening(Reporter):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    recipe = toy_recipe("train.epochs=2", f"optim.warmup={warmup}")
+    fit(small_net(), toy_data(), None, recipe, reporter=Listening())
+    assert any(f"optim.warmup = {warmup:g} is as long as the run" in n for n in notes) is noted
+
+
 def test_held_out_logits_that_are_not_finite_count_as_wrong_and_are_noted() -> None:
     """Images brighter than those of training give NaN, which argmax would call class 0."""
 

@@ -162,6 +162,11 @@ class _Loop:
         if trainer.device.type == "cuda" or self.ranks.size > 1:
             processes = f", {self.ranks.size} processes" if self.ranks.size > 1 else ""
             self.reporter.note(trainer.net.describe() + processes)
+        if (warmup := self.recipe.optim.warmup) >= self.recipe.train.epochs:
+            self.reporter.note(
+                f"optim.warmup = {warmup:g} is as long as the run, so the learning rate never "
+                f"reaches optim.lr; lower it, or train more than {warmup:g} epochs"
+            )
         self.reporter.start(
             self.run.path.name if self.run else self.recipe.name, self.recipe.tables
         )
