@@ -27,6 +27,10 @@ PAIRS = {
     "fat": ("mnist5k-fat", ("mnist5k-amata-fat",)),
     "dat": ("mnist5k-dat", ("mnist5k-amata-dat",)),
     "trades": ("mnist5k-trades", ("mnist5k-amata-trades",)),
+    "mart": ("mnist5k-mart", ("mnist5k-amata-mart",)),
+    "nuat": ("mnist5k-nuat", ("mnist5k-amata-nuat",)),
+    "fgsm-pgi": ("mnist5k-fgsm-pgi", ()),
+    "awp": ("mnist5k-awp", ()),
 }
 
 
