@@ -65,7 +65,8 @@ class Runner:
     def run(self, reporter: Reporter) -> int:
         """Do what fits into the time. Returns how many trials, or then runs, are left."""
         self.out.mkdir(parents=True, exist_ok=True)
-        with shared_data(), code_for(self.left()), working_folder(self.work) as work:
+        coming = self.missing(self.trials()) + self.missing(self.runs())
+        with shared_data(), code_for(coming), working_folder(self.work) as work:
             if self.work is None:
                 return self.do(work, reporter)
             try:
@@ -89,9 +90,12 @@ class Runner:
     def left(self) -> int:
         """How many trials, or then runs, are not finished."""
         for tasks in (self.trials(), self.runs()):
-            if missing := sum(self.found(name) is None for name, _ in tasks):
+            if missing := self.missing(tasks):
                 return missing
         return 0
+
+    def missing(self, tasks: Iterator[tuple[str, Recipe]]) -> int:
+        return sum(self.found(name) is None for name, _ in tasks)
 
     def carry_out(
         self, planned: Iterator[tuple[str, Recipe]], work: Path, reporter: Reporter

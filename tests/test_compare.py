@@ -26,6 +26,7 @@ import pytest
 from amata.cli import main
 from amata.console import PlainConsole, comparison_table
 from amata.data import DATASETS, Arrays, Splits
+from amata.engine import worth
 from amata.errors import InputError
 from amata.evaluation import Result, wilson
 from amata.recipes import Recipe, load
@@ -529,13 +530,16 @@ def test_the_runs_of_a_comparison_share_their_images(
 
     def training(folder: Path, recipe: Recipe, reporter: Reporter) -> RunFolder:
         splits.append(load_data(recipe))
+        shared.append(worth._runs)
         return RunFolder(folder)
 
     splits: list[Splits] = []
+    shared: list[int] = []
     monkeypatch.setitem(DATASETS, "mnist5k", replace(entry, loader=reading))
     monkeypatch.setattr("amata.studies.plan.train_or_resume", training)
     run_plan(plan(RECIPES, QUICK, 2), tmp_path, Reporter())
     assert (len(splits), len(read)) == (4, 1)
+    assert (shared, worth._runs) == ([4] * 4, 1), "what is compiled serves all runs of the study"
     assert splits[0].held_out == splits[1].held_out != splits[2].held_out
     alone = load_data(plan(RECIPES, QUICK, 2)[2])
     assert (alone.record(), len(read)) == (splits[2].record(), 2), "a study's images end with it"

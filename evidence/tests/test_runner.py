@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from amata.engine import worth
 from amata.errors import InputError
 from amata.reporter import Reporter
 from amata.runs.files import read_record, write_record
@@ -58,7 +59,14 @@ def test_a_study_continues_from_files_that_came_back(tmp_path: Path) -> None:
     first, stored = tmp_path / "first", tmp_path / "stored"
     late = Runner(study, first, overrides=SMALL, deadline=time.monotonic())
     assert late.run(Reporter()) == 1  # no time for the trial
-    assert Runner(study, first, overrides=SMALL).run(Reporter()) == 0
+    shared = set[int]()
+
+    class Counting(Reporter):
+        def note(self, text: str) -> None:
+            shared.add(worth._runs)
+
+    assert Runner(study, first, overrides=SMALL).run(Counting()) == 0
+    assert shared == {2}  # what is compiled serves the trial and the run
     trial = json.loads((first / "trials/one-0.json").read_text())
     assert trial["images"] == 10
     assert set(trial["held_out"]) == {"clean", "pgd-1"}
