@@ -178,6 +178,7 @@ def test_sums_count_only_where_the_relu_is_open() -> None:
 
 
 @gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 def test_a_compiled_update_is_the_plain_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two inputs in one pass, as in TRADES: each updates the running statistics. In fp32 it is as
     close to float64 as the plain update is: where a ReLU is near 0, all of them differ."""
