@@ -9,7 +9,7 @@ import sys
 import steepness
 import stored
 from definition import FRONT, RESULTS, ROOT, Test
-from differences import difference
+from differences import collapsed, difference
 from fronts import draw
 from intervals import Estimate
 from page import Parts, markdown, picture, refuse_others, rewrite
@@ -75,11 +75,17 @@ def arms_table(study: str) -> str:
                     else stored.accuracy(runs, attack)
                     for attack in attacks
                 ),
-                str(len(runs)),
+                seeds(study, title, len(runs)),
             ]
         )
     head = ["arm", "mean K", "gradients per image", "seconds"]
     return markdown([*head, *(f"{named(a)} %" for a in attacks), "seeds"], rows)
+
+
+def seeds(study: str, title: str, runs: int) -> str:
+    """How many there are, and how many of them collapsed."""
+    lost = len(collapsed(study)[title])
+    return f"{runs}, {lost} collapsed" if lost else str(runs)
 
 
 def test_name(study: str, test: Test) -> str:

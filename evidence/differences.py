@@ -1,5 +1,6 @@
 """The differences that a study tests, from the stored outcomes of its runs."""
 
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +11,8 @@ from definition import FRONT, Test
 from intervals import Estimate, Values, over_seeds, over_seeds_and_images
 from study import STUDIES
 
+COLLAPSED = 0.8
+"""A run below this share of the best arm's accuracy has collapsed."""
 Outcomes = dict[str, Values]
 """By seed, 100 for every image that was right, else 0; or the accuracy alone, where outcomes were
 not kept."""
@@ -25,6 +28,20 @@ def outcomes(study: str, title: str, attack: str) -> Outcomes:
         right = unpack(bits, result["n"]) if bits else [result["accuracy"]]
         found[run.name.removeprefix(f"{title}-")] = 100 * np.asarray(right, dtype=float)
     return found
+
+
+def main_attack(study: str) -> str:
+    """The attack of the picture, and of what is called collapsed."""
+    return next(attack for attack in STUDIES[study].attacks if attack != "clean")
+
+
+@cache
+def collapsed(study: str) -> dict[str, list[str]]:
+    """The seeds of every arm that collapsed."""
+    found = {t: outcomes(study, t, main_attack(study)) for t in stored.summaries(study)}
+    means = {t: {s: float(v.mean()) for s, v in runs.items()} for t, runs in found.items()}
+    best = max(sum(own.values()) / len(own) for own in means.values() if own)
+    return {t: [s for s, v in own.items() if v < COLLAPSED * best] for t, own in means.items()}
 
 
 def weights(study: str, test: Test) -> dict[str, float] | None:

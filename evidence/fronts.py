@@ -8,19 +8,19 @@ from typing import Any
 import stored
 from amata.report.figures import GREY, ORANGE, SERIES
 from definition import FRONT
-from differences import outcomes
+from differences import collapsed, main_attack, outcomes
 from page import picture
 from study import STUDIES
 
 LABEL = 8
 """Half of the width of a label, in shifts of marks that cost the same."""
-COLLAPSED = 0.8
-"""Arms below this share of the best arm's accuracy are not drawn."""
 
 
-def main_attack(study: str) -> str:
-    """The attack of the picture."""
-    return next(attack for attack in STUDIES[study].attacks if attack != "clean")
+def standing(study: str, title: str, attack: str) -> tuple[list[float], str]:
+    """The accuracies of the seeds that did not collapse, and how many did, in words."""
+    gone, found = collapsed(study)[title], outcomes(study, title, attack)
+    kept = [float(v.mean()) for seed, v in found.items() if seed not in gone]
+    return kept, f", {len(gone)} of {len(found)} collapsed" if gone else ""
 
 
 def draw(study: str, file: Path) -> None:
@@ -42,11 +42,14 @@ def draw(study: str, file: Path) -> None:
 
 
 def draw_front(ax: Any, study: str, costs: dict[str, float], name: str) -> None:
-    """Seeds as small marks, their means as large ones; a line joins the constants."""
+    """Seeds as small marks, their means as large ones; a line joins the constants. Collapsed seeds
+    are left out, and the mean of the others is hollow."""
     own, attack = STUDIES[study], main_attack(study)
-    points = {title: [v.mean() for v in outcomes(study, title, attack).values()] for title in costs}
+    found = {title: standing(study, title, attack) for title in costs}
+    notes = {title: note for title, (_, note) in found.items()}
+    points = {title: values for title, (values, _) in found.items() if values}
     means = {title: statistics.mean(values) for title, values in points.items()}
-    shown = [title for title in means if means[title] > COLLAPSED * max(means.values())]
+    shown = list(means)
     front = sorted((costs[title], title) for title in own.front if title in shown)
     ax.plot([x for x, _ in front], [means[title] for _, title in front], color=GREY, lw=1.2)
     styles = iter(SERIES[1:] * 2)
@@ -58,9 +61,10 @@ def draw_front(ax: Any, study: str, costs: dict[str, float], name: str) -> None:
         while any(abs(x - other) < shift for other in places.values()):
             x += shift  # arms of the same cost, side by side
         places[title] = x
-        label = None if title in own.front else own.labels[title]
+        label = None if title in own.front else own.labels[title] + notes[title]
         ax.plot([x] * len(values), values, ls="none", marker=marker, ms=3, color=paint, alpha=0.45)
-        ax.plot(x, means[title], ls="none", marker=marker, ms=7, color=paint, label=label)
+        fill = {"mfc": "white"} if notes[title] else {}
+        ax.plot(x, means[title], ls="none", marker=marker, ms=7, color=paint, label=label, **fill)
     for _, title in front:  # below every mark that the text could cover
         near = [t for t in shown if abs(places[t] - places[title]) < LABEL * shift]
         ax.annotate(

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import stored
 from amata.report.figures import GREY, INK, ORANGE
-from differences import outcomes
-from fronts import COLLAPSED
+from fronts import standing
 from page import picture
 from study import STUDIES
 from verdicts import SEEDS
@@ -26,21 +27,19 @@ HEADLINE = {"pgd10": "constant 10", "amata": "linear 2 → 10"}
 NEAR = 1.2
 """Labels of arms touch if one costs less than this many times the other."""
 Point = tuple[float, list[float], str]
-"""Gradient evaluations per image, accuracy by seed, and the label."""
+"""Gradient evaluations per image, accuracy of the seeds that did not collapse, and the label with
+how many did."""
 
 
 def points(study: str, titles: Sequence[str], labels: dict[str, str]) -> list[Point]:
     """Of the arms that have enough seeds."""
     runs = stored.summaries(study)
-    return sorted(
-        (
-            stored.total_cost(runs[title]),
-            [float(v.mean()) for v in outcomes(study, title, ATTACK).values()],
-            labels[title],
-        )
-        for title in titles
-        if len(runs.get(title, ())) >= SEEDS
-    )
+    found = []
+    for title in titles:
+        if len(runs.get(title, ())) >= SEEDS:
+            values, note = standing(study, title, ATTACK)
+            found.append((stored.total_cost(runs[title]), values, labels[title] + note))
+    return sorted(found)
 
 
 def annealed(study: str) -> list[str]:
@@ -60,7 +59,7 @@ def measured(studies: Sequence[str]) -> str:
 
 
 def curves(name: str) -> tuple[list[Point], list[Point]]:
-    """The constants and the annealed arms of a recipe, without those that collapsed."""
+    """The constants and the annealed arms of a recipe, but for those of which no seed is left."""
     study = measured(RECIPES[name])
     labels = STUDIES[study].labels
     found = [points(study, arms, labels) for arms in (STUDIES[study].front, annealed(study))]
@@ -68,22 +67,22 @@ def curves(name: str) -> tuple[list[Point], list[Point]]:
         for arms, title in zip(found, HEADLINE, strict=True):
             if HEADLINE[title] not in [label for _, _, label in arms]:
                 arms += points("cifar10", [title], HEADLINE)
-    best = max(statistics.mean(values) for arms in found for _, values, _ in arms)
-    constants, rising = (
-        [point for point in arms if statistics.mean(point[1]) > COLLAPSED * best] for arms in found
-    )
+    constants, rising = ([point for point in arms if point[1]] for arms in found)
     return constants, rising
 
 
 def draw(file: Path) -> None:
     """Seeds as small marks, their means as large ones; a line joins the constants of a recipe."""
     with picture(file, 1, (6.6, 4.2)) as (ax,):
+        lost = False
         for name in RECIPES:
             constants, rising = curves(name)
             means = [statistics.mean(values) for _, values, _ in constants]
-            ax.plot([cost for cost, _, _ in constants], means, color=GREY, lw=1.4, zorder=1)
-            plot(ax, constants, "o", GREY, -1)
-            plot(ax, rising, "s", ORANGE, 1)
+            line = [cost for cost, _, _ in constants], means
+            ax.plot(*line, color=GREY, lw=1.4, zorder=1)
+            plot(ax, constants, "o", GREY, line)
+            plot(ax, rising, "s", ORANGE, line)
+            lost = lost or any("collapsed" in label for _, _, label in rising)
             cost, values, _ = constants[-1]
             ax.annotate(
                 name,
@@ -96,8 +95,11 @@ def draw(file: Path) -> None:
                 style="italic",
             )
         ax.plot([], [], ls="none", marker="s", ms=8, color=ORANGE, label="annealed K")
+        if lost:
+            style = {"ls": "none", "marker": "s", "ms": 8, "mfc": "white", "color": ORANGE}
+            ax.plot([], [], **style, label="annealed K, without collapsed seeds")
         ax.plot([], [], marker="o", ms=8, color=GREY, label="constant K")
-        ax.legend(frameon=False, fontsize=11, loc="upper right")
+        ax.legend(frameon=False, fontsize=11, loc="lower right")
         ax.set_xscale("log")
         ax.set_xticks([40, 60, 100, 150, 200, 300], ["40", "60", "100", "150", "200", "300"])
         ax.minorticks_off()
@@ -107,19 +109,23 @@ def draw(file: Path) -> None:
         ax.margins(0.08, 0.16)
 
 
-def plot(ax: Any, arms: list[Point], marker: str, colour: str, side: int) -> None:
-    """Labels are above (side 1) or below (side -1) the marks, farther away if the last is near."""
+def plot(ax: Any, arms: list[Point], marker: str, colour: str, line: tuple[Any, Any]) -> None:
+    """Marks with labels: above those above the line, below the others, farther away if the last is
+    near. Where seeds collapsed, the mean of the others is hollow."""
     last, far = 0.0, False
     for cost, values, label in arms:
         last, far = cost, cost < NEAR * last and not far
         style = {"ls": "none", "marker": marker, "color": colour}
-        ax.plot([cost] * len(values), values, ms=3, alpha=0.45, **style)
-        ax.plot(cost, statistics.mean(values), ms=8, **style)
+        mean = statistics.mean(values)
+        side = 1 if marker == "s" and mean > np.interp(cost, *line) - 0.5 else -1
         kind, _, k = label.partition(",")[0].partition(" ")
+        hollow = {"mfc": "white"} if "collapsed" in label else {}
+        ax.plot([cost] * len(values), values, ms=3, alpha=0.45, **style)
+        ax.plot(cost, mean, ms=8, **style, **hollow)
         ax.annotate(
             f"K = {k}" if kind == "constant" else k,
             (cost, max(values) if side > 0 else min(values)),
-            xytext=(0, (20 if far else 7) * side),
+            xytext=(0, (24 if far else 7) * side),
             textcoords="offset points",
             ha="center",
             va="bottom" if side > 0 else "top",

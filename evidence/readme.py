@@ -17,7 +17,7 @@ import stored
 from amata.report.figures import GREY, ORANGE
 from definition import RESULTS as STUDIES_DIR
 from definition import Test
-from differences import difference
+from differences import collapsed, difference
 from measure import amata, store_run
 from page import GRADIENTS, markdown, picture, plot_robust_error, refuse_others, rewrite
 from study import STUDIES
@@ -67,6 +67,7 @@ def equal_cost() -> str:
     rows: list[list[str]] = []
     answers: list[str] = []
     seeds: list[int] = []
+    lost: list[str] = []
     for claim in stated:
         if (found := at_equal_cost(claim)) is None:
             continue
@@ -74,6 +75,7 @@ def equal_cost() -> str:
         if claim.get("readme"):
             rows.append([*equal_row(*found, claim["attack"]), ANSWERS[answers[-1]]])
             seeds.append(len(stored.summaries(found[0])[found[1].arm]))
+            lost += lost_seeds(*found)
     head = [
         "recipe",
         "annealed",
@@ -88,8 +90,8 @@ def equal_cost() -> str:
     head, *rows = map(list, zip(*known, strict=True))
     counts = {name: answers.count(name) for name in ANSWERS}
     return (
-        f"{markdown(head, rows)}\n\n{seeds_of(seeds)} Comparisons at equal cost so far: "
-        f"{len(answers)}, {len(rows)} of them in the table. Annealing is better: "
+        f"{markdown(head, rows)}\n\n{' '.join([seeds_of(seeds), *lost])} Comparisons at equal "
+        f"cost so far: {len(answers)}, {len(rows)} of them in the table. Annealing is better: "
         f"{counts[CONFIRMED]}; not better: {counts[NOT_REPRODUCED]}; open: {counts[OPEN]}."
     )
 
@@ -97,6 +99,13 @@ def equal_cost() -> str:
 def seeds_of(counts: list[int]) -> str:
     few, many = min(counts), max(counts)
     return f"Seeds per arm: {few if few == many else f'{few} to {many}'}."
+
+
+def lost_seeds(study: str, pair: Test) -> list[str]:
+    """What is to be said of the seeds that collapsed."""
+    lost, arm = len(collapsed(study)[pair.arm]), STUDIES[study].labels[pair.arm]
+    every = len(stored.summaries(study)[pair.arm])
+    return [f"{lost} of {every} seeds of {arm} collapsed ({SHORT[study]})."] if lost else []
 
 
 def equal_row(study: str, pair: Test, attack: str) -> list[str]:

@@ -20,6 +20,7 @@ from amata.errors import InputError
 from amata.training.time_plan import Prices, plan_within
 from amata.training.time_rule import are_related, time_rule
 from definition import RESULTS
+from differences import COLLAPSED
 from intervals import t_quantile
 from page import Parts, markdown, refuse_others, rewrite
 
@@ -103,8 +104,16 @@ def prices(found: Sequence[Run]) -> tuple[float, float]:
 
 def rising(found: Sequence[Run]) -> list[Run]:
     """The runs whose schedules the rule may choose: K never falls, and ends at 2 or more. A single
-    long step until the end collapses."""
-    return [r for r in found if list(r.steps) == sorted(r.steps) and r.steps[-1] >= 2]
+    long step until the end collapses. So did some of these, for which see `collapses`."""
+    own = [r for r in found if list(r.steps) == sorted(r.steps) and r.steps[-1] >= 2]
+    return [r for r in own if r.accuracy >= COLLAPSED * max(run.accuracy for run in own)]
+
+
+def collapses() -> str:
+    """A sentence about the runs that collapsed."""
+    every = [r for r in runs() if list(r.steps) == sorted(r.steps) and r.steps[-1] >= 2]
+    names = [f"`{r.name}`" for r in every if r not in rising(every)]
+    return f" Left out, because they collapsed: {', '.join(names)}." if names else ""
 
 
 def updates_of(run: Run, update: float, step: float) -> float:
@@ -230,7 +239,8 @@ def table() -> str:
         f"falls and ends at 2 or more, and with about the epochs that the rule would "
         f"choose. An epoch of updates took {update:.2f} s, an attack step "
         f"{step:.2f} s more.\n\n{markdown(head, rows)}\n\nMean error of the prediction: "
-        f"{100 * statistics.mean(off):.2f} points, largest {100 * max(off):.2f}.{left_out()}"
+        f"{100 * statistics.mean(off):.2f} points, largest {100 * max(off):.2f}."
+        f"{collapses()}{left_out()}"
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 import stored
 from definition import FRONT, ROOT, Test
-from differences import difference
+from differences import collapsed, difference
 from intervals import Estimate, over_seeds
 from page import markdown
 from steepness import rows_of, thirds
@@ -58,7 +58,8 @@ def verdict(claim: dict[str, Any], margin: float) -> tuple[str, str, str]:
     for study, arm, against in claim["tests"]:
         found = difference(study, Test(arm, against), claim["attack"])
         if found is not None:
-            number = f"{found} points, {found.seeds} seeds"
+            lost = len(collapsed(study)[arm])
+            number = f"{found} points, {found.seeds} seeds{f', {lost} collapsed' if lost else ''}"
             return decide(claim["kind"], found, margin), number, study
         if seeds := one_seed(study, arm, against, claim["attack"]):
             return OPEN, seeds, study
