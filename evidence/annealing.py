@@ -23,6 +23,7 @@ ORDER = (
     "cifar10-headline",
     "cifar10-eps16",
     "mnist-equal-cost",
+    "mnist5k-equal-cost",
     "cifar10-closed-loop",
     "cifar10-100-epochs",
     "cifar10-fastat",

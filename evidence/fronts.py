@@ -31,7 +31,7 @@ def draw(study: str, file: Path) -> None:
         gradients = {title: stored.total_cost(own) for title, own in runs.items()}
         seconds = {title: stored.seconds(own) for title, own in runs.items()}
         draw_front(axes[0], study, gradients, "gradient evaluations per image")
-        draw_front(axes[1], study, seconds, "training seconds, one H200")
+        draw_front(axes[1], study, seconds, f"training seconds, {device(study)}")
         axes[1].set_ylabel("")
         if rows == 1:
             axes[0].legend(frameon=False, loc="lower right")
@@ -39,6 +39,13 @@ def draw(study: str, file: Path) -> None:
             draw_epochs(axes[2], study)
             axes[3].axis("off")
             axes[3].legend(*axes[0].get_legend_handles_labels(), frameon=False, loc="center left")
+
+
+def device(study: str) -> str:
+    """What its runs were trained on, in a few words."""
+    runs = [run for title in stored.summaries(study) for run in stored.runs_of(study, title)]
+    found = {env["device"].removeprefix("NVIDIA ") for r in runs for env in stored.environments(r)}
+    return f"one {' or '.join(sorted(found)).replace('cpu', 'CPU')}"
 
 
 def draw_front(ax: Any, study: str, costs: dict[str, float], name: str) -> None:

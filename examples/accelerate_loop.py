@@ -20,7 +20,7 @@ loader = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
 accelerator = Accelerator()
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 ball = amata.Linf("8/255")
-schedule = amata.Linear(k_min=1, k_max=4, tau="16/255")
+schedule = amata.Linear(k_min=2, k_max=4, tau="16/255")
 
 for epoch in range(EPOCHS):
     u = schedule(epoch, epochs=EPOCHS)

@@ -54,7 +54,7 @@ if __name__ == "__main__":
     lightning.Trainer(
         max_epochs=4,
         accelerator="cpu",
-        callbacks=[Anneal(amata.Linear(k_min=1, k_max=4, tau="16/255"))],
+        callbacks=[Anneal(amata.Linear(k_min=2, k_max=4, tau="16/255"))],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -31,7 +31,7 @@ from amata.schedules import (
 )
 from amata.studies.bench_case import schedule_controls
 from amata.studies.cost import Prices
-from amata.studies.runs import run_controls
+from amata.studies.runs import row_control, run_controls
 from amata.studies.space import Space
 from amata.threat import L2, Linf
 from amata.training.batches import training_batches
@@ -39,7 +39,7 @@ from amata.training.guard import Guard
 from amata.training.trainer import Trainer
 from amata.training.work import epoch_costs
 from tests.conftest import images, labels, small_net
-from tests.toy import StopAt, fit, toy_data, toy_recipe
+from tests.toy import StopAt, fit, toy_data, toy_recipe, without_times
 
 FINE = ("schedule.k_min=0", "schedule.fractional=true", "train.guard=ignore")
 FREE = ("method.name=free", "schedule.k_min=1", "schedule.fractional=true", "train.guard=ignore")
@@ -84,6 +84,45 @@ def test_a_control_shows_what_it_has() -> None:
     assert repr(reaching(0.5, 0.5, 0.25)) == "Control(steps=0.5, step_size=0.5, tau=0.5, eps=0.25)"
 
 
+@given(st.floats(0, 6), st.floats(0.01, 2), st.floats(0.01, 2), st.floats(0.1, 1))
+def test_no_step_is_longer_than_the_limit(k: float, tau: float, most: float, factor: float) -> None:
+    """Of any batch, in a smaller ball, and with the steps that the guard adds."""
+    u = reaching(k, tau, step_size_max=most)
+    for v in [*(u.for_batch(i) for i in range(5)), *(part for _, part in u.parts())]:
+        assert v.step_size == min(tau / max(v.steps, 1), most)
+    small = u.scaled(factor)
+    assert small.for_batch(0).step_size == pytest.approx(factor * u.for_batch(0).step_size)
+    more = u.with_more(2)
+    assert more.step_size == min(tau / max(more.steps, 1), most)
+
+
+def test_a_limited_schedule() -> None:
+    linear = Linear(k_min=0, k_max=3, tau=0.6, step_size_max=0.4, eps_start=0.5, eps_until=0.5)
+    assert [linear(t, 6).steps for t in range(6)] == [0, 1, 1, 2, 2, 3]
+    assert [linear(t, 6).step_size for t in range(6)] == pytest.approx(
+        [0.4 / 2, 0.4 * 2 / 3, 0.4 * 5 / 6, 0.3, 0.3, 0.2]
+    )
+    with pytest.raises(InputError, match="step_size_max limits tau / K"):
+        Piecewise(stages=[(0, 1)], step_size=0.1, step_size_max=0.1)
+
+
+def test_a_limited_schedule_trains_and_resumes_with_its_steps(tmp_path: Path) -> None:
+    """Also where K changes during the run, which must not lengthen the steps."""
+    sets = ("schedule.k_min=1", "schedule.tau=0.4", "schedule.step_size_max=0.25")
+    recipe = toy_recipe(*sets, "train.guard=ignore", "train.tensorboard=false")
+    rows = fit(small_net(), toy_data(), None, recipe, run=tmp_path / "whole").epochs
+    assert [r["steps"] for r in rows] == [1, 2, 2, 3]
+    assert [r["step_size"] for r in rows] == [0.25, 0.2, 0.2, 0.4 / 3]
+    assert row_control(rows[0]).with_more(1).step_size == 0.2
+    trainer = _trainer(recipe)
+    trainer.state.steps = [1.5] * recipe.train.epochs
+    assert [v.step_size for _, v in trainer.scheduled().parts()] == [0.25, 0.2]
+    with pytest.raises(Interrupted):
+        fit(small_net(), toy_data(), None, recipe, run=tmp_path / "cut", reporter=StopAt(0, 2))
+    again = fit(small_net(), toy_data(), None, recipe, run=RunFolder.open(tmp_path / "cut")[0])
+    assert [*map(without_times, again.epochs)] == [*map(without_times, rows)]
+
+
 def test_a_search_starts_from_a_plain_schedule_only() -> None:
     found = []
     for more in ((), ("schedule.k_min=0",), ("schedule.fractional=true",), ("schedule.tau_end=1",)):
@@ -112,6 +151,7 @@ def test_schedules_in_fractions() -> None:
         (Constant(steps=1.5, step_size=0.1), True),
         (Piecewise(stages=[(0, 0), (1, 2.5)], tau=0.1), True),
         (Piecewise(stages=[(0, 1), (1, 2)], step_size=0.1), False),
+        (Linear(k_min=0, k_max=3, tau=0.1, step_size_max=0.06), True),
         (Linear(k_min=1, k_max=3, tau=0.1, tau_end=0.2), False),
         (Linear(k_min=1, k_max=3, tau=0.1, eps_start=0.5), False),
         (Linear(k_min=1, k_max=3, tau=0.1, sizes=[(0.5, 3)]), False),

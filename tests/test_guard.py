@@ -139,6 +139,33 @@ def test_catastrophic_overfitting_is_rolled_back_with_one_more_step(tmp_path: Pa
     assert (run.epochs(), run.events()) == (fitted.epochs, fitted.events)
 
 
+def test_without_held_out_images_the_guard_looks_at_training_images(tmp_path: Path) -> None:
+    net = small_net()
+    reporter, recipe = Collapsing(net, epoch=2), stateful_recipe("fast")
+    fitted = fit(net, toy_data(), None, recipe, run=tmp_path / "run", reporter=reporter)
+    assert [(e["event"], e["epoch"]) for e in fitted.events] == [("catastrophic-overfitting", 2)]
+    assert "pgd-10 accuracy on training images dropped from" in " ".join(reporter.notes)
+    assert [row["steps"] for row in fitted.epochs] == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(("steps", "off"), [(1, True), (2, False)])
+def test_a_stream_without_held_out_images_has_no_guard_and_says_so(steps: int, off: bool) -> None:
+    net = small_net()
+    reporter = Collapsing(net, epoch=2)
+    recipe = stateful_recipe("fast", "method.init=random", f"schedule.steps={steps}")
+    fit(net, [toy_data(8)] * 2, None, recipe, reporter=reporter)
+    assert ("the collapse guard is off" in " ".join(reporter.notes)) is off
+
+
+def test_a_guard_that_finds_nothing_changes_no_weight() -> None:
+    trained = []
+    for guard in ("rollback", "ignore"):
+        net = small_net()
+        fit(net, toy_data(), None, stateful_recipe("fast", f"train.guard={guard}"))
+        trained.append(net.state_dict())
+    assert all(torch.equal(trained[0][key], trained[1][key]) for key in trained[0])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("trouble", [Collapsing, Falling])
 def test_a_rolled_back_run_resumes_with_its_remedy(

@@ -24,6 +24,7 @@ class EpochRow(TypedDict):
     """K. Of a fraction, batches take the whole numbers around it in turn."""
     step_size: Finite
     tau: NotRequired[Amount]
+    step_size_max: NotRequired[Amount]
     """K alpha of every batch, where K is a fraction and they share it."""
     eps: NotRequired[Amount]
     """The training radius, where it changes."""

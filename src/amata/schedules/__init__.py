@@ -14,7 +14,7 @@ from amata.schedules.contract import (
     largest_control,
     planned_controls,
 )
-from amata.schedules.control import Control, only_k_changes, reaching
+from amata.schedules.control import Control, is_single_step, only_k_changes, reaching
 
 SCHEDULES: dict[str, type] = {
     "constant": Constant,
@@ -39,6 +39,7 @@ __all__ = [
     "Response",
     "Schedule",
     "closed_loop",
+    "is_single_step",
     "largest_control",
     "only_k_changes",
     "planned_controls",

@@ -99,6 +99,9 @@ class Annealing(ABC):
     """K alpha, which is constant, or in the first epoch if `tau_end` is given."""
     tau_end: Positive | None = None
     """K alpha towards the end: it changes along with K."""
+    step_size_max: Positive | None = None
+    """The longest step: alpha_t = tau / K_t, but not above this. Long single steps overfit
+    catastrophically; 1.25 eps is safe for longer."""
     fractional: bool = False
     """Whether K is not rounded: batches take the whole numbers around it in turn."""
     eps_start: Share = 1.0
@@ -133,10 +136,13 @@ class Annealing(ABC):
         if epoch < full:
             eps -= (1 - self.eps_start) * (1 - epoch / full)
         k = float(steps) if self.fractional else round_half_up(steps)
-        return reaching(k, eps * tau, eps)._replace(size=size_of(self.sizes, epoch, epochs))
+        most = None if self.step_size_max is None else eps * self.step_size_max
+        size = size_of(self.sizes, epoch, epochs)
+        return reaching(k, eps * tau, eps, most)._replace(size=size)
 
     def largest(self) -> Control[float]:
-        return reaching(self.k_max, self.tau if self.tau_end is None else self.tau_end)
+        tau = self.tau if self.tau_end is None else self.tau_end
+        return reaching(self.k_max, tau, step_size_max=self.step_size_max)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +159,7 @@ class Linear(Annealing):
             k_max: int,
             tau: float | str,
             tau_end: float | str | None = None,
+            step_size_max: float | str | None = None,
             fractional: bool = False,
             eps_start: float | str = 1.0,
             eps_until: float | str = 1.0,
@@ -180,6 +187,7 @@ class Exponential(Annealing):
             k_max: int,
             tau: float | str,
             tau_end: float | str | None = None,
+            step_size_max: float | str | None = None,
             fractional: bool = False,
             eps_start: float | str = 1.0,
             eps_until: float | str = 1.0,
@@ -206,6 +214,8 @@ class Piecewise:
     """K alpha, which is constant; or give `step_size`."""
     step_size: Positive | None = None
     """alpha, which is constant; or give `tau`."""
+    step_size_max: Positive | None = None
+    """With `tau`, the longest step."""
     sizes: Sizes = ()
     """(Share of the run, side in pixels) pairs: training images are reduced to that side before
     that share of the run."""
@@ -218,6 +228,7 @@ class Piecewise:
             stages: Sequence[tuple[int, float]],
             tau: float | str | None = None,
             step_size: float | str | None = None,
+            step_size_max: float | str | None = None,
             sizes: Sequence[tuple[float, int]] = (),
         ) -> None: ...
 
@@ -225,6 +236,8 @@ class Piecewise:
         read_fields(self)
         if (self.tau is None) == (self.step_size is None):
             raise InputError("a piecewise schedule needs tau or step_size, one of the two")
+        if self.step_size is not None and self.step_size_max is not None:
+            raise InputError("step_size_max limits tau / K; with step_size, leave it out")
 
     def __call__(self, epoch: int, epochs: int) -> Control[float]:
         check_epoch(epoch, epochs)
@@ -238,4 +251,4 @@ class Piecewise:
         if self.step_size is not None:
             return Control(steps, self.step_size)
         assert self.tau is not None
-        return reaching(steps, self.tau)
+        return reaching(steps, self.tau, step_size_max=self.step_size_max)

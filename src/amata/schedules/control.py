@@ -38,11 +38,14 @@ class Control(NamedTuple, Generic[K]):
     step_size: float
     """alpha. Of a fractional K with a `tau`, tau / K, or tau where K < 1."""
     tau: float | None = None
-    """K alpha, which all batches of a fractional K share; None if they share the step size."""
+    """K alpha, which all batches of a fractional K share unless their steps are limited; None if
+    they share the step size."""
     eps: float = 1.0
     """The training radius, as a share of the threat model's eps."""
     size: int | None = None
     """The side of the training images, which are reduced to it; None if they are not."""
+    step_size_max: float | None = None
+    """What alpha = tau / K is limited to; None if it is not."""
 
     def for_batch(self, index: int) -> "Control":
         """The control of a batch (from 0). The first i batches take i K steps in all, rounded half
@@ -64,42 +67,69 @@ class Control(NamedTuple, Generic[K]):
 
     def scaled(self, factor: float) -> "Control[K]":
         """The same control in a ball of `factor` times the radius: steps are smaller with it."""
-        tau = None if self.tau is None else self.tau * factor
-        return self._replace(step_size=self.step_size * factor, tau=tau, eps=self.eps * factor)
+        tau, most = (None if v is None else v * factor for v in (self.tau, self.step_size_max))
+        alpha, eps = self.step_size * factor, self.eps * factor
+        return self._replace(step_size=alpha, tau=tau, eps=eps, step_size_max=most)
 
     def with_more(self, extra: int) -> "Control[float]":
-        """The control with `extra` steps more, which are smaller: K alpha stays the same."""
+        """The control with `extra` steps more, which are smaller: K alpha stays the same, or gets
+        nearer to tau if the steps are limited."""
         steps = self.steps + extra
-        alpha = self.step_size * max(float(self.steps), 1.0) / max(steps, 1.0)
-        return Control(steps, alpha, self.tau, self.eps, self.size)
+        if self.tau is not None and self.step_size_max is not None:
+            alpha = _limited(self.tau / max(steps, 1), self.step_size_max)
+        else:
+            alpha = self.step_size * max(float(self.steps), 1.0) / max(steps, 1.0)
+        return Control(steps, alpha, self.tau, self.eps, self.size, self.step_size_max)
 
     def __repr__(self) -> str:
         shown = {k: v for k, v in self._asdict().items() if v != self._field_defaults.get(k, ...)}
         return f"Control({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
     def _whole(self, steps: int) -> "Control":
-        alpha = self.step_size if self.tau is None else self.tau / max(steps, 1)
+        alpha = self.step_size
+        if self.tau is not None:
+            alpha = _limited(self.tau / max(steps, 1), self.step_size_max)
         return Control(steps, alpha, None, self.eps, self.size)
 
 
-def reaching(steps: float, tau: float, eps: float = 1.0) -> Control[float]:
-    """K steps that reach tau together: alpha = tau / K, and tau itself where K < 1."""
+def reaching(
+    steps: float, tau: float, eps: float = 1.0, step_size_max: float | None = None
+) -> Control[float]:
+    """K steps that reach tau together: alpha = tau / K, and tau itself where K < 1. If they are
+    limited, alpha is at most `step_size_max`."""
     exact = int(steps) if steps == int(steps) else steps
-    return Control(exact, tau / max(exact, 1), None if isinstance(exact, int) else tau, eps)
+    alpha = _limited(tau / max(exact, 1), step_size_max)
+    # tau is kept where alpha does not tell it
+    told = isinstance(exact, int) and step_size_max is None
+    return Control(exact, alpha, None if told else tau, eps, None, step_size_max)
+
+
+def _limited(alpha: float, most: float | None) -> float:
+    return alpha if most is None else min(alpha, most)
+
+
+def is_single_step(u: Control[float]) -> bool:
+    """Whether some batches take one step, and none takes more than two."""
+    return 0 < u.steps < 2
 
 
 def only_k_changes(plan: Sequence[Control[float]]) -> bool:
-    """Whether K alpha is the same in every epoch with an attack, and all else as usual."""
+    """Whether K alpha and its limit are the same in every epoch with an attack, and all else as
+    usual."""
     tau = [u.tau or u.steps * u.step_size for u in plan if u.steps >= 1]
-    return all(math.isclose(t, tau[0]) for t in tau) and all(
-        u._replace(steps=0, step_size=0.0, tau=None) == Control(0, 0.0) for u in plan
+    limits = {u.step_size_max for u in plan}
+    rest = [u._replace(steps=0, step_size=0.0, tau=None, step_size_max=None) for u in plan]
+    return (
+        all(math.isclose(t, tau[0]) for t in tau)
+        and len(limits) <= 1
+        and all(u == Control(0, 0.0) for u in rest)
     )
 
 
 def read_control(value: Any) -> Control[float]:
     """The control that somebody's own schedule returned, which may be a plain pair."""
     try:
-        steps, step_size, tau, eps, size = Control(*value)
+        steps, step_size, tau, eps, size, most = Control(*value)
     except TypeError:
         raise InputError(
             f"a schedule must return (steps, step_size) for an epoch, not {value!r}"
@@ -110,6 +140,7 @@ def read_control(value: Any) -> Control[float]:
         None if tau is None else positive(tau, "tau of the schedule"),
         share(eps, "eps of the schedule"),
         None if size is None else whole(size, "size of the schedule", 1),
+        None if most is None else positive(most, "step_size_max of the schedule"),
     )
 
 

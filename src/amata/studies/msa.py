@@ -29,11 +29,11 @@ from amata.reporter import Reporter, RunInfo
 from amata.runs import RunFolder
 from amata.runs.files import read_record, refuse_links, write_atomic, write_record
 from amata.schedules import (
-    Control,
     closed_loop,
     largest_control,
     only_k_changes,
     planned_controls,
+    reaching,
 )
 from amata.studies.cost import Prices
 from amata.studies.criterion import robust_attack
@@ -113,11 +113,15 @@ class Msa:
                 "search"
             )
         largest = largest_control(recipe.schedule, self.epochs)
-        self.tau = largest.steps * largest.step_size
+        self.tau = largest.tau or largest.steps * largest.step_size
         if self.tau == 0:
             raise InputError("the schedule takes no steps; give it a K above 0 and a step size")
         most = settings.k_max or math.ceil(largest.steps)
-        self.candidates = [Control(k, self.tau / k) for k in range(1, most + 1)]
+        self.step_size_max = largest.step_size_max
+        self.candidates = [
+            reaching(k, self.tau, step_size_max=self.step_size_max).for_batch(0)
+            for k in range(1, most + 1)
+        ]
         self.price = [
             mean(self.prices.epoch(epoch, u) for epoch in range(self.epochs))
             for u in self.candidates
@@ -212,6 +216,8 @@ class Msa:
         steps = self._steps(choice)
         stages = [[e, k] for e, k in enumerate(steps) if e == 0 or k != steps[e - 1]]
         table = {"name": "piecewise", "stages": stages, "tau": self.tau}
+        if self.step_size_max is not None:
+            table["step_size_max"] = self.step_size_max
         return recipes.parse(
             {**self.recipe.tables, "schedule": table},
             self.recipe.name,

@@ -77,7 +77,8 @@ def planned_cost(folder: Path, recipe: Recipe) -> float:
 
 def row_control(row: EpochRow) -> Control[float]:
     """The control of an epoch, as its row records it."""
-    return Control(row["steps"], row["step_size"], row.get("tau"))
+    tau, most = row.get("tau"), row.get("step_size_max")
+    return Control(row["steps"], row["step_size"], tau, step_size_max=most)
 
 
 def run_controls(run: RunFolder) -> dict[int, Control[float]]:

@@ -169,6 +169,7 @@ name = "linear"  # Amata: one attack step in the first epochs, three in the last
 k_min = 1
 k_max = 3
 tau = "{"7/255" if self.photos else "13/255"}"  # K times the step size
+step_size_max = "{"5/255" if self.photos else "10/255"}"  # longer single steps may collapse
 
 [optim]
 name = "muon"  # as in cifar10-amata-quick

@@ -1,4 +1,5 @@
-"""The collapse guard: failed epochs, detected on held-out images, and recovery from them.
+"""The collapse guard: failed epochs, detected on held-out images or, where there are none, on
+training images; and recovery from them.
 
 A single-step method can lose its robustness within an epoch while its training loss still falls:
 catastrophic overfitting. And any training can collapse to chance accuracy, when one update is too
@@ -17,11 +18,13 @@ from torch.nn.functional import cross_entropy
 
 from amata.attacks.checks import check_images, check_logits, forward
 from amata.attacks.preserve import untouched
+from amata.data import ImageSet
 from amata.engine import no_cudnn_benchmark
 from amata.errors import AmataError, InputError
 from amata.losses import correct
 from amata.metrics import Event
-from amata.training.batches import Batches
+from amata.schedules import is_single_step
+from amata.training.batches import Batches, held_out_batches
 from amata.training.trainer import Snapshot, Trainer
 
 ATTACK = "pgd-10"
@@ -29,6 +32,7 @@ IMAGES = 256
 DROP = 0.2
 """A drop of the accuracy under ATTACK by more than this from one epoch to the next is catastrophic
 overfitting (the threshold of Wong et al. 2020)."""
+HELD_OUT, TRAINING = "held-out images", "training images"
 FEW = 30
 """Images that are too few to tell chance accuracy from bad luck."""
 TRIES = 5
@@ -37,11 +41,12 @@ TRIES = 5
 
 @dataclass(frozen=True)
 class Failure(ABC):
-    """A failed epoch, with the held-out accuracy before and after it."""
+    """A failed epoch, with the accuracy before and after it."""
 
     epoch: int
     before: float
     after: float
+    seen_on: str = HELD_OUT
 
     event: ClassVar[str]
     advice: ClassVar[str]
@@ -67,8 +72,8 @@ class CatastrophicOverfitting(Failure):
 
     def __str__(self) -> str:
         return (
-            f"catastrophic overfitting in epoch {self.epoch + 1}: {ATTACK} accuracy on held-out "
-            f"images dropped from {self.before:.1%} to {self.after:.1%}"
+            f"catastrophic overfitting in epoch {self.epoch + 1}: {ATTACK} accuracy on "
+            f"{self.seen_on} dropped from {self.before:.1%} to {self.after:.1%}"
         )
 
 
@@ -85,7 +90,7 @@ class ChanceCollapse(Failure):
     def __str__(self) -> str:
         return (
             f"training collapsed to chance accuracy in epoch {self.epoch + 1}: "
-            f"from {self.before:.1%} to {self.after:.1%} of held-out images"
+            f"from {self.before:.1%} to {self.after:.1%} of {self.seen_on}"
         )
 
 
@@ -95,7 +100,7 @@ def overfitted(before: float, after: float) -> bool:
 
 
 class GuardStats(NamedTuple):
-    """How the weights do on some clean held-out images."""
+    """How the weights do on some clean images."""
 
     images: int
     accuracy: float
@@ -115,6 +120,16 @@ class GuardStats(NamedTuple):
         """
         at_chance = self.same > 0.5 and 0.95 * self.informed < self.loss < 1.05 * self.equal
         return self.images >= FEW and at_chance and self.accuracy < max(best - DROP, best / 2)
+
+
+def guard_batches(trainer: Trainer, valid: Any) -> Batches | None:
+    """The images that the guard looks at: of the validation set, else of the training set. An
+    epoch that overfits catastrophically fails on both. None of a training stream, which is read
+    only for training."""
+    images = getattr(trainer.batches, "images", None) if valid is None else valid
+    if valid is None and not isinstance(images, ImageSet):
+        return None
+    return held_out_batches(images, trainer.recipe, trainer.device, IMAGES)
 
 
 def guard_stats(model: nn.Module, batches: Batches) -> GuardStats:
@@ -148,18 +163,23 @@ class Guard:
     """Checks the weights after every epoch, and rolls a failed epoch back."""
 
     def __init__(
-        self, trainer: Trainer, robust_accuracy: Callable[[Batches], float], images: Batches
+        self,
+        trainer: Trainer,
+        robust_accuracy: Callable[[Batches], float],
+        images: Batches,
+        seen_on: str = HELD_OUT,
     ) -> None:
-        """`images` is a part of the validation set; `robust_accuracy` tests under ATTACK."""
-        self.trainer, self.robust_accuracy, self.images = trainer, robust_accuracy, images
+        """`images` are HELD_OUT or TRAINING, as `seen_on` says; `robust_accuracy` tests under
+        ATTACK."""
+        self.trainer, self.robust_accuracy = trainer, robust_accuracy
+        self.images, self.seen_on = images, seen_on
         self.good: Snapshot | None = None
         """The snapshot after the last good epoch."""
 
     @property
     def armed(self) -> bool:
         """Whether the method may overfit catastrophically under the current control."""
-        # Of a fractional K below two, some batches take a single step.
-        single_step = 0 < self.trainer.scheduled().steps < 2
+        single_step = is_single_step(self.trainer.scheduled())
         return single_step and self.trainer.recipe.method.may_collapse
 
     def remember(self) -> None:
@@ -175,11 +195,11 @@ class Guard:
         stats = self.trainer.ranks.broadcast(guard_stats(self.trainer.model, self.images))
         # Chance accuracy also fails the attack, but needs the other remedy.
         if stats.collapsed(state.guard_clean):
-            return ChanceCollapse(state.epoch, state.guard_clean, stats.accuracy)
+            return ChanceCollapse(state.epoch, state.guard_clean, stats.accuracy, self.seen_on)
         robust = self.robust_accuracy(self.images) if self.armed else None
         before = state.guard_robust
         if before is not None and robust is not None and overfitted(before, robust):
-            return CatastrophicOverfitting(state.epoch, before, robust)
+            return CatastrophicOverfitting(state.epoch, before, robust, self.seen_on)
         state.guard_robust, state.guard_clean = robust, max(state.guard_clean, stats.accuracy)
         return None
 

@@ -26,7 +26,15 @@ from amata.training.batches import Batches, Expected, held_out_batches, training
 from amata.training.deadline import Deadline
 from amata.training.device import resolve_device
 from amata.training.fitted import Fitted
-from amata.training.guard import ATTACK, IMAGES, Failure, Guard
+from amata.training.guard import (
+    ATTACK,
+    HELD_OUT,
+    IMAGES,
+    TRAINING,
+    Failure,
+    Guard,
+    guard_batches,
+)
 from amata.training.interrupt import Interrupt
 from amata.training.saver import Saver
 from amata.training.tensorboard import TensorBoard
@@ -82,9 +90,11 @@ def train_model(
             trainer.use(batches)
         with Interrupt() as interrupt, Saver(trainer, run) as saver:
             held_out = held_out_batches(valid, recipe, device)
-            guarded = held_out_batches(valid, recipe, device, IMAGES)
             reporter = reporter or Reporter()
-            loop = _Loop(trainer, held_out, guarded, saver, reporter, interrupt, wall)
+            loop = _Loop(trainer, held_out, saver, reporter, interrupt, wall)
+            if recipe.train.guard != "ignore":
+                seen_on = TRAINING if valid is None else HELD_OUT
+                loop.guard_on(guard_batches(trainer, valid), seen_on)
             loop.deadline = deadline
             return loop.run_all(budget)
 
@@ -127,13 +137,11 @@ class _Loop:
         self,
         trainer: Trainer,
         valid: Batches | None,
-        guarded: Batches | None,
         saver: Saver,
         reporter: Reporter,
         interrupt: Interrupt,
         wall: WallClock,
     ) -> None:
-        """`valid` is the validation set, `guarded` the part of it that the guard uses."""
         self.trainer, self.valid, self.saver = trainer, valid, saver
         self.reporter, self.interrupt, self.wall = reporter, interrupt, wall
         self.recipe, self.ranks, self.run = trainer.recipe, trainer.ranks, saver.run
@@ -141,9 +149,7 @@ class _Loop:
         self.events: list[Event] = []
         self.warned_slow_disk = False
         self.deadline: Deadline | None = None
-        self.guard = None
-        if self.recipe.train.guard != "ignore" and guarded is not None:
-            self.guard = Guard(trainer, self._guard_accuracy, guarded)
+        self.guard: Guard | None = None
         # The time left follows the schedule. Epochs of a closed-loop schedule are assumed to cost
         # the same.
         self.costs = (
@@ -166,6 +172,11 @@ class _Loop:
             self.reporter.note(
                 f"optim.warmup = {warmup:g} is as long as the run, so the learning rate never "
                 f"reaches optim.lr; lower it, or train more than {warmup:g} epochs"
+            )
+        if self.guard is None and self.recipe.train.guard != "ignore" and trainer.may_collapse:
+            self.reporter.note(
+                "the collapse guard is off: batches are read for training only, and nothing is "
+                "held out; single attack steps may collapse, so pass a validation set"
             )
         self.reporter.start(
             self.run.path.name if self.run else self.recipe.name, self.recipe.tables
@@ -378,6 +389,8 @@ class _Loop:
         }
         if u.tau is not None:
             row["tau"] = u.tau
+        if u.step_size_max is not None:
+            row["step_size_max"] = u.step_size_max
         if trainer.changes_eps:
             row["eps"] = trainer.method().ball.eps
         if trainer.changes_size and (size := u.size or trainer.side):
@@ -408,6 +421,11 @@ class _Loop:
                 self._stop()
 
         return validate(self.trainer, images, attacks, limit, model, watch)
+
+    def guard_on(self, images: Batches | None, seen_on: str) -> None:
+        """Watch for collapses on these images."""
+        if images is not None:
+            self.guard = Guard(self.trainer, self._guard_accuracy, images, seen_on)
 
     def _guard_accuracy(self, images: Batches) -> float:
         """The guard tests the weights themselves: EMA weights show a failure epochs later."""

@@ -20,7 +20,7 @@ from amata.methods import AWP, planned_evals
 from amata.recipes import Recipe
 from amata.schedules import Control
 from amata.training.batches import Batches, held_out_batches
-from amata.training.guard import ATTACK, IMAGES, guard_stats
+from amata.training.guard import ATTACK, IMAGES, guard_batches, guard_stats
 from amata.training.time_plan import Prices, may_stop_early
 from amata.training.trainer import Trainer
 from amata.training.validation import validate
@@ -164,10 +164,9 @@ def _validation(trainer: Trainer, valid: Any, others: Any) -> tuple[float, float
 def _guard(trainer: Trainer, valid: Any, steps: int) -> float:
     """Seconds of the collapse guard; with single steps it attacks too."""
     recipe = trainer.recipe
-    if recipe.train.guard == "ignore" or valid is None:
+    batches = None if recipe.train.guard == "ignore" else guard_batches(trainer, valid)
+    if batches is None:
         return 0.0
-    batches = held_out_batches(valid, recipe, trainer.device, IMAGES)
-    assert batches is not None
     seconds = _seconds(lambda: guard_stats(trainer.model, batches))
     if steps == 1 and recipe.method.may_collapse:
         attacked = lambda: validate(trainer, batches, (ATTACK,), IMAGES, trainer.model)  # noqa: E731

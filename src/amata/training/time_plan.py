@@ -96,9 +96,8 @@ def plan_within(
     if epochs < 1:
         raise too_short(within, prices, band.k_min, rule)
     steps = rising(band.k_min, band.k_max, epochs, lambda k: prices.total(k) <= left)
-    planned = replace(
-        stretched(recipe, epochs), schedule=Piecewise(stages=stages_of(steps), tau=band.tau)
-    )
+    schedule = Piecewise(stages=stages_of(steps), tau=band.tau, step_size_max=band.step_size_max)
+    planned = replace(stretched(recipe, epochs), schedule=schedule)
     expected = None
     if rule.expected is not None:
         found = rule.expected.accuracy(recipe, sum(map(prices.training, steps)) / prices.update)
@@ -118,7 +117,8 @@ def choose_band(recipe: Recipe, updates: float, rule: TimeRule) -> Band | None:
     own = recipe.schedule
     if not isinstance(own, Linear) or not depends_on_steps(recipe):
         return None
-    return Band(0.0, own.k_min, own.k_max, own.tau, min(rule.least_epochs, recipe.train.epochs))
+    least = min(rule.least_epochs, recipe.train.epochs)
+    return Band(0.0, own.k_min, own.k_max, own.tau, least, own.step_size_max)
 
 
 def _affordable_epochs(band: Band, prices: Prices, left: float) -> int:

@@ -20,6 +20,8 @@ class Band(NamedTuple):
     """K alpha; in the rule's file, in eps."""
     epochs: int
     """Up to so many epochs, one more is preferred to a larger K."""
+    step_size_max: float | None = None
+    """The longest step; in the rule's file, in eps."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ class TimeRule:
         if of != self.fitted:
             return None
         band = [band for band in self.bands if band.updates <= max(updates, 0.0)][-1]
-        return band._replace(tau=band.tau * recipe.ball.eps)
+        most, eps = band.step_size_max, recipe.ball.eps
+        return band._replace(tau=band.tau * eps, step_size_max=None if most is None else most * eps)
 
 
 @cache

@@ -21,7 +21,15 @@ from amata.methods import Memory, Method
 from amata.models import mismatch
 from amata.recipes import Recipe
 from amata.runs.files import under
-from amata.schedules import Account, ClosedLoop, Control, closed_loop, planned_controls, reaching
+from amata.schedules import (
+    Account,
+    ClosedLoop,
+    Control,
+    closed_loop,
+    is_single_step,
+    planned_controls,
+    reaching,
+)
 from amata.seeds import derive, seed_global
 from amata.training.batches import Batches, CheckedStream, Expected
 from amata.training.checks import check_consistent, check_divisible, check_equal_batches
@@ -185,12 +193,18 @@ class Trainer:
             if not steps or steps[epoch] == u.steps:
                 return u
             tau = u.step_size * max(u.steps, 1) if u.tau is None else u.tau
-            chosen = reaching(steps[epoch], tau)
-            return u._replace(steps=chosen.steps, step_size=chosen.step_size, tau=chosen.tau)
+            chosen = reaching(steps[epoch], tau, u.eps, u.step_size_max)
+            return chosen._replace(size=u.size)
         if self.state.choice is not None:
             return self.state.choice.control
         assert self.closed_loop is not None
         return self.closed_loop.candidates()[0]
+
+    @property
+    def may_collapse(self) -> bool:
+        """Whether some epoch of the plan may overfit catastrophically."""
+        single = any(is_single_step(u) for u in self.plan or ())
+        return single and self.recipe.method.may_collapse
 
     def control(self) -> Control[float]:
         """The control of this epoch: the schedule's, with the steps that the guard added. They are

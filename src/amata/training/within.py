@@ -8,7 +8,7 @@ from amata.errors import InputError
 from amata.quantity import duration, in_time
 from amata.recipes import Recipe
 from amata.recipes.overrides import Pair
-from amata.schedules import Control, planned_controls
+from amata.schedules import Control, planned_controls, reaching
 from amata.training.deadline import Deadline
 from amata.training.prices import Measured, measure
 from amata.training.time_plan import TimePlan, check_plannable, choose_band, plan_within
@@ -73,7 +73,8 @@ def timed_controls(recipe: Recipe, rule: TimeRule, *, keep_schedule: bool) -> li
     else:
         bands = [band] if rule.band(recipe, 0.0) is None else rule.bands
         steps = [k for each in bands for k in (each.k_min, each.k_max)]
-        parts = [Control(k, band.tau / max(k, 1)) for k in steps]
+        most = band.step_size_max
+        parts = [reaching(k, band.tau, step_size_max=most).for_batch(0) for k in steps]
     low, high = (choose(parts, key=lambda u: u.steps) for choose in (min, max))
     return [low] if low.steps == high.steps else [low, high]
 
