@@ -67,7 +67,7 @@ def test_arms_differ_in_k_alone(name: str, reach: float, others: set[str]) -> No
     assert all(table == tables[0] for table in tables)
     for title, planned in controls(name).items():
         if title not in others:
-            assert all(u.steps * u.step_size == pytest.approx(reach) for u in planned)
+            assert all((u.tau or u.steps * u.step_size) == pytest.approx(reach) for u in planned)
 
 
 def cost(name: str, title: str, folder: Path) -> float:
