@@ -1,6 +1,6 @@
 """Runs a study in one process, for as long as there is time. Repeat the command to continue.
 
-python evidence/runner.py STUDY OUT [--minutes N] [--work DIR] [KEY=VALUE...]
+python evidence/runner.py STUDY OUT [--minutes N] [--work DIR] [--part I/N] [KEY=VALUE...]
     Makes the search, the tuning trials and the runs that are neither in OUT nor in
     results/paper/STUDY, in this order; the runs seed by seed over all arms. Nothing is started that
     would not fit into N minutes. OUT gets the small files; weights are not kept, and finished runs
@@ -11,6 +11,10 @@ python evidence/runner.py STUDY OUT [--minutes N] [--work DIR] [KEY=VALUE...]
     DIR, and the next command with the same DIR continues it. For runs that are longer than a
     command may be; saving takes some seconds after the N minutes.
 
+    With --part 2/4 it makes the second of every four trials and runs: four such commands, with the
+    same OUT and DIRs of their own, share a GPU that small networks do not fill. Their runs take
+    longer, so that seconds do not count. Runs wait for the trials of all parts: repeat the command.
+
 Data sets are read from $AMATA_DATA.
 """
 
@@ -20,6 +24,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +62,8 @@ class Runner:
     deadline: float = float("inf")
     work: Path | None = None
     """Where unfinished runs are kept; None: nowhere."""
+    part: tuple[int, int] = (1, 1)
+    """(i, n): only the i-th of every n trials and runs is made."""
     pace: float = field(default=0.0, init=False)
     """Seconds per planned gradient evaluation of an image, by the last run."""
     tested: float = field(default=0.0, init=False)
@@ -65,7 +72,7 @@ class Runner:
     def run(self, reporter: Reporter) -> int:
         """Do what fits into the time. Returns how many trials, or then runs, are left."""
         self.out.mkdir(parents=True, exist_ok=True)
-        coming = self.missing(self.trials()) + self.missing(self.runs())
+        coming = self.missing(self.own(self.trials())) + self.missing(self.own(self.runs()))
         with shared_data(), code_for(coming), working_folder(self.work) as work:
             if self.work is None:
                 return self.do(work, reporter)
@@ -81,21 +88,26 @@ class Runner:
         self.check(work)
         if not self.searched(work, reporter):
             return max(self.left(), 1)
-        trials = self.carry_out(self.trials(), work, reporter)
-        return trials or self.carry_out(self.runs(), work, reporter)
+        self.carry_out(self.own(self.trials()), work, reporter)
+        # A run needs the trials of all parts, and others may still make some.
+        return self.missing(self.trials()) or self.carry_out(self.own(self.runs()), work, reporter)
 
     def late(self) -> bool:
         return time.monotonic() >= self.deadline
 
     def left(self) -> int:
         """How many trials, or then runs, are not finished."""
-        for tasks in (self.trials(), self.runs()):
+        for tasks in (self.own(self.trials()), self.own(self.runs())):
             if missing := self.missing(tasks):
                 return missing
         return 0
 
     def missing(self, tasks: Iterator[tuple[str, Recipe]]) -> int:
         return sum(self.found(name) is None for name, _ in tasks)
+
+    def own(self, tasks: Iterator[tuple[str, Recipe]]) -> Iterator[tuple[str, Recipe]]:
+        """Those of this part."""
+        return islice(tasks, self.part[0] - 1, None, self.part[1])
 
     def carry_out(
         self, planned: Iterator[tuple[str, Recipe]], work: Path, reporter: Reporter
@@ -266,9 +278,18 @@ def option(given: list[str], name: str) -> str | None:
     return value
 
 
+def read_part(text: str) -> tuple[int, int]:
+    """I/N as numbers."""
+    i, _, n = text.partition("/")
+    if not (i.isdecimal() and n.isdecimal() and 1 <= int(i) <= int(n)):
+        sys.exit(f"error: --part {text} is not I/N, such as 2/4")
+    return int(i), int(n)
+
+
 def main(*arguments: str) -> None:
     given = list(arguments)
     minutes, work = option(given, "--minutes"), option(given, "--work")
+    part = read_part(option(given, "--part") or "1/1")
     if len(given) < 2 or given[0] not in STUDIES:
         sys.exit(f"error: unknown arguments\n\n{__doc__}\nStudies: {', '.join(STUDIES)}")
     name, out, *overrides = given
@@ -276,7 +297,7 @@ def main(*arguments: str) -> None:
     stored = None if other else RESULTS / name
     deadline = time.monotonic() + 60 * float(minutes or "inf")
     runner = Runner(
-        STUDIES[name], Path(out), stored, overrides, deadline, Path(work) if work else None
+        STUDIES[name], Path(out), stored, overrides, deadline, Path(work) if work else None, part
     )
     try:
         with ConsoleReporter() as reporter:

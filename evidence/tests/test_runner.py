@@ -95,6 +95,19 @@ class Late(Reporter):
         os.kill(os.getpid(), signal.SIGINT)  # as the timer does
 
 
+def test_parts_share_a_study(tmp_path: Path) -> None:
+    """Every trial and run is made once, and runs wait for the trials of the other part."""
+    tuning = Tuning((("optim.lr=0.1",),), "pgd-1", 10, seed=9)
+    study = replace(STUDY, seeds=1, tuning=tuning)
+    first, second = (Runner(study, tmp_path, None, SMALL, part=(i, 2)) for i in (1, 2))
+    assert first.run(Reporter()) == 1
+    assert [f.name for f in tmp_path.rglob("*") if f.suffix == ".json"] == ["one-0.json"]
+    assert second.run(Reporter()) == 0
+    assert [f.name for f in (tmp_path / "runs").iterdir()] == ["two-seed0"]
+    assert first.run(Reporter()) == 0
+    assert {f.name for f in (tmp_path / "runs").iterdir()} == {"one-seed0", "two-seed0"}
+
+
 def test_a_run_that_is_interrupted_in_time_is_continued(tmp_path: Path) -> None:
     study = replace(STUDY, recipes={"one": STUDY.recipes["one"]}, seeds=1, tuning=None)
     study = replace(study, steepness=("one",))
