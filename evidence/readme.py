@@ -33,7 +33,10 @@ SHORT = {
     "cifar10-quick-equal-cost": "fast",
     "cifar10-fast-recipe": "fast, tuned",
     "cifar10-eps16": "fast, ε = 16/255",
+    "cifar10-20s": "fast, 18 s, tuned",
+    "cifar10-1m": "one minute",
     "mnist-equal-cost": "MNIST",
+    "mnist5k-equal-cost": "5,000 digits, CPU",
 }
 """The recipes of the studies, as the README's table names them."""
 UNDER = {"cw-pgd-20": "CW-PGD-20", "autoattack": "AutoAttack"}
