@@ -8,7 +8,7 @@ import sys
 
 import steepness
 import stored
-from definition import FRONT, RESULTS, ROOT, Test
+from definition import FRONT, RESULTS, ROOT, SHARED, Test
 from differences import collapsed, difference
 from fronts import draw
 from intervals import Estimate
@@ -76,17 +76,20 @@ def arms_table(study: str) -> str:
                     else stored.accuracy(runs, attack)
                     for attack in attacks
                 ),
-                seeds(study, title, len(runs)),
+                seeds(study, title, runs),
             ]
         )
     head = ["arm", "mean K", "gradients per image", "seconds"]
     return markdown([*head, *(f"{named(a)} %" for a in attacks), "seeds"], rows)
 
 
-def seeds(study: str, title: str, runs: int) -> str:
-    """How many there are, and how many of them collapsed."""
-    lost = len(collapsed(study)[title])
-    return f"{runs}, {lost} collapsed" if lost else str(runs)
+def seeds(study: str, title: str, runs: stored.Rows) -> str:
+    """How many there are, how many of them collapsed, and how often the guard went back."""
+    counts = {
+        "collapsed": len(collapsed(study)[title]),
+        "epochs rolled back": sum(run["rolled_back"] for run in runs),
+    }
+    return ", ".join([str(len(runs)), *(f"{n} {what}" for what, n in counts.items() if n)])
 
 
 def test_name(study: str, test: Test) -> str:
@@ -188,8 +191,17 @@ def provenance(study: str) -> str:
     planned = len(STUDIES[study].recipes) * STUDIES[study].seeds
     return (
         f"{len(runs)} of {planned} runs, commit {', '.join(f'`{c}`' for c in commits)}, "
-        f"{', '.join(devices)}."
+        f"{', '.join(devices)}.{shared(study)}"
     )
+
+
+def shared(study: str) -> str:
+    """A sentence about runs that did not have the device for themselves."""
+    file = RESULTS / study / SHARED
+    if not file.is_file():
+        return ""
+    parts = json.loads(file.read_text())["parts"]
+    return f" {parts} runs at a time shared the device: alone, each takes fewer seconds."
 
 
 def section(study: str) -> str:

@@ -65,7 +65,7 @@ def curves(name: str) -> tuple[list[Point], list[Point]]:
     found = [points(study, arms, labels) for arms in (STUDIES[study].front, annealed(study))]
     if name == next(iter(RECIPES)):
         for arms, title in zip(found, HEADLINE, strict=True):
-            if HEADLINE[title] not in [label for _, _, label in arms]:
+            if HEADLINE[title] not in [label.partition(",")[0] for _, _, label in arms]:
                 arms += points("cifar10", [title], HEADLINE)
     constants, rising = ([point for point in arms if point[1]] for arms in found)
     return constants, rising

@@ -13,7 +13,7 @@ python evidence/runner.py STUDY OUT [--minutes N] [--work DIR] [--part I/N] [KEY
 
     With --part 2/4 it makes the second of every four trials and runs: four such commands, with the
     same OUT and DIRs of their own, share a GPU that small networks do not fill. Their runs take
-    longer, so that seconds do not count. Runs wait for the trials of all parts: repeat the command.
+    longer, which the page says. Runs wait for the trials of all parts: repeat the command.
 
 Data sets are read from $AMATA_DATA.
 """
@@ -41,7 +41,7 @@ from amata.studies.epochs import run_steepness
 from amata.studies.plan import run_name
 from amata.studies.runs import check_runs, planned_cost, train_or_resume
 from deadline import interrupting, working_folder
-from definition import RESULTS, SEARCH, Sets, Study, with_winner
+from definition import RESULTS, SEARCH, SHARED, Sets, Study, with_winner
 from measure import STEEPNESS, store_run
 from searching import search_schedule
 from study import STUDIES
@@ -72,6 +72,8 @@ class Runner:
     def run(self, reporter: Reporter) -> int:
         """Do what fits into the time. Returns how many trials, or then runs, are left."""
         self.out.mkdir(parents=True, exist_ok=True)
+        if self.part[1] > 1:
+            write_record(self.out / SHARED, {"parts": self.part[1]})
         coming = self.missing(self.own(self.trials())) + self.missing(self.own(self.runs()))
         with shared_data(), code_for(coming), working_folder(self.work) as work:
             if self.work is None:
@@ -125,6 +127,8 @@ class Runner:
         if search is None:
             return True
         if (found := self.found(SEARCH)) is None:
+            if self.part[0] > 1:
+                return False  # the first part searches
             if not self.fits(search.budget * search.epochs * search.trials, 0.0):
                 return False
             found = search_schedule(search, self.overrides, work, self.out, reporter)

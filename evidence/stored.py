@@ -38,9 +38,14 @@ def environments(run: Path) -> Rows:
 
 
 def summaries(study: str) -> dict[str, Rows]:
-    """The summaries of a study's finished runs by recipe, in the study's order."""
-    found = {title: list(map(summary, runs_of(study, title))) for title in STUDIES[study].recipes}
-    return {title: runs for title, runs in found.items() if runs}
+    """The summaries of a study's finished runs by recipe, in the study's order, with how many of
+    their epochs were rolled back."""
+    found: dict[str, Rows] = {}
+    for title in STUDIES[study].recipes:
+        for run in runs_of(study, title):
+            back = {"rolled_back": len(read_rows(run)[1])}
+            found.setdefault(title, []).append({**summary(run), **back})
+    return found
 
 
 def epochs(study: str, title: str) -> list[Rows]:
@@ -81,8 +86,10 @@ def cost(runs: Rows) -> float:
 
 
 def total_cost(runs: Rows) -> float:
-    """Gradient evaluations per image over the whole training."""
-    return statistics.mean(run["grad_evals_per_image"] * run["epochs"] for run in runs)
+    """Gradient evaluations per image over the whole training, rolled-back epochs included."""
+    return statistics.mean(
+        run["grad_evals_per_image"] * (run["epochs"] + run["rolled_back"]) for run in runs
+    )
 
 
 def valid_attack(study: str, title: str) -> str:

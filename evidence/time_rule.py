@@ -87,7 +87,9 @@ def _read() -> tuple[list[Run], list[str]]:
             continue
         if not all(DEVICE in env["device"] for env in stored.environments(folder)):
             continue
-        summary, rows = stored.summary(folder), stored.read_rows(folder)[0]
+        summary, (rows, events) = stored.summary(folder), stored.read_rows(folder)
+        if events:  # it took other steps than its schedule's
+            continue
         steps = tuple(row["steps"] for row in rows)
         accuracy = summary["evaluation"][ATTACK]["accuracy"]
         found.append(Run(folder.name, steps, summary["train_seconds"], accuracy))

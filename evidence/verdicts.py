@@ -58,8 +58,9 @@ def verdict(claim: dict[str, Any], margin: float) -> tuple[str, str, str]:
     for study, arm, against in claim["tests"]:
         found = difference(study, Test(arm, against), claim["attack"])
         if found is not None:
-            lost = len(collapsed(study)[arm])
-            number = f"{found} points, {found.seeds} seeds{f', {lost} collapsed' if lost else ''}"
+            lost = [len(collapsed(study).get(title, ())) for title in (arm, against)]
+            said = f", collapsed: {lost[0]} and {lost[1]}" if any(lost) else ""
+            number = f"{found} points, {found.seeds} seeds{said}"
             return decide(claim["kind"], found, margin), number, study
         if seeds := one_seed(study, arm, against, claim["attack"]):
             return OPEN, seeds, study

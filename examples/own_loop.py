@@ -23,7 +23,7 @@ model = nn.Sequential(
 )  # fmt: skip
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 ball = amata.Linf(0.1)
-schedule = amata.Linear(k_min=1, k_max=4, tau=0.2)
+schedule = amata.Linear(k_min=2, k_max=4, tau=0.2)
 
 for epoch in range(EPOCHS):
     u = schedule(epoch, epochs=EPOCHS)  # few long steps early, more and shorter ones later

@@ -25,11 +25,12 @@ from amata.schedules import (
     Exponential,
     Linear,
     Piecewise,
+    largest_control,
     only_k_changes,
     planned_controls,
     reaching,
 )
-from amata.studies.bench_case import schedule_controls
+from amata.studies.bench_case import cases, schedule_controls
 from amata.studies.cost import Prices
 from amata.studies.runs import row_control, run_controls
 from amata.studies.space import Space
@@ -94,6 +95,32 @@ def test_no_step_is_longer_than_the_limit(k: float, tau: float, most: float, fac
     assert small.for_batch(0).step_size == pytest.approx(factor * u.for_batch(0).step_size)
     more = u.with_more(2)
     assert more.step_size == min(tau / max(more.steps, 1), most)
+
+
+def test_the_limit_stays_where_another_k_is_chosen() -> None:
+    """By amata bench, search and msa, which start from the control with the most steps."""
+    trial = pytest.importorskip("optuna").trial
+    fine = toy_recipe("schedule.k_min=1", "schedule.tau=0.2", "schedule.step_size_max=0.125")
+    stages = Piecewise(stages=[(0, 1), (2, 1.8)], tau=0.4, step_size_max=0.25)
+    assert largest_control(stages, 4).with_steps(1) == reaching(1, 0.4, step_size_max=0.25)
+    (case,) = cases(replace(fine, schedule=stages), [], [1, 2])
+    assert [u.step_size for u in case.controls] == [0.25, 0.2]
+    prices = Prices(fine, None)  # type: ignore[arg-type]  # PGD's are counted without data
+    space = Space(fine, prices, 4.0, 3, ("linear",))
+    params = space.recipe_params()
+    assert params is not None
+    assert space.suggest(trial.FixedTrial(params))["step_size_max"] == 0.125
+
+
+def test_the_limit_of_a_schedule_of_ones_own() -> None:
+    def own(epoch: int, epochs: int) -> Control[float]:
+        return Control(1.5, 0.4, tau=0.4, step_size_max=0.25)
+
+    (u,) = planned_controls(own, 1) or []
+    assert u.step_size == 0.25
+    assert [v.step_size for _, v in u.parts()] == [0.25, 0.2]
+    with pytest.raises(InputError, match="return tau too"):
+        planned_controls(lambda epoch, epochs: Control(1, 0.4, step_size_max=0.25), 1)
 
 
 def test_a_limited_schedule() -> None:

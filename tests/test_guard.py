@@ -148,6 +148,17 @@ def test_without_held_out_images_the_guard_looks_at_training_images(tmp_path: Pa
     assert [row["steps"] for row in fitted.epochs] == [1, 1, 2, 2]
 
 
+@pytest.mark.parametrize("n", [1021, 1024])
+def test_the_guards_images_are_of_all_classes_in_any_order(n: int) -> None:
+    x, y = torch.zeros(n, 1, 2, 2), torch.arange(n) % 4
+    for labels in (y, y.sort().values):
+        batches = held_out_batches((x, labels), toy_recipe(), torch.device("cpu"), 256)
+        assert batches is not None
+        seen = torch.cat([batch.y for batch in batches.epoch()])
+        assert len(seen) == 256
+        assert seen.bincount(minlength=4).min() > 40
+
+
 @pytest.mark.parametrize(("steps", "off"), [(1, True), (2, False)])
 def test_a_stream_without_held_out_images_has_no_guard_and_says_so(steps: int, off: bool) -> None:
     net = small_net()

@@ -221,3 +221,13 @@ def test_claims_name_arms_that_exist_and_unmeasured_ones_are_open() -> None:
     assert len({claim["text"] for claim in claims if "The same" not in claim["text"]}) > 20
     nothing = {"kind": "better", "attack": "pgd-20", "tests": []}
     assert verdicts.verdict(nothing, margin)[:2] == ("open", "not measured")
+
+
+def test_rolled_back_epochs_are_paid_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "RESULTS", tmp_path)
+    study, title = "cifar10-order", "linear-1-2"
+    rows: list[dict[str, object]] = [{}, {"event": "catastrophic-overfitting", "epoch": 1}, {}]
+    write_run(tmp_path / study / "runs" / f"{title}-seed0", rows, epochs=2, grad_evals_per_image=2)
+    (run,) = stored.summaries(study)[title]
+    assert run["rolled_back"] == 1
+    assert stored.total_cost([run]) == 6

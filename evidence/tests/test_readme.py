@@ -30,7 +30,7 @@ def test_the_picture_takes_the_first_study_with_results_without_collapsed_arms(
             for seed in seeds:
                 run = tmp_path / study / "runs" / f"{title}-seed{seed}"
                 tested = {**RESULT, "accuracy": accuracy, "n": 10}
-                write_run(run, [], epochs=19, evaluation={"pgd-20": tested})
+                write_run(run, [{}] * 19, epochs=19, evaluation={"pgd-20": tested})
 
     write(second, {"k1-tau10": 0.2, "k2": 0.3, "k3": 0.3, "linear-1-2": 0.3}, range(3))
     write(first, accuracies, range(2))

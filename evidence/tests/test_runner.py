@@ -101,7 +101,8 @@ def test_parts_share_a_study(tmp_path: Path) -> None:
     study = replace(STUDY, seeds=1, tuning=tuning)
     first, second = (Runner(study, tmp_path, None, SMALL, part=(i, 2)) for i in (1, 2))
     assert first.run(Reporter()) == 1
-    assert [f.name for f in tmp_path.rglob("*") if f.suffix == ".json"] == ["one-0.json"]
+    assert [f.name for f in (tmp_path / "trials").iterdir()] == ["one-0.json"]
+    assert read_record(tmp_path / "parts.json")["parts"] == 2
     assert second.run(Reporter()) == 0
     assert [f.name for f in (tmp_path / "runs").iterdir()] == ["two-seed0"]
     assert first.run(Reporter()) == 0

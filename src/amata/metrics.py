@@ -24,8 +24,9 @@ class EpochRow(TypedDict):
     """K. Of a fraction, batches take the whole numbers around it in turn."""
     step_size: Finite
     tau: NotRequired[Amount]
+    """K alpha of every batch, where K is a fraction and they share it, or the steps are limited."""
     step_size_max: NotRequired[Amount]
-    """K alpha of every batch, where K is a fraction and they share it."""
+    """The longest step, where they are limited."""
     eps: NotRequired[Amount]
     """The training radius, where it changes."""
     size: NotRequired[Count]
@@ -59,7 +60,7 @@ class Event(TypedDict):
     """`rollback` or `stop`."""
     epoch: Index
     before: Share
-    """Held-out accuracy before the epoch."""
+    """Accuracy before the epoch, on held-out or on training images."""
     after: Share
     extra_steps: NotRequired[Index]
     lr_scale: NotRequired[Finite]

@@ -58,7 +58,7 @@ def _controls(recipe: Recipe) -> list[list[float]]:
         [
             u.steps,
             u.step_size,
-            *([u.tau or 0.0, u.eps] if u.tau or u.eps != 1 or u.size else []),
+            *([u.tau or 0.0, u.eps] if u.tau or u.eps != 1 or u.size or u.step_size_max else []),
             *([u.size or 0] if u.size or u.step_size_max else []),
             *([u.step_size_max] if u.step_size_max else []),
         ]

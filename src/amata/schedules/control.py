@@ -81,15 +81,19 @@ class Control(NamedTuple, Generic[K]):
             alpha = self.step_size * max(float(self.steps), 1.0) / max(steps, 1.0)
         return Control(steps, alpha, self.tau, self.eps, self.size, self.step_size_max)
 
+    def with_steps(self, steps: float) -> "Control[float]":
+        """The control with so many steps, which reach as far together."""
+        tau = self.step_size * max(float(self.steps), 1.0) if self.tau is None else self.tau
+        return reaching(steps, tau, self.eps, self.step_size_max)._replace(size=self.size)
+
     def __repr__(self) -> str:
         shown = {k: v for k, v in self._asdict().items() if v != self._field_defaults.get(k, ...)}
         return f"Control({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
     def _whole(self, steps: int) -> "Control":
-        alpha = self.step_size
-        if self.tau is not None:
-            alpha = _limited(self.tau / max(steps, 1), self.step_size_max)
-        return Control(steps, alpha, None, self.eps, self.size)
+        if self.tau is None:
+            return Control(steps, self.step_size, None, self.eps, self.size)
+        return cast("Control", self.with_steps(steps))
 
 
 def reaching(
@@ -134,7 +138,7 @@ def read_control(value: Any) -> Control[float]:
         raise InputError(
             f"a schedule must return (steps, step_size) for an epoch, not {value!r}"
         ) from None
-    return Control(
+    read = Control(
         steps_of(steps, "steps of the schedule"),
         not_negative(step_size, "step_size of the schedule"),
         None if tau is None else positive(tau, "tau of the schedule"),
@@ -142,6 +146,11 @@ def read_control(value: Any) -> Control[float]:
         None if size is None else whole(size, "size of the schedule", 1),
         None if most is None else positive(most, "step_size_max of the schedule"),
     )
+    if read.step_size_max is None:
+        return read
+    if read.tau is None:
+        raise InputError("step_size_max of a schedule limits tau / K; return tau too")
+    return read.with_steps(read.steps)
 
 
 @lru_cache

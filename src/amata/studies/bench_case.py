@@ -137,7 +137,7 @@ def cases(recipe: Recipe, batches: Sequence[int], steps: Sequence[int]) -> list[
     schedule."""
     controls = sorted(schedule_controls(recipe), key=lambda u: u.steps)
     top = controls[-1]
-    chosen = tuple(Control(k, top.step_size * top.steps / k) for k in steps) or tuple(controls)
+    chosen = tuple(top.with_steps(k).for_batch(0) for k in steps) or tuple(controls)
     return [Case(recipe, batch, chosen) for batch in (batches or [recipe.data.batch_size])]
 
 

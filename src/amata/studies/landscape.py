@@ -187,9 +187,13 @@ def run_landscapes(
     best = run.summary()["best_epoch"] if run.finished else None
     best = max(trained) if best is None else best + 1
     largest = largest_control(recipe.schedule, recipe.train.epochs)
-    # ordinary training has no attack; 2.5 eps is the reach of PGD-10 on CIFAR-10
-    tau = largest.steps * largest.step_size or 2.5 * recipe.ball.eps
-    attacks = {f"PGD-{k}": Control(k, alpha or tau / k) for k in steps}
+    if not largest.steps * largest.step_size:
+        # ordinary training has no attack; 2.5 eps is the reach of PGD-10 on CIFAR-10
+        largest = Control(1, 2.5 * recipe.ball.eps)
+    attacks = {
+        f"PGD-{k}": Control(k, alpha) if alpha else largest.with_steps(k).for_batch(0)
+        for k in steps
+    }
     landscapes, pictures = [], []
     wanted: Sequence[int | None] = epochs or [None]
     for epoch in wanted:

@@ -33,7 +33,6 @@ from amata.schedules import (
     largest_control,
     only_k_changes,
     planned_controls,
-    reaching,
 )
 from amata.studies.cost import Prices
 from amata.studies.criterion import robust_attack
@@ -113,15 +112,14 @@ class Msa:
                 "search"
             )
         largest = largest_control(recipe.schedule, self.epochs)
-        self.tau = largest.tau or largest.steps * largest.step_size
+        self.tau, self.step_size_max = (
+            largest.tau or largest.steps * largest.step_size,
+            largest.step_size_max,
+        )
         if self.tau == 0:
             raise InputError("the schedule takes no steps; give it a K above 0 and a step size")
         most = settings.k_max or math.ceil(largest.steps)
-        self.step_size_max = largest.step_size_max
-        self.candidates = [
-            reaching(k, self.tau, step_size_max=self.step_size_max).for_batch(0)
-            for k in range(1, most + 1)
-        ]
+        self.candidates = [largest.with_steps(k).for_batch(0) for k in range(1, most + 1)]
         self.price = [
             mean(self.prices.epoch(epoch, u) for epoch in range(self.epochs))
             for u in self.candidates

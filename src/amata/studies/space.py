@@ -69,7 +69,8 @@ class Space:
             table["name"] != "linear"
             or "linear" not in self.shapes
             or not 1 <= table["k_min"] <= self.max_constant_k
-            or self.recipe.chosen["schedule"].keys() != {"name", "k_min", "k_max", "tau"}
+            or self.recipe.chosen["schedule"].keys() - {"step_size_max"}
+            != {"name", "k_min", "k_max", "tau"}
         ):
             return None
         share, rise = (
@@ -107,6 +108,8 @@ class Space:
                 table = {"name": shape, "k_min": k_min, "k_max": k_max, "tau": tau} | (
                     {"eta": eta} if shape == "exponential" else {}
                 )
+            if (most := getattr(self.recipe.schedule, "step_size_max", None)) is not None:
+                table["step_size_max"] = most
             if self._fits(self.cost(self.recipe_with(table))):
                 return table
         raise InputError(

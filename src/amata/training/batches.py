@@ -90,8 +90,8 @@ def training_batches(data: Any, recipe: Recipe, device: torch.device) -> Batches
 def held_out_batches(
     data: Any, recipe: Recipe, device: torch.device, at_most: int | None = None
 ) -> Batches | None:
-    """Validation batches: of all images, or of `at_most`, evenly spaced because they may be
-    sorted by class. A stream is always used whole."""
+    """Batches that are not trained on: of all images, or of `at_most`, drawn once for all because
+    they may be sorted by class. A stream is always used whole."""
     if data is None:
         return None
     images = as_images(data, where="validation data")
@@ -104,5 +104,6 @@ def held_out_batches(
             )
         return stream
     if at_most is not None and at_most < len(images):
-        images = images.subset(torch.linspace(0, len(images) - 1, at_most).long())
+        rng = torch.Generator().manual_seed(0)
+        images = images.subset(torch.randperm(len(images), generator=rng)[:at_most].sort().values)
     return Loader(images, recipe.eval.batch_size, device)

@@ -93,7 +93,7 @@ def measure(
     low, high = controls[0].steps, controls[-1].steps
     step = max(costs[-1] - costs[0], 0.0) / (high - low) if high > low else 0.0
     validation, gradient = _validation(trainer, valid, attack_images)
-    guard = _guard(trainer, valid, low)
+    guard = _guard(trainer, valid, controls)
     often = validation / recipe.train.valid_every
     prices = Prices(
         update=max(costs[0] - step * low, 1e-6),
@@ -161,17 +161,22 @@ def _validation(trainer: Trainer, valid: Any, others: Any) -> tuple[float, float
     return (0.0 if valid is None else seconds * (count or timed) / timed), price
 
 
-def _guard(trainer: Trainer, valid: Any, steps: int) -> float:
-    """Seconds of the collapse guard; with single steps it attacks too."""
+def _guard(trainer: Trainer, valid: Any, controls: Sequence[Control]) -> float:
+    """Seconds of the collapse guard; where some batches take a single step it attacks too."""
     recipe = trainer.recipe
     batches = None if recipe.train.guard == "ignore" else guard_batches(trainer, valid)
     if batches is None:
         return 0.0
-    seconds = _seconds(lambda: guard_stats(trainer.model, batches))
-    if steps == 1 and recipe.method.may_collapse:
-        attacked = lambda: validate(trainer, batches, (ATTACK,), IMAGES, trainer.model)  # noqa: E731
-        seconds += _seconds(attacked)
-    return seconds
+    single = controls[0].steps < 2 and controls[-1].steps > 0 and recipe.method.may_collapse
+
+    def check() -> None:
+        guard_stats(trainer.model, batches)
+        if single:
+            validate(trainer, batches, (ATTACK,), IMAGES, trainer.model)
+
+    if trainer.device.type != "cpu":
+        check()  # compiles
+    return _seconds(check)
 
 
 def _gradients(name: str, n: int) -> float | None:

@@ -112,9 +112,10 @@ def choose_band(recipe: Recipe, updates: float, rule: TimeRule) -> Band | None:
     be chosen: the schedule anneals more than K, or more steps cost nothing."""
     if not only_k_changes(planned_controls(recipe.schedule, max(recipe.train.epochs, 2)) or []):
         return None
-    if (band := rule.band(recipe, updates)) is not None:
-        return band
     own = recipe.schedule
+    if (band := rule.band(recipe, updates)) is not None:
+        limits = [band.step_size_max, getattr(own, "step_size_max", None)]
+        return band._replace(step_size_max=min((v for v in limits if v is not None), default=None))
     if not isinstance(own, Linear) or not depends_on_steps(recipe):
         return None
     least = min(rule.least_epochs, recipe.train.epochs)

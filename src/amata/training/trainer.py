@@ -28,7 +28,6 @@ from amata.schedules import (
     closed_loop,
     is_single_step,
     planned_controls,
-    reaching,
 )
 from amata.seeds import derive, seed_global
 from amata.training.batches import Batches, CheckedStream, Expected
@@ -192,9 +191,7 @@ class Trainer:
             u, steps = self.plan[epoch], self.state.steps
             if not steps or steps[epoch] == u.steps:
                 return u
-            tau = u.step_size * max(u.steps, 1) if u.tau is None else u.tau
-            chosen = reaching(steps[epoch], tau, u.eps, u.step_size_max)
-            return chosen._replace(size=u.size)
+            return u.with_steps(steps[epoch])
         if self.state.choice is not None:
             return self.state.choice.control
         assert self.closed_loop is not None
@@ -203,8 +200,9 @@ class Trainer:
     @property
     def may_collapse(self) -> bool:
         """Whether some epoch of the plan may overfit catastrophically."""
-        single = any(is_single_step(u) for u in self.plan or ())
-        return single and self.recipe.method.may_collapse
+        loop = self.closed_loop
+        controls = self.plan if loop is None else loop.candidates()
+        return self.recipe.method.may_collapse and any(map(is_single_step, controls or ()))
 
     def control(self) -> Control[float]:
         """The control of this epoch: the schedule's, with the steps that the guard added. They are
