@@ -1,6 +1,7 @@
 """Pictures of a study: accuracy against cost with the front of constants, and held-out robustness
 over the epochs of arms that cost the same."""
 
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -72,12 +73,14 @@ def draw_front(ax: Any, study: str, costs: dict[str, float], name: str) -> None:
         ax.plot([x] * len(values), values, ls="none", marker=marker, ms=3, color=paint, alpha=0.45)
         fill = {"mfc": "white"} if notes[title] else {}
         ax.plot(x, means[title], ls="none", marker=marker, ms=7, color=paint, label=label, **fill)
-    for _, title in front:  # below every mark that the text could cover
+    before, low = -math.inf, False
+    for cost, title in front:  # below every mark that the text could cover, and the last label
+        before, low = cost, cost - before < 2 * LABEL * shift and not low
         near = [t for t in shown if abs(places[t] - places[title]) < LABEL * shift]
         ax.annotate(
             own.labels[title].partition(",")[0],
             (places[title], min(min(points[t]) for t in near)),
-            xytext=(0, -6),
+            xytext=(0, -18 if low else -6),
             textcoords="offset points",
             ha="center",
             va="top",
