@@ -24,6 +24,7 @@ ORDER = (
     "cifar10-eps16",
     "mnist-equal-cost",
     "mnist5k-equal-cost",
+    "mnist5k-again",
     "cifar10-closed-loop",
     "cifar10-100-epochs",
     "cifar10-fastat",

@@ -75,6 +75,8 @@ class Study:
     recipes: dict[str, tuple[str, Sets]]
     attacks: tuple[str, ...]
     seeds: int = 1
+    first_seed: int = 0
+    """A study that repeats another takes new seeds."""
     target: float | None = None
     timed: bool = True
     """True: train one run at a time, so that times can be compared. False: all in parallel."""
@@ -147,6 +149,7 @@ def read(file: Path) -> Study:
         arms,
         tuple(stated["attacks"]),
         seeds=stated["seeds"],
+        first_seed=stated.get("first_seed", 0),
         about=stated["about"],
         labels=labels,
         front=tuple(stated.get("front", ())),

@@ -37,6 +37,7 @@ SHORT = {
     "cifar10-1m": "one minute",
     "mnist-equal-cost": "MNIST",
     "mnist5k-equal-cost": "5,000 digits, CPU",
+    "mnist5k-again": "5,000 digits, CPU",
 }
 """The recipes of the studies, as the README's table names them."""
 UNDER = {"cw-pgd-20": "CW-PGD-20", "autoattack": "AutoAttack"}

@@ -202,7 +202,8 @@ class Runner:
 
     def runs(self) -> Iterator[tuple[str, Recipe]]:
         """All arms with the first seed, then with the next one."""
-        for seed in range(self.study.seeds):
+        first = self.study.first_seed
+        for seed in range(first, first + self.study.seeds):
             for title in self.study.recipes:
                 recipe = self.recipe(title, self.tuned(title), seed)
                 yield f"runs/{run_name(recipe)}", recipe
