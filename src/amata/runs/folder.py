@@ -63,6 +63,7 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
+        self.recorded_split: dict[str, Any] = {}
 
     @classmethod
     def create(cls, path: Path, recipe: Recipe) -> "RunFolder":
@@ -201,6 +202,7 @@ class RunFolder:
         # Written by an earlier version, it may lack keys.
         if self.split().keys() != split.keys():
             write_record(file, split)
+        self.recorded_split = split
 
     def split(self) -> dict[str, Any]:
         """What is known of the images of the run; published results may have none."""

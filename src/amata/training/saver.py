@@ -31,6 +31,8 @@ class Saver:
         self.trainer, self.run, self.ranks = trainer, run, trainer.ranks
         self.recorded = self.ranks.broadcast(run is not None)
         """Whether rank 0 has a run folder."""
+        self.split = (run.recorded_split or run.split()) if run else {}
+        """Known now, so that weights say the same even if the folder is being deleted."""
         self.place: tuple[int, int] | None = None
         """The epoch and batch of the newest checkpoint."""
         self.time = time.monotonic()
@@ -165,7 +167,7 @@ class Saver:
         run.promote(epoch)
 
     def _save_weights(self, path: Path, weights: dict[str, Tensor], epoch: int) -> None:
-        recipe, split = self.trainer.recipe, self.run.split() if self.run else {}
+        recipe, split = self.trainer.recipe, self.split
         about = {"recipe": recipe.name, "tables": recipe.deciding(), "epoch": epoch}
         known = {key: split[key] for key in ("classes", "shape") if key in split}
         save_tensors(path, weights, about | known)
