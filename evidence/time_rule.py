@@ -107,14 +107,18 @@ def prices(found: Sequence[Run]) -> tuple[float, float]:
 def rising(found: Sequence[Run]) -> list[Run]:
     """The runs whose schedules the rule may choose: K never falls, and ends at 2 or more. A single
     long step until the end collapses. So did some of these, for which see `collapses`."""
-    own = [r for r in found if list(r.steps) == sorted(r.steps) and r.steps[-1] >= 2]
+    own = all_rising(found)
     return [r for r in own if r.accuracy >= COLLAPSED * max(run.accuracy for run in own)]
+
+
+def all_rising(found: Sequence[Run]) -> list[Run]:
+    """With those that collapsed."""
+    return [r for r in found if list(r.steps) == sorted(r.steps) and r.steps[-1] >= 2]
 
 
 def collapses() -> str:
     """A sentence about the runs that collapsed."""
-    every = [r for r in runs() if list(r.steps) == sorted(r.steps) and r.steps[-1] >= 2]
-    names = [f"`{r.name}`" for r in every if r not in rising(every)]
+    names = [f"`{r.name}`" for r in all_rising(runs()) if r not in rising(runs())]
     return f" Left out, because they collapsed: {', '.join(names)}." if names else ""
 
 

@@ -64,6 +64,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
         self.recorded_split: dict[str, Any] = {}
+        """What `record_split` was given, also if the folder is then deleted."""
 
     @classmethod
     def create(cls, path: Path, recipe: Recipe) -> "RunFolder":

@@ -75,11 +75,10 @@ class Control(NamedTuple, Generic[K]):
         """The control with `extra` steps more, which are smaller: K alpha stays the same, or gets
         nearer to tau if the steps are limited."""
         steps = self.steps + extra
-        if self.tau is not None and self.step_size_max is not None:
-            alpha = _limited(self.tau / max(steps, 1), self.step_size_max)
-        else:
-            alpha = self.step_size * max(float(self.steps), 1.0) / max(steps, 1.0)
-        return Control(steps, alpha, self.tau, self.eps, self.size, self.step_size_max)
+        if self.step_size_max is not None:
+            return self.with_steps(steps)
+        alpha = self.step_size * max(float(self.steps), 1.0) / max(steps, 1.0)
+        return Control(steps, alpha, self.tau, self.eps, self.size)
 
     def with_steps(self, steps: float) -> "Control[float]":
         """The control with so many steps, which reach as far together."""

@@ -112,10 +112,8 @@ class Msa:
                 "search"
             )
         largest = largest_control(recipe.schedule, self.epochs)
-        self.tau, self.step_size_max = (
-            largest.tau or largest.steps * largest.step_size,
-            largest.step_size_max,
-        )
+        self.tau = largest.tau or largest.steps * largest.step_size
+        self.step_size_max = largest.step_size_max
         if self.tau == 0:
             raise InputError("the schedule takes no steps; give it a K above 0 and a step size")
         most = settings.k_max or math.ceil(largest.steps)
