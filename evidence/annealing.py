@@ -32,6 +32,8 @@ ORDER = (
     "cifar10-epochs-or-k",
     "cifar10-order",
     "cifar10-20s",
+    "cifar10-18s",
+    "cifar10-27s",
     "cifar10-1m",
     "cifar10-trades",
     "cifar10-wrn",

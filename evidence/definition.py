@@ -91,6 +91,9 @@ class Study:
     equal: tuple[Test, ...] = ()
     """Pairs of equal cost: the first takes at most the gradient evaluations of the second, and at
     least 95% of them."""
+    equal_seconds: tuple[Test, ...] = ()
+    """Pairs that take the same time, within 3%. At equal time the line of constants, which goes by
+    gradient evaluations, says nothing."""
     tuning: Tuning | None = None
     search: Search | None = None
     steepness: tuple[str, ...] = ()
@@ -155,6 +158,7 @@ def read(file: Path) -> Study:
         front=tuple(stated.get("front", ())),
         tests=tuple(Test(*pair) for pair in stated.get("tests", ())),
         equal=tuple(Test(*pair) for pair in stated.get("equal", ())),
+        equal_seconds=tuple(Test(*pair) for pair in stated.get("equal_seconds", ())),
         tuning=tuning
         and Tuning(
             tuple(tuple(sets) for sets in tuning["trials"]),

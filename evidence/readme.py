@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "evidence" / "results" / "mnist5k"
 CIFAR10 = {"pgd10": "PGD-10", "amata": "Amata 2→10"}
 ANSWERS = {CONFIRMED: "yes", NOT_REPRODUCED: "no", OPEN: "open"}
+WORST_FIRST = (NOT_REPRODUCED, OPEN, CONFIRMED)
 SHORT = {
     "cifar10-equal-cost": "paper's",
     "cifar10-paper-recipe": "paper's",
@@ -34,6 +35,8 @@ SHORT = {
     "cifar10-fast-recipe": "fast, tuned",
     "cifar10-eps16": "fast, ε = 16/255",
     "cifar10-20s": "fast, 18 s, tuned",
+    "cifar10-18s": "fast, 18 s",
+    "cifar10-27s": "fast, 27 s, tuned",
     "cifar10-1m": "one minute",
     "mnist-equal-cost": "MNIST",
     "mnist5k-equal-cost": "5,000 digits, CPU",
@@ -66,18 +69,19 @@ def measure() -> None:
 
 def equal_cost() -> str:
     """Annealed arms beside the constants of equal cost, as far as they are measured, and how many
-    such comparisons of all studies say what."""
+    annealed arms of all studies are better than every constant of their cost."""
     stated, margin = claims()
     rows: list[list[str]] = []
-    answers: list[str] = []
+    answers: dict[tuple[str, str], str] = {}
     seeds: list[int] = []
     lost: list[str] = []
     for claim in stated:
         if (found := at_equal_cost(claim)) is None:
             continue
-        answers.append(verdict(claim, margin)[0])
+        answer, arm = verdict(claim, margin)[0], (found[0], found[1].arm)
+        answers[arm] = min(answer, answers.get(arm, answer), key=WORST_FIRST.index)
         if claim.get("readme"):
-            rows.append([*equal_row(*found, claim["attack"]), ANSWERS[answers[-1]]])
+            rows.append([*equal_row(*found, claim["attack"]), ANSWERS[answer]])
             seeds.append(len(stored.summaries(found[0])[found[1].arm]))
             lost += lost_seeds(*found)
     head = [
@@ -92,11 +96,11 @@ def equal_cost() -> str:
     ]
     known = [column for column in zip(head, *rows, strict=True) if set(column[1:]) != {UNKNOWN}]
     head, *rows = map(list, zip(*known, strict=True))
-    counts = {name: answers.count(name) for name in ANSWERS}
+    counts = {name: [*answers.values()].count(name) for name in ANSWERS}
     return (
-        f"{markdown(head, rows)}\n\n{' '.join([seeds_of(seeds), *lost])} Comparisons at equal "
-        f"cost so far: {len(answers)}, {len(rows)} of them in the table. Annealing is better: "
-        f"{counts[CONFIRMED]}; not better: {counts[NOT_REPRODUCED]}; open: {counts[OPEN]}."
+        f"{markdown(head, rows)}\n\n{' '.join([seeds_of(seeds), *lost])} Annealed arms of all "
+        f"studies: {len(answers)}. Better than every constant of equal cost: {counts[CONFIRMED]}; "
+        f"not better than some: {counts[NOT_REPRODUCED]}; open: {counts[OPEN]}."
     )
 
 

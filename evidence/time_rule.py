@@ -15,6 +15,7 @@ import numpy as np
 import tomli_w
 
 import stored
+import within
 from amata import recipes
 from amata.errors import InputError
 from amata.training.time_plan import Prices, plan_within
@@ -258,7 +259,7 @@ def left_out() -> str:
     return f" Not read: {len(old)} stored runs whose recipes are of an earlier version, in {names}."
 
 
-PARTS: Parts = {"held-out": table, "trade": trade}
+PARTS: Parts = {"came": within.table, "held-out": table, "trade": trade}
 
 
 def rule_text() -> str:

@@ -69,12 +69,15 @@ def verdict(claim: dict[str, Any], margin: float) -> tuple[str, str, str]:
 
 def at_equal_cost(claim: dict[str, Any]) -> tuple[str, Test] | None:
     """The study and the test at equal cost that decide a claim, if they are measured: two arms that
-    cost the same, or an arm and the line of constants."""
+    cost the same, or an arm and the line of constants, unless these take as long as the arm."""
     if claim["kind"] == "better":
         for study, *arms in claim["tests"]:
             pair = Test(*arms)
-            equal = pair.against == FRONT or pair in STUDIES[study].equal
-            if equal and difference(study, pair, claim["attack"]):
+            own = STUDIES[study]
+            line = pair.against == FRONT and not own.equal_seconds
+            if (line or pair in (*own.equal, *own.equal_seconds)) and difference(
+                study, pair, claim["attack"]
+            ):
                 return study, pair
     return None
 

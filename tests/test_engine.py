@@ -1101,6 +1101,26 @@ def test_nothing_is_compiled_or_recorded_again_when_k_alpha_and_the_radius_chang
 
 
 @gpu
+def test_what_a_backward_returns_outlives_the_update_also_for_another_image_size() -> None:
+    found: dict[type[PlainNet], list[torch.Tensor]] = {}
+    for kind in (PlainNet, FastNet):
+        model = build("preactresnet18", in_channels=3, classes=10, seed=0).cuda()
+        optimizer = make_optimizer(model, Optim(name="muon", lr=0.01), (3, 32, 32))
+        net, found[kind] = kind(model, optimizer, precision="fp32"), []
+        for index in range(6):  # the update is recorded while images are small
+            x, y = blobs(64, index)
+            net.image_size = None if index > 2 else 16
+            x = x if index > 2 else nn.functional.interpolate(x, 16)
+            g = net.backward(x, y, wrt_input=True)
+            net.apply()
+            assert g is not None
+            assert net.last_loss is not None
+            found[kind] += [net.last_loss.clone(), g.abs().sum()]
+    values = [torch.stack(found[kind]).cpu() for kind in found]
+    torch.testing.assert_close(*values, rtol=0.2, atol=0)  # overwritten, they would be far off
+
+
+@gpu
 def test_a_run_on_a_gpu_resumes_in_both_engines(tmp_path: Any) -> None:
     from amata import recipes
     from amata.runs import RunFolder

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import verdicts
 from amata.evaluation.result import pack
 from amata.evaluation.steepness import Steepness
 from amata.runs.files import write_record
-from definition import Sets, Study, Test
+from definition import FRONT, Sets, Study, Test
 from differences import difference
 from fronts import draw_front
 from intervals import Estimate, over_seeds, over_seeds_and_images, t_quantile
@@ -199,9 +200,13 @@ def test_the_readme_compares_at_equal_cost_as_soon_as_results_are_stored(
     monkeypatch.setitem(study.STUDIES, "small", own)
     monkeypatch.setitem(readme.SHORT, "small", "a recipe")
     claim = {"kind": "better", "attack": "pgd-20", "tests": [["small", "rising", "k2"]]}
-    stated = [{**claim, "readme": True}, claim, {**claim, "tests": [["small", "rising", "k1"]]}]
+    stated: list[dict[str, Any]] = [
+        {**claim, "readme": True},
+        claim,
+        {**claim, "tests": [["small", "rising", "k1"]]},
+    ]
     monkeypatch.setattr(readme, "claims", lambda: (stated, 0.5))
-    found = {"k1": (0.3,) * 3, "k2": (0.4, 0.41, 0.4), "rising": (0.42,) * 3}
+    found = {"k1": (0.43,) * 3, "k2": (0.4, 0.41, 0.4), "rising": (0.42,) * 3}
     for title, accuracies in found.items():
         for seed, accuracy in enumerate(accuracies):
             evaluation = {"pgd-20": {**RESULT, "n": 10, "accuracy": accuracy}}
@@ -209,10 +214,16 @@ def test_the_readme_compares_at_equal_cost_as_soon_as_results_are_stored(
     lines = readme.equal_cost().splitlines()
     row = "| a recipe | 1 → 3 | 2 | 1 / 1 | 42.00 / 40.33 | +1.67 ± 1.43 | yes |"
     last = (
-        "Seeds per arm: 3. Comparisons at equal cost so far: 2, 1 of them in the table. Annealing "
-        "is better: 2; not better: 0; open: 0."
+        "Seeds per arm: 3. Annealed arms of all studies: 1. Better than every constant of equal "
+        "cost: 1; not better than some: 0; open: 0."
     )
     assert lines[2:] == [row, "", last]
+    # At equal time every constant counts, and the line between them does not.
+    every = (pair, Test("rising", "k1"))
+    monkeypatch.setitem(study.STUDIES, "small", replace(own, equal=(), equal_seconds=every))
+    stated.append({**claim, "tests": [["small", "rising", FRONT]]})
+    assert verdicts.at_equal_cost(stated[-1]) is None
+    assert "every constant of equal cost: 0; not better than some: 1;" in readme.equal_cost()
 
 
 def test_claims_name_arms_that_exist_and_unmeasured_ones_are_open() -> None:

@@ -88,6 +88,17 @@ def test_arms_that_are_called_equal_cost_the_same(
     assert 0.95 <= share <= 1 + 1e-9
 
 
+@pytest.mark.parametrize(("name", "own"), study.STUDIES.items())
+def test_arms_that_are_called_equal_in_time_took_as_long(name: str, own: definition.Study) -> None:
+    runs = stored.summaries(name)
+    for pair in own.equal_seconds:
+        assert pair.against in own.front
+        if not runs:
+            continue  # stated, but not measured yet
+        share = stored.seconds(runs[pair.arm]) / stored.seconds(runs[pair.against])
+        assert 0.97 <= share <= 1.03
+
+
 def test_a_searched_schedule_is_stretched_to_the_epochs_of_the_study(tmp_path: Path) -> None:
     own = study.STUDIES["cifar10-closed-loop"]
     found: dict[str, dict[str, object]] = {

@@ -411,7 +411,9 @@ class FastNet(RecordedNet):
         # every part of a batch updates BatchNorm's statistics
         self.attack_copy_is_stale |= self.accumulating
         key = ("backward", loss, len(inputs), scale, wrt_input)
-        return self._train(key, make, (*inputs, y, *given))
+        total, g = self._train(key, make, (*inputs, y, *given))
+        # Copied: they are read after `apply`, whose graph may be older and then overwrites them.
+        return total.clone(), None if g is None else g.clone()
 
     def _perturb(self, gamma: float) -> Callable[[], None]:
         if not self.graphed:
@@ -466,7 +468,8 @@ class FastNet(RecordedNet):
 
             return work
 
-        return self._train(("costate", first), make, (x, y))
+        total, p = self._train(("costate", first), make, (x, y))
+        return total.clone(), p  # read after `apply`; p is not
 
     def _first_grad(self, x: Tensor, p: Tensor) -> Tensor:
         return self._train("first_grad", lambda _: partial(PlainNet._first_grad, self), (x, p))

@@ -40,7 +40,8 @@ class Graph:
     """`work(*inputs)`, recorded. A call copies its arguments into the static inputs, replays the
     graph and returns the static outputs.
 
-    The next call overwrites the outputs. A static input passed as an argument is not copied. An
+    The next call overwrites the outputs. So may any older graph of the same pool: it does not know
+    that its scratch memory is an output now. A static input passed as an argument is not copied. An
     argument may have fewer rows than recorded: then only the first rows of the outputs are valid.
     """
 

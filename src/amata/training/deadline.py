@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from statistics import median
 
 from amata.quantity import in_time
 from amata.training.state import TrainState
@@ -52,19 +53,23 @@ class Deadline:
         steps = [*steps[:epoch], *(max(k, reached) for k in steps[epoch:])]
         aim = self.rule.aim * self.plan.within
 
-        def ends(coming: list[float]) -> float:
+        def ends(coming: list[float], pace: float) -> float:
             rest = prices.total(coming) + prices.end - part * prices.training(coming[0])
             return now + pace * rest
 
         if self.plan.range:
-            if abs(ends(steps[epoch:]) - aim) > self.rule.tolerance * self.plan.within:
+            if abs(ends(steps[epoch:], pace) - aim) > self.rule.tolerance * self.plan.within:
                 lowest, highest = self.plan.range
                 start, n = max(lowest, reached), len(steps) - epoch
-                coming = rising(start, highest, n, lambda k: ends(k) <= aim)
+                coming = rising(start, highest, n, lambda k: ends(k, pace) <= aim)
                 steps = [*steps[:epoch], *coming]
             state.change_steps(steps)
-        off = ends(steps[epoch:]) - self.plan.within
-        if abs(off) > LATE * self.plan.within and not self.warned and self.recent:
+        # One slow part, such as the first, is no reason to worry the user: the median decides too.
+        middle = median(seen / said for said, seen in self.recent) if self.recent else 1.0
+        offs = {p: ends(steps[epoch:], p) - self.plan.within for p in (pace, middle)}
+        pace, off = min(offs.items(), key=lambda item: abs(item[1]))
+        known = len(self.recent) == RECENT
+        if abs(off) > LATE * self.plan.within and not self.warned and known:
             self.warned = True
             when = "after" if off > 0 else "before"
             note(

@@ -1,0 +1,75 @@
+"""The table of docs/time.md of runs that were given a time: what was planned, and what came. A new
+run counts as soon as it is stored:
+
+amata train RECIPE --within TIME --out OUT, then python evidence/within.py OUT
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import stored
+from amata import recipes
+from amata.quantity import in_time
+from amata.schedules import planned_controls
+from definition import ROOT
+from measure import store_run
+from page import markdown
+
+RESULTS = ROOT / "evidence" / "results" / "within"
+
+
+def ended(run: Path) -> float:
+    """Seconds from the start of the command to the trained model on the disk."""
+    wall = stored.summary(run)["wall_seconds"]
+    return float(wall["total"] - wall["evaluate"])
+
+
+def span(steps: Sequence[float]) -> str:
+    first, last = (f"{k:.2f}".rstrip("0").rstrip(".") for k in (steps[0], steps[-1]))
+    return first if first == last else f"{first} → {last}"
+
+
+def row(run: Path) -> tuple[tuple[str, float], list[str]]:
+    recipe, summary = recipes.load(run / "recipe.toml"), stored.summary(run)
+    time, seconds = recipe.train.within, ended(run)
+    assert time is not None
+    planned = [u.steps for u in planned_controls(recipe.schedule, recipe.train.epochs) or []]
+    taken = [epoch["steps"] for epoch in stored.read_rows(run)[0]]
+    (device,) = {env["device"] for env in stored.environments(run)}
+    robust = {a: r for a, r in summary["evaluation"].items() if a.startswith("pgd")}
+    ((attack, result),) = robust.items()
+    return (summary["recipe"], time), [
+        f"`{summary['recipe']}`",
+        device,
+        in_time(time),
+        f"{seconds:.1f} s",
+        f"{100 * (seconds / time - 1):+.1f}%",
+        f"{summary['train_seconds']:.1f} s",
+        str(recipe.train.epochs),
+        span(planned),
+        span(taken),
+        f"{100 * summary['evaluation']['clean']['accuracy']:.1f}",
+        f"{100 * result['accuracy']:.1f} ({attack.upper()})",
+    ]
+
+
+def table() -> str:
+    head = ["recipe", "device", "given", "ended after", "off", "of it training", "epochs"]
+    head += ["K planned", "K taken", "clean %", "robust %"]
+    return markdown(head, [cells for _, cells in sorted(map(row, RESULTS.glob("*")))])
+
+
+def main(*runs: str) -> None:
+    if not runs:
+        sys.exit(f"error: no run given\n\n{__doc__}")
+    for run in map(Path, runs):
+        recipe = recipes.load(run / "recipe.toml")
+        if recipe.train.within is None:
+            sys.exit(f"error: {run} was not given a time; train it with --within")
+        name = stored.summary(run)["recipe"]
+        store_run(run, RESULTS / f"{name}-{in_time(recipe.train.within)}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
