@@ -31,11 +31,17 @@ def draw(study: str, file: Path) -> None:
         runs = stored.summaries(study)
         gradients = {title: stored.total_cost(own) for title, own in runs.items()}
         seconds = {title: stored.seconds(own) for title, own in runs.items()}
-        draw_front(axes[0], study, gradients, "gradient evaluations per image")
-        draw_front(axes[1], study, seconds, f"training seconds, {device(study)}")
+        time = f"training seconds, {device(study)}"
+        if STUDIES[study].equal_seconds:
+            clean = {title: 100 * stored.mean_accuracy(own, "clean") for title, own in runs.items()}
+            draw_front(axes[0], study, seconds, time)
+            draw_front(axes[1], study, clean, "clean accuracy (%)")
+        else:
+            draw_front(axes[0], study, gradients, "gradient evaluations per image")
+            draw_front(axes[1], study, seconds, time)
         axes[1].set_ylabel("")
         if rows == 1:
-            axes[0].legend(frameon=False, loc="lower right")
+            axes[0].legend(frameon=False)
         else:
             draw_epochs(axes[2], study)
             axes[3].axis("off")
@@ -50,8 +56,8 @@ def device(study: str) -> str:
 
 
 def draw_front(ax: Any, study: str, costs: dict[str, float], name: str) -> None:
-    """Seeds as small marks, their means as large ones; a line joins the constants. Collapsed seeds
-    are left out, and the mean of the others is hollow."""
+    """Seeds as small marks, their means as large ones; a line joins the constants, unless they take
+    the same time. Collapsed seeds are left out, and the mean of the others is hollow."""
     own, attack = STUDIES[study], main_attack(study)
     found = {title: standing(study, title, attack) for title in costs}
     notes = {title: note for title, (_, note) in found.items()}
@@ -59,7 +65,8 @@ def draw_front(ax: Any, study: str, costs: dict[str, float], name: str) -> None:
     means = {title: statistics.mean(values) for title, values in points.items()}
     shown = list(means)
     front = sorted((costs[title], title) for title in own.front if title in shown)
-    ax.plot([x for x, _ in front], [means[title] for _, title in front], color=GREY, lw=1.2)
+    if not own.equal_seconds:
+        ax.plot([x for x, _ in front], [means[title] for _, title in front], color=GREY, lw=1.2)
     styles = iter(SERIES[1:] * 2)
     shift = 0.012 * (max(costs.values()) - min(costs.values()))
     places: dict[str, float] = {}

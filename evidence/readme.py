@@ -5,7 +5,6 @@
 on two cores.
 """
 
-import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -122,7 +121,7 @@ def equal_row(study: str, pair: Test, attack: str) -> list[str]:
     found = difference(study, pair, attack)
     assert found is not None
     arm, other = runs[pair.arm], runs.get(pair.against)
-    robust = 100 * statistics.mean(run["evaluation"][attack]["accuracy"] for run in arm)
+    robust = 100 * stored.mean_accuracy(arm, attack)
     cost = stored.total_cost(arm)
     return [
         SHORT[study],
@@ -198,7 +197,7 @@ def demo() -> str:
     for recipe, title in RECIPES.items():
         runs = summaries(recipe)
         (cost,) = {r["grad_evals"] for r in runs}
-        robust = 100 * statistics.mean(r["evaluation"][attack]["accuracy"] for r in runs)
+        robust = 100 * stored.mean_accuracy(runs, attack)
         said.append(
             f"{title}: {robust:.1f}% {attack.upper()} accuracy with {cost:,} gradient evaluations, "
             f"{stored.seconds(runs):.0f} s"

@@ -69,6 +69,10 @@ def accuracy(runs: Rows, attack: str) -> str:
     return mean([run["evaluation"][attack]["accuracy"] for run in runs], scale=100)
 
 
+def mean_accuracy(runs: Rows, attack: str) -> float:
+    return statistics.mean(run["evaluation"][attack]["accuracy"] for run in runs)
+
+
 def autoattack(folder: Path, title: str) -> str:
     """Accuracy under AutoAttack over the runs that were tested with it; empty if none were."""
     files = sorted(folder.glob(f"autoattack-{title}-seed*.json"))
