@@ -41,7 +41,7 @@ def row(run: Path) -> tuple[tuple[str, float], list[str]]:
     ((attack, result),) = robust.items()
     return (summary["recipe"], time), [
         f"`{summary['recipe']}`",
-        device,
+        device.replace("cpu", "two CPU cores"),
         in_time(time),
         f"{seconds:.1f} s",
         f"{100 * (seconds / time - 1):+.1f}%",

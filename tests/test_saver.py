@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
+import amata as library
 from amata.errors import InputError
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
 from amata.runs.checkpoint import save_checkpoint
-from amata.runs.files import save_tensors
+from amata.runs.files import describe_weights, save_tensors
 from amata.training import Interrupted, saver
-from tests.conftest import small_net
+from tests.conftest import images, labels, small_net
 from tests.disk import Disk
 from tests.toy import StopAt, fit, newest, toy_data, toy_recipe
 
@@ -173,3 +174,20 @@ def test_an_interrupt_that_cannot_save_reports_it(
 
 def full(*_: Any) -> None:
     raise InputError("cannot write (No space left on device)")
+
+
+def test_weights_know_classes_and_shape_also_if_the_split_is_deleted(tmp_path: Path) -> None:
+    found = {}
+    for name in ("kept", "deleted"):
+        run = tmp_path / name / "run"
+
+        class Deletes(Reporter):
+            def epoch(self, row: Any, run: Path = run, gone: bool = name == "deleted") -> None:
+                if gone:
+                    (run / "split.json").unlink(missing_ok=True)
+
+        recipe = toy_recipe("train.tensorboard=false", "train.epochs=2")
+        library.fit(small_net(), (images(12), labels(12)), recipe=recipe, run=run, progress=Deletes())
+        found[name] = describe_weights(run / "last.safetensors")
+    assert found["deleted"] == found["kept"]
+    assert {"classes", "shape"} <= set(found["kept"])

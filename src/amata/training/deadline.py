@@ -14,6 +14,8 @@ RECENT = 3
 """Looks at the clock that tell how long the rest will take."""
 FEW, PARTS = 12, 8
 """Up to so many epochs, the clock is looked at so many times in each of them."""
+START = 0.125
+"""Of the run: so long nothing is said of its end. The first batches are often slow."""
 LATE = 0.05
 """Of the time: further off than this, the user is told."""
 
@@ -68,7 +70,7 @@ class Deadline:
         middle = median(seen / said for said, seen in self.recent) if self.recent else 1.0
         offs = {p: ends(steps[epoch:], p) - self.plan.within for p in (pace, middle)}
         pace, off = min(offs.items(), key=lambda item: abs(item[1]))
-        known = len(self.recent) == RECENT
+        known = len(self.recent) == RECENT and epoch + part >= START * len(steps)
         if abs(off) > LATE * self.plan.within and not self.warned and known:
             self.warned = True
             when = "after" if off > 0 else "before"
