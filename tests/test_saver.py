@@ -187,7 +187,9 @@ def test_weights_know_classes_and_shape_also_if_the_split_is_deleted(tmp_path: P
                     (run / "split.json").unlink(missing_ok=True)
 
         recipe = toy_recipe("train.tensorboard=false", "train.epochs=2")
-        library.fit(small_net(), (images(12), labels(12)), recipe=recipe, run=run, progress=Deletes())
+        library.fit(
+            small_net(), (images(12), labels(12)), recipe=recipe, run=run, progress=Deletes()
+        )
         found[name] = describe_weights(run / "last.safetensors")
     assert found["deleted"] == found["kept"]
     assert {"classes", "shape"} <= set(found["kept"])
