@@ -531,6 +531,8 @@ def test_a_plan_for_readers() -> None:
     assert "in all 10.0 s (10.0 to 10.0) of 10s" in lines[1]
     assert "final evaluation comes after that: about 5 s" in lines[3]
     assert "accuracy: not known" in lines[4]
+    plan = plan_within(recipes.load("cifar10-nfgsm"), Prices(1.0, 0.0, 0.0), 3.5, RULE)
+    assert in_lines(plan, None)[::2][:2] == ["3 epochs, K 1", "an epoch takes 1.00 s"]
 
 
 def recipe_file(path: Path) -> Path:

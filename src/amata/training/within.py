@@ -99,13 +99,16 @@ def in_lines(plan: TimePlan, evaluation: float | None) -> list[str]:
     low, high = plan.interval
     prices = plan.prices
     steps = ", ".join(f"{k:.3g}" for k in plan.steps)
+    timed = f"an epoch takes {prices.update:.2f} s"
+    if prices.step:  # two values of K were timed
+        timed = f"an epoch of updates takes {prices.update:.2f} s"
+        timed += f", and {prices.step:.2f} s more per attack step"
     lines = [
-        f"{_epochs(plan)} (of each epoch: {steps})",
+        _epochs(plan) + (f" (of each epoch: {steps})" if len(set(plan.steps)) > 1 else ""),
         f"start, data and compiling {prices.spent:.1f} s, training {plan.training:.1f} s, "
         f"validation and saving {plan.validation:.1f} s: in all {plan.seconds:.1f} s "
         f"({low:.1f} to {high:.1f}) of {in_time(plan.within)}",
-        f"an epoch of updates takes {prices.update:.2f} s, and {prices.step:.2f} s more per "
-        "attack step",
+        timed,
     ]
     if plan.seconds < 0.95 * plan.within:
         lines.append("the rest of the time is not used: docs/time.md says why")
