@@ -8,13 +8,13 @@ import sys
 
 import steepness
 import stored
+import verdicts
 from definition import FRONT, RESULTS, ROOT, SHARED, Test
 from differences import collapsed, difference
 from fronts import draw
 from intervals import Estimate
 from page import Parts, markdown, picture, refuse_others, rewrite
 from study import STUDIES
-from verdicts import verdicts_table
 
 DOCS = ROOT / "docs"
 ORDER = (
@@ -265,5 +265,9 @@ if __name__ == "__main__":
     refuse_others(__doc__, "--check")
     if "--check" not in sys.argv:
         draw_all()
-    pages = {DOCS / "annealing.md": PARTS, DOCS / "claims.md": {"verdicts": verdicts_table}}
+    claims: Parts = {
+        "verdicts": verdicts.verdicts_table,
+        "not-measured": verdicts.not_measured,
+    }
+    pages = {DOCS / "annealing.md": PARTS, DOCS / "claims.md": claims}
     rewrite(pages, "annealing")

@@ -20,16 +20,15 @@ from differences import collapsed, difference
 from measure import amata, store_run
 from page import GRADIENTS, markdown, picture, plot_robust_error, refuse_others, rewrite
 from study import STUDIES
-from verdicts import CONFIRMED, NOT_REPRODUCED, OPEN, at_equal_cost, claims, verdict
+from verdicts import ANSWERS, CONFIRMED, NOT_REPRODUCED, OPEN, at_equal_cost, claims, verdict
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "evidence" / "results" / "mnist5k"
 CIFAR10 = {"pgd10": "PGD-10", "amata": "Amata 2→10"}
-ANSWERS = {CONFIRMED: "yes", NOT_REPRODUCED: "no", OPEN: "open"}
 WORST_FIRST = (NOT_REPRODUCED, OPEN, CONFIRMED)
 SHORT = {
-    "cifar10-equal-cost": "paper's",
-    "cifar10-paper-recipe": "paper's",
+    "cifar10-equal-cost": "paper's, 30 epochs",
+    "cifar10-paper-recipe": "paper's, 30 epochs",
     "cifar10-quick-equal-cost": "fast",
     "cifar10-fast-recipe": "fast, tuned",
     "cifar10-eps16": "fast, ε = 16/255",
@@ -97,9 +96,10 @@ def equal_cost() -> str:
     head, *rows = map(list, zip(*known, strict=True))
     counts = {name: [*answers.values()].count(name) for name in ANSWERS}
     return (
-        f"{markdown(head, rows)}\n\n{' '.join([seeds_of(seeds), *lost])} Annealed arms of all "
-        f"studies: {len(answers)}. Better than every constant of equal cost: {counts[CONFIRMED]}; "
-        f"not better than some: {counts[NOT_REPRODUCED]}; open: {counts[OPEN]}."
+        f"{markdown(head, rows)}\n\n{' '.join([seeds_of(seeds), *lost])} Of all "
+        f"{len(answers)} annealed schedules measured, {counts[CONFIRMED]} are better than every "
+        f"constant of equal cost, {counts[NOT_REPRODUCED]} are not, {counts[OPEN]} are open "
+        "([all](docs/claims.md))."
     )
 
 
@@ -161,7 +161,11 @@ def trainings() -> Iterator[tuple[str, stored.Rows, str]]:
     """PGD-10 and Amata on CIFAR-10, and the speed records: name, runs, AutoAttack."""
     found, folder = stored.summaries("cifar10"), STUDIES_DIR / "cifar10"
     for title, name in CIFAR10.items():
-        yield f"{name} (`cifar10-{title}`)", found[title], stored.autoattack(folder, title)
+        yield (
+            f"{name}, 30 epochs (`cifar10-{title}`)",
+            found[title],
+            stored.autoattack(folder, title),
+        )
     for title, name in RECORD_HOLDERS.items():
         runs = [stored.summary(run) for run in sorted((RECORDS / title).glob("runs/*"))]
         yield name, runs, stored.autoattack(RECORDS / title, title)

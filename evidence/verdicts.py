@@ -16,6 +16,8 @@ from steepness import rows_of, thirds
 from study import STUDIES
 
 CONFIRMED, NOT_REPRODUCED, OPEN = "confirmed", "not reproduced", "open"
+ANSWERS = {CONFIRMED: "yes", NOT_REPRODUCED: "no", OPEN: "open"}
+"""The verdicts as answers to questions of ours."""
 SEEDS = 3
 """The fewest seeds of each arm that make a verdict."""
 NOT_MEASURED = (OPEN, "not measured", "")
@@ -131,15 +133,27 @@ def seconds(times: list[float | None]) -> str:
 
 
 def verdicts_table() -> str:
+    """The claims that are measured."""
     stated, margin = claims()
     rows = []
     for claim in stated:
         decision, number, study = verdict(claim, margin)
+        if not study:
+            continue
         attack = claim.get("attack", "").upper().replace("AUTOATTACK", "AutoAttack")
         attack = "norm of dl/dx" if claim["kind"] == "steeper" else attack
-        known = f"**{decision}**" if study else f"{decision}: {number}"
-        rows.append([claim["text"], claim["source"], known, number if study else "", attack, study])
-    return markdown(["claim", "source", "verdict", "difference", "under", "study"], rows)
+        answer = decision if claim["source"] == "paper" else ANSWERS[decision]
+        rows.append([claim["text"], claim["source"], f"**{answer}**", number, attack, study])
+    return markdown(
+        ["claim or question", "source", "verdict", "difference", "under", "study"], rows
+    )
+
+
+def not_measured() -> str:
+    """The other claims."""
+    stated, margin = claims()
+    left = [claim for claim in stated if not verdict(claim, margin)[2]]
+    return "\n".join(f"- {claim['text']} ({claim['source']})" for claim in left)
 
 
 def check() -> None:

@@ -13,7 +13,7 @@ from amata.engine.early_stop import EarlyStop, stop_or_step
 from amata.methods.dat import not_maximal, not_stationary
 from amata.methods.fat import friendly
 from amata.seeds import Noise, Rows, generator
-from amata.threat import Linf
+from amata.threat import Ball, Linf
 from tests.conftest import images, labels
 from tests.test_methods import sgd
 
@@ -40,6 +40,21 @@ def leaving(ball: Any, x: Tensor, y: Tensor, g: Tensor, z: Tensor, left: Tensor)
     return left > 0, left - 1
 
 
+def slowing(
+    ball: Ball, x: Tensor, y: Tensor, g: Tensor, z: Tensor, last: Tensor, before: Tensor
+) -> tuple[Tensor, ...]:
+    """Go on while the loss grows by more than half of the growth before."""
+    now = torch.nn.functional.cross_entropy(z, y, reduction="none").double()
+    return (now - last) > 0.5 * (last - before), now, last
+
+
+def moving(
+    ball: Ball, x: Tensor, y: Tensor, g: Tensor, z: Tensor, before: Tensor
+) -> tuple[Tensor, ...]:
+    """Go on while half of the pixels move."""
+    return (x != before).flatten(1).double().mean(1) > 0.5, x
+
+
 RULES: dict[str, tuple[Any, Callable[[Tensor, Tensor], tuple[Tensor, ...]], float | None]] = {
     "fat": (friendly, lambda x, y: (torch.full_like(y, 1),), 0.01),
     "dat": (
@@ -54,6 +69,12 @@ RULES: dict[str, tuple[Any, Callable[[Tensor, Tensor], tuple[Tensor, ...]], floa
     ),
     "all leave at once": (leaving, lambda x, y: (torch.full_like(y, 3),), 0.01),
     "one by one": (leaving, lambda x, y: (torch.arange(len(y)) // 3,), None),
+    "state that shifts": (
+        slowing,
+        lambda x, y: tuple(torch.full_like(y, v, dtype=x.dtype) for v in (0, -9)),
+        None,
+    ),
+    "the image before": (moving, lambda x, y: (x - 1,), None),
     "none leaves": (leaving, lambda x, y: (torch.full_like(y, 99),), 0.01),
 }
 

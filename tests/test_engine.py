@@ -1101,7 +1101,7 @@ def test_nothing_is_compiled_or_recorded_again_when_k_alpha_and_the_radius_chang
 
 
 @gpu
-def test_what_a_backward_returns_outlives_the_update_also_for_another_image_size() -> None:
+def test_results_outlive_later_calls_also_for_another_image_size() -> None:
     found: dict[type[PlainNet], list[torch.Tensor]] = {}
     for kind in (PlainNet, FastNet):
         model = build("preactresnet18", in_channels=3, classes=10, seed=0).cuda()
@@ -1115,7 +1115,9 @@ def test_what_a_backward_returns_outlives_the_update_also_for_another_image_size
             net.apply()
             assert g is not None
             assert net.last_loss is not None
-            found[kind] += [net.last_loss.clone(), g.abs().sum()]
+            first, second = net.logits(x), net.logits(1 - x)
+            assert not torch.equal(first, second)
+            found[kind] += [net.last_loss.clone(), g.abs().sum(), first.abs().sum()]
     values = [torch.stack(found[kind]).cpu() for kind in found]
     torch.testing.assert_close(*values, rtol=0.2, atol=0)  # overwritten, they would be far off
 

@@ -53,13 +53,18 @@ def criterion(
     ] = "steps",
     z: Annotated[
         str | None,
-        typer.Option(metavar="K,ALPHA", help="Use the inner-product form with this fixed control."),
+        typer.Option(
+            metavar="K,ALPHA",
+            help="Take the inner product with the gradient under this fixed attack.",
+        ),
     ] = None,
-    batches: Annotated[int, typer.Option(min=1, max=10_000, help="Probe batches.")] = 4,
+    batches: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Batches on which C is measured.")
+    ] = 4,
     k_max: Annotated[
         int | None,
         typer.Option(
-            min=1, max=10_000, help="The largest K of G; default: the strategies' largest."
+            min=1, max=10_000, help="The largest K that is tried; default: the strategies' largest."
         ),
     ] = None,
     alphas: Annotated[int, typer.Option(min=1, max=1000, help="Step sizes per K.")] = 6,
@@ -138,7 +143,8 @@ def search(
     ],
     set_: Set = [],  # noqa: B006
     budget: Annotated[
-        float | None, typer.Option(help="The budget as a fraction of the K + 1 of PGD-K.")
+        float | None,
+        typer.Option(help="Budget as a fraction of the cost of PGD-K: K + 1 per image and epoch."),
     ] = None,
     grad_evals: Annotated[
         int | None,
@@ -266,7 +272,9 @@ def msa(
         typer.Option(min=1, max=1000, help="The largest K; default: the schedule's largest."),
     ] = None,
     block: Annotated[int, typer.Option(min=1, help="Epochs that share a control.")] = 1,
-    batches: Annotated[int, typer.Option(min=1, max=10_000, help="Probe batches per epoch.")] = 4,
+    batches: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Batches per epoch on which H is measured.")
+    ] = 4,
     order: Annotated[
         int, typer.Option(min=1, max=1000, help="Hessian products per epoch and probe batch.")
     ] = 8,

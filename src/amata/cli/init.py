@@ -18,7 +18,7 @@ def init(
         Path | None, typer.Option(help="The recipe to write; default: FOLDER.toml, here.")
     ] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Go on without files that cannot be used.")
+        bool, typer.Option("--skip-bad", help="Skip files that cannot be read.")
     ] = False,
 ) -> None:
     """Look at a folder of images, write a recipe that fits it and this device, and say how long

@@ -31,7 +31,7 @@ def predict(
         list[Path], typer.Argument(metavar="IMAGE", help="Image files, or folders of them.")
     ],
     robust: Annotated[
-        bool, typer.Option("--robust", help="Whether PGD within eps changes the class.")
+        bool, typer.Option("--robust", help="Attack each image and say whether its class changes.")
     ] = False,
     eps: Eps = None,
     top: Annotated[

@@ -63,7 +63,7 @@ def train(
     ] = False,
     skip_bad: Annotated[
         bool,
-        typer.Option("--skip-bad", help="Image folders: go on without files that cannot be used."),
+        typer.Option("--skip-bad", help="Image folders: skip files that cannot be read."),
     ] = False,
     log: Log = [],  # noqa: B006
     trust: Trust = False,

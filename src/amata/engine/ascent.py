@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from amata.engine.graphs import Graph
@@ -52,11 +53,12 @@ class AscentGraph:
         )
 
     def __call__(self, region: Any, x: Tensor, y: Tensor, steps: int) -> Tensor:
-        for name in self.names:
-            getattr(self.fixed, name).copy_(getattr(region, name))
         own_x, own_y = self.one.inputs
-        own_x.copy_(x)
-        own_y.copy_(y)
+        with torch.no_grad():
+            for name in self.names:
+                getattr(self.fixed, name).copy_(getattr(region, name))
+            own_x.copy_(x)
+            own_y.copy_(y)
         for _ in range(steps // STEPS_PER_GRAPH):
             self.several.replay()
         for _ in range(steps % STEPS_PER_GRAPH):

@@ -82,6 +82,8 @@ class Bucket:
             active, x_adv, *state = step(
                 self.x, self.x_adv, self.y, self.active, self.noise, *self.state
             )
+            # The state may be another static tensor, such as the image before the step.
+            state = [v if v is s else v.clone() for s, v in zip(self.state, state, strict=True)]
             self.x_adv.copy_(x_adv)
             self.active.copy_(active)
             self.left.copy_(active.sum())

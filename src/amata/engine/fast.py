@@ -230,19 +230,21 @@ class FastNet(RecordedNet):
             with torch.no_grad():
                 return forward(self.attack_copy.model, x, self.precision == "bf16")
 
-        return self._run("logits", lambda _: work, (x,), self._attack_state)
+        # Copied, here and below: a method may hold results of two calls, or one over an update.
+        return self._run("logits", lambda _: work, (x,), self._attack_state).clone()
 
     def _input_grad(self, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
         self._check_variants("input_grad", loss)
         self._refresh_attack_copy()
         name, n = ("input_grad", loss), len(x)
         if not self.graphed or self.attack_mode == "train":
-            return self._run(
+            g, z = self._run(
                 name,
                 lambda recorded: self._make_input_grad(loss, recorded),
                 (x, y),
                 self._attack_state,
             )
+            return g.clone(), z.clone()
         key = self._sized(name)
         full = self.largest_batches[key] = max(n, self.largest_batches.get(key, 0))
         size = bucket_size(n, full)
@@ -259,7 +261,7 @@ class FastNet(RecordedNet):
             if not self.graphed:
                 return self._make_input_grad(loss, False)(x, y)
         g, z = self.graphs[key, size](x, y)
-        return (g, z) if size == n else (g[:n], z[:n])
+        return g[:n].clone(), z[:n].clone()
 
     def _make_input_grad(
         self, loss: Loss, usual: bool
@@ -412,7 +414,6 @@ class FastNet(RecordedNet):
         self.attack_copy_is_stale |= self.accumulating
         key = ("backward", loss, len(inputs), scale, wrt_input)
         total, g = self._train(key, make, (*inputs, y, *given))
-        # Copied: they are read after `apply`, whose graph may be older and then overwrites them.
         return total.clone(), None if g is None else g.clone()
 
     def _perturb(self, gamma: float) -> Callable[[], None]:
@@ -469,10 +470,12 @@ class FastNet(RecordedNet):
             return work
 
         total, p = self._train(("costate", first), make, (x, y))
-        return total.clone(), p  # read after `apply`; p is not
+        return total.clone(), p.clone()
 
     def _first_grad(self, x: Tensor, p: Tensor) -> Tensor:
-        return self._train("first_grad", lambda _: partial(PlainNet._first_grad, self), (x, p))
+        first_grad = partial(PlainNet._first_grad, self)
+        g: Tensor = self._train("first_grad", lambda _: first_grad, (x, p))
+        return g.clone()
 
     def _first_ascent(
         self, region: Region, x: Tensor, p: Tensor, steps: int, step_size: float

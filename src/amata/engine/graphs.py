@@ -103,9 +103,10 @@ class Graph:
             raise NotRecordable(str(error.__context__ or error)) from error
 
     def __call__(self, *tensors: Tensor) -> Any:
-        for static, given in zip(self.inputs, tensors, strict=True):
-            if static is not given:
-                (static if len(static) == len(given) else static[: len(given)]).copy_(given)
+        with torch.no_grad():
+            for static, given in zip(self.inputs, tensors, strict=True):
+                if static is not given:
+                    (static if static.shape == given.shape else static[: len(given)]).copy_(given)
         self.graph.replay()
         return self.outputs
 

@@ -160,6 +160,8 @@ class RecordedNet(PlainNet):
         self.compiled = False
         self.graphs.clear()
         self.ascent_graphs.clear()
+        # A tensor of a dropped graph may be alive, and then its pool cannot be used again.
+        self.pool = torch.cuda.graph_pool_handle() if self.graphed else None
 
     def _sized(self, key: Hashable) -> Hashable:
         """A name for work on images of the present size, each of which is compiled and recorded."""

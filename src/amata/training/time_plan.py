@@ -108,15 +108,16 @@ def plan_within(
 
 
 def choose_band(recipe: Recipe, updates: float, rule: TimeRule) -> Band | None:
-    """Between which K to anneal: by the rule, or as the recipe's linear schedule. None if K cannot
-    be chosen: the schedule anneals more than K, or more steps cost nothing."""
-    if not only_k_changes(planned_controls(recipe.schedule, max(recipe.train.epochs, 2)) or []):
-        return None
+    """Between which K a linear schedule anneals: by the rule, or as the recipe says. None if K
+    stays: under another schedule, under one that anneals more than K, and where steps are free."""
     own = recipe.schedule
+    controls = planned_controls(own, max(recipe.train.epochs, 2)) or []
+    if not isinstance(own, Linear) or not only_k_changes(controls):
+        return None
     if (band := rule.band(recipe, updates)) is not None:
-        limits = [band.step_size_max, getattr(own, "step_size_max", None)]
+        limits = [band.step_size_max, own.step_size_max]
         return band._replace(step_size_max=min((v for v in limits if v is not None), default=None))
-    if not isinstance(own, Linear) or not depends_on_steps(recipe):
+    if not depends_on_steps(recipe):
         return None
     least = min(rule.least_epochs, recipe.train.epochs)
     return Band(0.0, own.k_min, own.k_max, own.tau, least, own.step_size_max)
