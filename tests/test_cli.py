@@ -345,6 +345,11 @@ def model_with_other_classes(tmp: Path) -> list[str]:
     ]
 
 
+def written(file: Path, text: str) -> str:
+    file.write_text(text)
+    return str(file)
+
+
 def own_recipe(tmp: Path) -> str:
     (tmp / "mine.toml").write_text("# My \x9b31mrecipe.\nextends = 'mnist5k-amata'\n")
     return str(tmp / "mine.toml")
@@ -531,6 +536,23 @@ BAD: dict[str, tuple[Setup, str]] = {
     "unknown logger": (
         lambda tmp: ["train", "mnist5k-amata", "--log", "wanb", "--out", str(tmp / "new")],
         r"unknown logger 'wanb'; did you mean 'wandb'\?",
+    ),
+    "tau in units of 1/255": (
+        set_("schedule.tau=13"),
+        r'schedule\.tau = 13 makes steps of more than 1, .*; did you mean "13/255"\?',
+    ),
+    "eps in units of 1/255": (set_("threat.eps=4"), r'did you mean "4/255"\?'),
+    "a fraction without quotes": (
+        lambda tmp: ["train", written(tmp / "mine.toml", "[threat]\neps = 8/255  # usual\n")],
+        r'recipe mine: not valid TOML: line 2: write fractions in quotes, "8/255"',
+    ),
+    "init of nothing": (
+        lambda tmp: ["init", str(tmp / "absent")],
+        r"absent does not exist; pass a folder with one folder per class, or a csv",
+    ),
+    "init of a file": (
+        lambda tmp: ["init", written(tmp / "mine.toml", "")],
+        r"mine\.toml is a file; pass a folder with one folder per class",
     ),
     "bad --set": (
         lambda tmp: ["train", "mnist5k-amata", "--set", "lr"],

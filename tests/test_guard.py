@@ -341,6 +341,25 @@ def test_a_drop_of_more_than_a_fifth_in_one_epoch_is_catastrophic_overfitting() 
     assert not overfitted(0.5, 0.31)
 
 
+@pytest.mark.parametrize("after", [0.34, 0.2])
+def test_a_remedy_that_changes_nothing_is_not_repeated(
+    after: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless more than half is lost: then steps are added to the end."""
+    seen = iter([0.58, *[after] * 20])
+    monkeypatch.setattr("amata.training.loop._Loop._guard_accuracy", lambda *_: next(seen))
+    recipe = toy_recipe("train.tensorboard=false", "schedule.k_min=1", "schedule.k_max=1")
+
+    def train() -> Any:
+        return fit(small_net(), toy_data(), None, recipe)
+
+    if after < 0.29:
+        with pytest.raises(AmataError, match=r"overfitting in epoch 2: .* guard='ignore'"):
+            train()
+    else:
+        assert [event.get("extra_steps") for event in train().events] == [1]
+
+
 AT_CHANCE = GuardStats(images=256, accuracy=0.12, same=1.0, loss=2.301, informed=2.30, equal=2.303)
 
 

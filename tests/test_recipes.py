@@ -12,8 +12,9 @@ from amata.errors import InputError
 from amata.methods import AWP, ERM, TRADES
 from amata.quantity import number
 from amata.recipes import KEYED, built_in, load, parse, read_toml
-from amata.schedules import Constant, Linear
+from amata.schedules import Constant, Linear, planned_controls
 from amata.threat import L2, Linf
+from amata.training.checks import weak_attack
 
 PAPER = {
     "mnist-pgd40",
@@ -484,3 +485,26 @@ def test_errors_of_recipes_from_python_name_the_key(call: Any, message: str) -> 
         call()
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_only_steps_and_balls_are_written_as_fractions() -> None:
+    recipe = recipes.load("cifar10-amata", [f"optim.warmup={34 / 255!r}", "threat.eps=34/255"])
+    text = recipe.to_toml()
+    assert f"warmup = {34 / 255!r}\n" in text
+    assert 'eps = "34/255"\n' in text
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (["schedule.tau=4/255"], "K times the step size is 4/255 and eps is 8/255"),
+        (["schedule.tau=8/255"], ""),
+        (["schedule.tau=4/255", "method.name=atta"], ""),  # adds up over epochs
+        (["schedule.tau=8/255", "schedule.eps_start=0.5"], ""),
+    ],
+)
+def test_an_attack_that_cannot_cross_the_ball_is_noted(sets: list[str], said: str) -> None:
+    recipe = recipes.load("cifar10-amata", sets)
+    found = weak_attack(recipe, planned_controls(recipe.schedule, recipe.train.epochs))
+    assert found.startswith(said)
+    assert bool(found) == bool(said)

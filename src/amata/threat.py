@@ -107,7 +107,7 @@ class Linf:
         if self.eps > 1:
             raise InputError(
                 f"eps = {self.eps:g} is more than 1, the whole range of a pixel; did you mean "
-                '"8/255"?'
+                f'"{self.eps:g}/255"?'
             )
 
     def scaled(self, factor: float) -> "Linf":

@@ -16,7 +16,10 @@ def check_kinds(x: Tensor, y: Tensor) -> None:
             f"images must be a floating-point tensor of shape (N, C, H, W), not {_describe(x)}"
         )
     if not isinstance(y, Tensor) or y.dtype != torch.int64 or y.shape != (len(x),):
-        raise InputError(f"labels must be an int64 tensor of shape ({len(x)},), not {_describe(y)}")
+        way = "; use y.long()" if isinstance(y, Tensor) and y.shape == (len(x),) else ""
+        raise InputError(
+            f"labels must be an int64 tensor of shape ({len(x)},), not {_describe(y)}{way}"
+        )
     if x.is_meta or y.is_meta:
         raise InputError("images and labels are on the meta device, which holds no values")
     if len(x) == 0:

@@ -25,13 +25,19 @@ def init(
     training will take. `amata data check` explains the layouts and the report."""
     check_installed("PIL", "data folder", "images")
     folder = Path(os.path.abspath(os.path.expanduser(folder)))
+    if not folder.is_dir() and not (folder.suffix.lower() == ".csv" and folder.is_file()):
+        what = "is a file" if folder.exists() else "does not exist"
+        raise InputError(f"{folder} {what}; pass a folder with one folder per class, or a csv")
     if out is None:
         name = re.sub(r"[^A-Za-z0-9._+-]+", "-", folder.stem if folder.is_file() else folder.name)
         out = Path(f"{name.strip('-.') or 'images'}.toml")
     if out.suffix != ".toml":
         raise InputError(f"--out {out} must end with .toml")
     if os.path.lexists(out):
-        raise InputError(f"{out} exists already; choose another --out")
+        raise InputError(
+            f"{out} exists already: train with it (amata train {quoted(out)}), or choose another "
+            "--out"
+        )
     from amata import recipes
     from amata.cli.check import print_check, read_folder, refuse_unusable
     from amata.console import out as console

@@ -118,6 +118,10 @@ def read_toml(source: str, name: str, *, quote: bool = True) -> Tables:
     except ValueError as error:  # a TOMLDecodeError, or a number of thousands of digits
         place = re.search(r"at [\w ,]+(?=\)$)", str(error))
         reason = str(error) if quote else place[0] if place else "at one of its numbers"
+        if quote and (line := re.search(r"at line (\d+)", str(error))):
+            found = source.splitlines()[int(line[1]) - 1 :][:1]
+            if found and (fraction := re.search(r"=\s*([\d.]+/[\d.]+)\s*(#|$)", found[0])):
+                reason = f'line {line[1]}: write fractions in quotes, "{fraction[1]}"'
     raise InputError(f"recipe {name}: not valid TOML: {reason}")
 
 

@@ -80,7 +80,9 @@ class Recipe:
         }
         # User-defined objects are read back as they are, so their numbers stay numbers.
         own = {section: table for section, table in written.items() if "class" in table}
-        text = {**to_fractions(written), **own}
+        # Only the others hold sizes of steps and balls.
+        plain = {section: written[section] for section in ("data", "optim") if section in written}
+        text = {**to_fractions(written), **plain, **own}
         if "args" in written["model"]:  # any values, which nothing parses back
             text["model"]["args"] = written["model"]["args"]
         return tomli_w.dumps(text)

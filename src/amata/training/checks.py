@@ -13,9 +13,11 @@ import torch
 import amata
 from amata.distributed import Ranks
 from amata.errors import InputError
-from amata.methods import AWP, METHODS, planned_evals
+from amata.methods import AWP, MART, METHODS, PGD, TRADES, planned_evals
+from amata.quantity import short_number
 from amata.recipes import Recipe
 from amata.schedules import Adaptive, Control
+from amata.threat import Linf
 from amata.training.sizes import check_usable
 
 
@@ -50,6 +52,8 @@ def check_consistent(recipe: Recipe, plan: Sequence[Control[float]] | None) -> N
                     "drop it from [schedule], or choose another method"
                 )
     check_usable(recipe, plan)
+    if isinstance(recipe.ball, Linf):
+        _check_steps(recipe, plan or [])
     if method.own_loss and recipe.optim.label_smoothing > 0:
         raise InputError(
             f"{name} trains on a loss of its own, without label smoothing; set "
@@ -75,6 +79,32 @@ def check_consistent(recipe: Recipe, plan: Sequence[Control[float]] | None) -> N
                 f"with {int(u.steps)} steps, as {where}, {name} does not update the weights; "
                 "raise K in [schedule]"
             )
+
+
+def _check_steps(recipe: Recipe, plan: Sequence[Control[float]]) -> None:
+    """Refuse steps that were meant in units of 1/255."""
+    for u in plan:
+        tau = getattr(recipe.schedule, "tau", u.tau)
+        key, given = ("step_size", u.step_size) if tau is None else ("tau", tau)
+        if (u.step_size if tau is None else tau / max(u.steps, 1)) > 1:
+            raise InputError(
+                f"schedule.{key} = {given:g} makes steps of more than 1, the whole range of a "
+                f'pixel; did you mean "{given:g}/255"?'
+            )
+
+
+def weak_attack(recipe: Recipe, plan: Sequence[Control[float]] | None) -> str:
+    """A note on an attack that cannot cross the ball, or nothing. Other methods than these keep
+    their perturbations, or start elsewhere."""
+    if type(recipe.method.base) not in (PGD, TRADES, MART) or not plan:
+        return ""
+    reach, eps = max(u.steps * u.step_size / max(u.eps, 1e-9) for u in plan), recipe.ball.eps
+    if reach >= eps * (1 - 1e-9) or not any(u.steps for u in plan):
+        return ""
+    return (
+        f"K times the step size is {short_number(reach)} and eps is {short_number(eps)}: attacks "
+        "in training cannot cross the ball; usual is 1.6 eps (schedule.tau)"
+    )
 
 
 OWN = frozenset(

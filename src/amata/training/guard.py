@@ -32,6 +32,8 @@ IMAGES = 256
 DROP = 0.2
 """A drop of the accuracy under ATTACK by more than this from one epoch to the next is catastrophic
 overfitting (the threshold of Wong et al. 2020)."""
+SAME = 0.05
+"""A difference of accuracies that is none."""
 HELD_OUT, TRAINING = "held-out images", "training images"
 FEW = 30
 """Images that are too few to tell chance accuracy from bad luck."""
@@ -99,6 +101,18 @@ def overfitted(before: float, after: float) -> bool:
     return after < before - DROP
 
 
+def unchanged_by(remedied: "Failure | None", failure: Failure) -> bool:
+    """Whether the epoch failed as before its remedy, more attack steps, and not by half. Then it is
+    something else: single steps alone overfit catastrophically. A network that gave up predicting
+    one class for all images, for example, is less robust than it was."""
+    return (
+        isinstance(remedied, CatastrophicOverfitting)
+        and (remedied.epoch, remedied.before) == (failure.epoch, failure.before)
+        and abs(remedied.after - failure.after) < SAME
+        and failure.after >= failure.before / 2
+    )
+
+
 class GuardStats(NamedTuple):
     """How the weights do on some clean images."""
 
@@ -122,14 +136,14 @@ class GuardStats(NamedTuple):
         return self.images >= FEW and at_chance and self.accuracy < max(best - DROP, best / 2)
 
 
-def guard_batches(trainer: Trainer, valid: Any) -> Batches | None:
+def guard_batches(trainer: Trainer, valid: Any, count: int = IMAGES) -> Batches | None:
     """The images that the guard looks at: of the validation set, else of the training set. An
     epoch that overfits catastrophically fails on both. None of a training stream, which is read
     only for training."""
     images = getattr(trainer.batches, "images", None) if valid is None else valid
     if valid is None and not isinstance(images, ImageSet):
         return None
-    return held_out_batches(images, trainer.recipe, trainer.device, IMAGES)
+    return held_out_batches(images, trainer.recipe, trainer.device, count)
 
 
 def guard_stats(model: nn.Module, batches: Batches) -> GuardStats:
@@ -175,6 +189,8 @@ class Guard:
         self.images, self.seen_on = images, seen_on
         self.good: Snapshot | None = None
         """The snapshot after the last good epoch."""
+        self.remedied: Failure | None = None
+        """The last failure."""
 
     @property
     def armed(self) -> bool:
@@ -199,7 +215,9 @@ class Guard:
         robust = self.robust_accuracy(self.images) if self.armed else None
         before = state.guard_robust
         if before is not None and robust is not None and overfitted(before, robust):
-            return CatastrophicOverfitting(state.epoch, before, robust, self.seen_on)
+            failure = CatastrophicOverfitting(state.epoch, before, robust, self.seen_on)
+            if is_single_step(self.trainer.control()) or not unchanged_by(self.remedied, failure):
+                return failure
         state.guard_robust, state.guard_clean = robust, max(state.guard_clean, stats.accuracy)
         return None
 
@@ -226,9 +244,9 @@ class Guard:
         if event["action"] == "stop":
             raise AmataError(
                 f"{failure}; stopped, with the last good checkpoint kept: {failure.advice}, or "
-                "set train.guard"
+                "set train.guard=ignore (in Python, guard='ignore')"
             )
-        state = self.trainer.state
+        state, self.remedied = self.trainer.state, failure
         setattr(state, failure.key, event[failure.key])  # type: ignore[literal-required]
         if isinstance(failure, CatastrophicOverfitting):
             return f"{self.trainer.control().steps:.3g} inner steps"

@@ -23,6 +23,7 @@ from amata.runs.checkpoint import load_checkpoint, read_checkpoint
 from amata.runs.files import save_tensors
 from amata.schedules import Control
 from amata.training.batches import Batches, Expected, held_out_batches, training_batches
+from amata.training.checks import weak_attack
 from amata.training.deadline import Deadline
 from amata.training.device import resolve_device
 from amata.training.fitted import Fitted
@@ -173,6 +174,8 @@ class _Loop:
                 f"optim.warmup = {warmup:g} is as long as the run, so the learning rate never "
                 f"reaches optim.lr; lower it, or train more than {warmup:g} epochs"
             )
+        if weak := weak_attack(self.recipe, trainer.plan):
+            self.reporter.note(weak)
         if self.guard is None and self.recipe.train.guard != "ignore" and trainer.may_collapse:
             self.reporter.note(
                 "the collapse guard is off: batches are read for training only, and nothing is "

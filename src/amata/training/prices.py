@@ -35,7 +35,7 @@ SETTLING = 100
 """Batches that a method with early stopping trains on before it is timed: a new network is fooled
 at once, and its samples stop sooner than they will."""
 ON_CPU = 64
-"""Validation images that are timed there, where each costs the same."""
+"""Images of validation and guard that are timed there, where each costs the same."""
 
 
 class Measured(NamedTuple):
@@ -112,7 +112,7 @@ def check_measurable(trainer: Trainer) -> None:
     if not isinstance(getattr(trainer.batches, "images", None), ImageSet):
         raise InputError(
             "within= reads batches to time them, which changes an iterable; pass single images "
-            "(tensors, arrays or a Dataset), or epochs="
+            "(tensors, arrays, or loader.dataset with batch_size=), or epochs="
         )
 
 
@@ -163,20 +163,23 @@ def _validation(trainer: Trainer, valid: Any, others: Any) -> tuple[float, float
 
 def _guard(trainer: Trainer, valid: Any, controls: Sequence[Control]) -> float:
     """Seconds of the collapse guard; where some batches take a single step it attacks too."""
-    recipe = trainer.recipe
-    batches = None if recipe.train.guard == "ignore" else guard_batches(trainer, valid)
+    recipe, on_cpu = trainer.recipe, trainer.device.type == "cpu"
+    timed = ON_CPU if on_cpu else IMAGES
+    batches = None if recipe.train.guard == "ignore" else guard_batches(trainer, valid, timed)
     if batches is None:
         return 0.0
+    images = getattr(trainer.batches, "images", None) if valid is None else valid
+    count = min(len(images), IMAGES) if isinstance(images, ImageSet) else IMAGES
     single = controls[0].steps < 2 and controls[-1].steps > 0 and recipe.method.may_collapse
 
     def check() -> None:
         guard_stats(trainer.model, batches)
         if single:
-            validate(trainer, batches, (ATTACK,), IMAGES, trainer.model)
+            validate(trainer, batches, (ATTACK,), timed, trainer.model)
 
-    if trainer.device.type != "cpu":
+    if not on_cpu:
         check()  # compiles
-    return _seconds(check)
+    return _seconds(check) * count / min(count, timed)
 
 
 def _gradients(name: str, n: int) -> float | None:

@@ -60,7 +60,10 @@ class Stored:
             given = None if recipe is None else recipes.load(recipe, overrides)
             original = given or _recipe_in(about, path)
         else:
-            raise InputError(f"no run folder or weights file at {path}")
+            raise InputError(
+                f"no run folder or weights file at {path}; pass a folder that `amata train` wrote, "
+                "or a weights file"
+            )
         check_type(SIZES, about, source)
         chosen = given or recipes.parse(original.tables, original.name, overrides)
         return cls(
