@@ -359,7 +359,7 @@ DATA = images(24), labels(24)
 
 
 def fitted(progress: Any, epochs: int = 2) -> None:
-    method, schedule = amata.PGD(ball=BALL), amata.Constant(steps=2, step_size=0.01)
+    method, schedule = amata.PGD(ball=BALL), amata.Constant(steps=2, step_size=0.02)
     given = {"epochs": epochs, "batch_size": 8, "progress": progress}
     amata.fit(small_net(), DATA, method=method, schedule=schedule, **given)
 

@@ -596,7 +596,10 @@ def test_a_walk_with_odd_files(
     assert f'root = "{tmp_path / "my photos"}"' in written
     assert "skip_bad = true" in written
     again = amata("init", "my photos", "--skip-bad")
-    assert again.err == "error: my-photos.toml exists already; choose another --out\n"
+    assert again.err == (
+        "error: my-photos.toml exists already: train with it (amata train my-photos.toml), or "
+        "choose another --out\n"
+    )
     assert (again.code, Path("my-photos.toml").read_text()) == (2, written)
     assert amata("data", "check", "my photos", "--skip-bad").code == 0
     overrides = [f"--set={each}" for each in (*TINY, "train.epochs=1", "train.device=cpu")]

@@ -139,7 +139,7 @@ def test_the_feasible_gap_is_what_scipy_finds(eps: float, dtype: torch.dtype) ->
             method="SLSQP",
             options={"ftol": 1e-12, "maxiter": 500},
         )
-        assert l2.success
+        assert l2.status in (0, 8)  # 8: no better point is found, where 1e-12 cannot be reached
         for ball, most in (
             (L2(eps), -l2.fun),
             (Linf(min(eps, 1)), -linprog(-slope, bounds=box).fun),
