@@ -18,7 +18,7 @@ demo: setup
 	$(VENV)/bin/amata compare mnist5k-pgd mnist5k-amata --out runs/demo
 
 test: setup
-	$(VENV)/bin/python -m pytest -n 2
+	$(VENV)/bin/python -m pytest -n 3  # on two cores: tests also wait for processes
 
 # The tests to run while working: all but the slow ones.
 quick: setup
