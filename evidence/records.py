@@ -202,6 +202,7 @@ def tried() -> list[dict[str, Any]]:
 
 
 MET = "yes"
+"""In a row of the page: the claim is met."""
 CLAIMS = {"pgd20": {"pgd-20": 0.476, "clean": 0.77}, "autoattack": {"autoattack@1000": 0.46}}
 """The lowest accuracies, as means over the seeds, that meet each claim."""
 STUDIES_OF = {
@@ -249,7 +250,9 @@ def rows() -> list[list[str]]:
     for (study, arm), every in STUDIES_OF.items():
         place = f"{STUDIES[study].labels[arm]} of [`{study}`](../studies/{study}.toml)"
         found += [row(claims, *stored_arm(study, arm), place) for claims in every]
-    return sorted(found, key=lambda cells: (cells[0], cells[2]))
+    return sorted(
+        found, key=lambda cells: (cells[0], float(cells[2].split()[0]) if cells[2] else 0)
+    )
 
 
 def records_table() -> str:

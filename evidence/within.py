@@ -36,12 +36,13 @@ def row(run: Path) -> tuple[tuple[str, float], list[str]]:
     assert time is not None
     planned = [u.steps for u in planned_controls(recipe.schedule, recipe.train.epochs) or []]
     taken = [epoch["steps"] for epoch in stored.read_rows(run)[0]]
-    (device,) = {env["device"] for env in stored.environments(run)}
+    (env,) = stored.environments(run)
+    device = f"{env['threads']} CPU cores" if env["device"] == "cpu" else env["device"]
     robust = {a: r for a, r in summary["evaluation"].items() if a.startswith("pgd")}
     ((attack, result),) = robust.items()
     return (summary["recipe"], time), [
         f"`{summary['recipe']}`",
-        device.replace("cpu", "two CPU cores"),
+        device,
         in_time(time),
         f"{seconds:.1f} s",
         f"{100 * (seconds / time - 1):+.1f}%",

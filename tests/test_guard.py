@@ -343,21 +343,30 @@ def test_a_drop_of_more_than_a_fifth_in_one_epoch_is_catastrophic_overfitting() 
 
 @pytest.mark.parametrize("after", [0.34, 0.2])
 def test_a_remedy_that_changes_nothing_is_not_repeated(
-    after: float, monkeypatch: pytest.MonkeyPatch
+    after: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless more than half is lost: then steps are added to the end."""
+
+    class SecondTry(Reporter):
+        def batch(self, info: BatchInfo) -> None:
+            if (info.epoch, info.batch, info.steps) == (1, 2, 2):
+                os.kill(os.getpid(), signal.SIGTERM)
+
     seen = iter([0.58, *[after] * 20])
     monkeypatch.setattr("amata.training.loop._Loop._guard_accuracy", lambda *_: next(seen))
     recipe = toy_recipe("train.tensorboard=false", "schedule.k_min=1", "schedule.k_max=1")
 
-    def train() -> Any:
-        return fit(small_net(), toy_data(), None, recipe)
-
     if after < 0.29:
         with pytest.raises(AmataError, match=r"overfitting in epoch 2: .* guard='ignore'"):
-            train()
-    else:
-        assert [event.get("extra_steps") for event in train().events] == [1]
+            fit(small_net(), toy_data(), None, recipe)
+        return
+    path = tmp_path / "run"
+    with pytest.raises(Interrupted):  # in the second try; a resumed run knows of the first
+        fit(small_net(), toy_data(), None, recipe, run=path, reporter=SecondTry())
+    run, _ = RunFolder.open(path)
+    fit(small_net(), toy_data(), None, recipe, run=run)
+    assert [event["extra_steps"] for event in run.events()] == [1]
+    assert len(run.epochs()) == recipe.train.epochs
 
 
 AT_CHANCE = GuardStats(images=256, accuracy=0.12, same=1.0, loss=2.301, informed=2.30, equal=2.303)

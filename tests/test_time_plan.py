@@ -19,8 +19,8 @@ from amata.quantity import duration, in_time
 from amata.recipes import Recipe
 from amata.reporter import Reporter
 from amata.runs import RunFolder
-from amata.schedules import Constant, Exponential, Linear, Piecewise, planned_controls
-from amata.training import Fitted, fit, train_model, wall, within
+from amata.schedules import Constant, Control, Exponential, Linear, Piecewise, planned_controls
+from amata.training import Fitted, fit, prices, train_model, wall, within
 from amata.training.batches import training_batches
 from amata.training.checks import check_consistent
 from amata.training.deadline import Deadline
@@ -278,8 +278,8 @@ def test_measuring_changes_nothing(name: str, engine: str) -> None:
     measured = measure(trainer, valid, controls, 0.01)
     assert trainer.net.grad_evals == evals
     assert torch.equal(torch.get_rng_state(), before)
-    prices = measured.prices
-    assert min(prices.update, prices.epoch) > 0
+    found = measured.prices
+    assert min(found.update, found.epoch) > 0
     assert measured.evaluation(recipe, 100) is not None
     fitted = train_model(net, toy_data(), toy_data(40), recipe, trainer=trainer)
     for key, value in plain.model.state_dict().items():
@@ -289,6 +289,23 @@ def test_measuring_changes_nothing(name: str, engine: str) -> None:
         assert {k: v for k, v in a.items() if k not in timed} == {
             k: v for k, v in b.items() if k not in timed
         }
+
+
+@pytest.mark.parametrize(("images", "price"), [(300, 4.0), (96, 1.5), (40, 1.0)])
+def test_the_guard_is_timed_on_some_of_its_images(
+    images: int, price: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU 64 of them, which take a second here."""
+    seen = list[int]()
+    monkeypatch.setattr(prices, "_seconds", lambda work: work() or 1.0)
+    monkeypatch.setattr(
+        prices, "guard_stats", lambda model, batches: seen.append(len(batches.images))
+    )
+    recipe, device = toy_recipe(), torch.device("cpu")
+    batches = training_batches(toy_data(images), recipe, device)
+    trainer = Trainer(small_net(), batches, recipe, device)
+    assert prices._guard(trainer, None, [Control(2, 0.1)]) == price
+    assert seen == [min(images, 64)]
 
 
 def test_what_is_timed_is_an_epoch_after_awps_warm_up() -> None:

@@ -84,9 +84,10 @@ def check_consistent(recipe: Recipe, plan: Sequence[Control[float]] | None) -> N
 def _check_steps(recipe: Recipe, plan: Sequence[Control[float]]) -> None:
     """Refuse steps that were meant in units of 1/255."""
     for u in plan:
-        tau = getattr(recipe.schedule, "tau", u.tau)
+        own = getattr(recipe.schedule, "tau", None)
+        tau = own if isinstance(own, float) else u.tau  # without a limit, the control has none
         key, given = ("step_size", u.step_size) if tau is None else ("tau", tau)
-        if (u.step_size if tau is None else tau / max(u.steps, 1)) > 1:
+        if given / (1 if tau is None else max(u.steps, 1)) > 1:
             raise InputError(
                 f"schedule.{key} = {given:g} makes steps of more than 1, the whole range of a "
                 f'pixel; did you mean "{given:g}/255"?'

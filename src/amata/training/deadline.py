@@ -69,14 +69,14 @@ class Deadline:
         # One slow part, such as the first, is no reason to worry the user: the median decides too.
         middle = median(seen / said for said, seen in self.recent) if self.recent else 1.0
         offs = {p: ends(steps[epoch:], p) - self.plan.within for p in (pace, middle)}
-        pace, off = min(offs.items(), key=lambda item: abs(item[1]))
+        told, off = min(offs.items(), key=lambda item: abs(item[1]))
         known = len(self.recent) == RECENT and epoch + part >= START * len(steps)
         if abs(off) > LATE * self.plan.within and not self.warned and known:
             self.warned = True
             when = "after" if off > 0 else "before"
             note(
                 f"this run will end about {abs(off):.0f} s {when} its time: training takes "
-                f"{pace:.2f} times as long as was measured, and K cannot change enough"
+                f"{told:.2f} times as long as was measured, and K cannot change enough"
             )
         self.last = now, part, steps[epoch]
 

@@ -101,16 +101,11 @@ def overfitted(before: float, after: float) -> bool:
     return after < before - DROP
 
 
-def unchanged_by(remedied: "Failure | None", failure: Failure) -> bool:
-    """Whether the epoch failed as before its remedy, more attack steps, and not by half. Then it is
-    something else: single steps alone overfit catastrophically. A network that gave up predicting
-    one class for all images, for example, is less robust than it was."""
-    return (
-        isinstance(remedied, CatastrophicOverfitting)
-        and (remedied.epoch, remedied.before) == (failure.epoch, failure.before)
-        and abs(remedied.after - failure.after) < SAME
-        and failure.after >= failure.before / 2
-    )
+def unchanged(before: float, failed: float | None, after: float) -> bool:
+    """Whether an epoch ends as it did before its remedy, more attack steps, and has not lost half.
+    Then it is something else: single steps alone overfit catastrophically. A network that gave up
+    predicting one class for all images, for example, is less robust than it was."""
+    return failed is not None and abs(failed - after) < SAME and after >= before / 2
 
 
 class GuardStats(NamedTuple):
@@ -136,14 +131,19 @@ class GuardStats(NamedTuple):
         return self.images >= FEW and at_chance and self.accuracy < max(best - DROP, best / 2)
 
 
-def guard_batches(trainer: Trainer, valid: Any, count: int = IMAGES) -> Batches | None:
+def guard_images(trainer: Trainer, valid: Any) -> Any:
     """The images that the guard looks at: of the validation set, else of the training set. An
     epoch that overfits catastrophically fails on both. None of a training stream, which is read
     only for training."""
-    images = getattr(trainer.batches, "images", None) if valid is None else valid
-    if valid is None and not isinstance(images, ImageSet):
-        return None
-    return held_out_batches(images, trainer.recipe, trainer.device, count)
+    if valid is not None:
+        return valid
+    images = getattr(trainer.batches, "images", None)
+    return images if isinstance(images, ImageSet) else None
+
+
+def guard_batches(trainer: Trainer, valid: Any) -> Batches | None:
+    images = guard_images(trainer, valid)
+    return held_out_batches(images, trainer.recipe, trainer.device, IMAGES)
 
 
 def guard_stats(model: nn.Module, batches: Batches) -> GuardStats:
@@ -189,8 +189,6 @@ class Guard:
         self.images, self.seen_on = images, seen_on
         self.good: Snapshot | None = None
         """The snapshot after the last good epoch."""
-        self.remedied: Failure | None = None
-        """The last failure."""
 
     @property
     def armed(self) -> bool:
@@ -215,10 +213,11 @@ class Guard:
         robust = self.robust_accuracy(self.images) if self.armed else None
         before = state.guard_robust
         if before is not None and robust is not None and overfitted(before, robust):
-            failure = CatastrophicOverfitting(state.epoch, before, robust, self.seen_on)
-            if is_single_step(self.trainer.control()) or not unchanged_by(self.remedied, failure):
-                return failure
+            single_step = is_single_step(self.trainer.control())
+            if single_step or not unchanged(before, state.guard_failed, robust):
+                return CatastrophicOverfitting(state.epoch, before, robust, self.seen_on)
         state.guard_robust, state.guard_clean = robust, max(state.guard_clean, stats.accuracy)
+        state.guard_failed = None
         return None
 
     def event(self, failure: Failure) -> Event:
@@ -246,8 +245,9 @@ class Guard:
                 f"{failure}; stopped, with the last good checkpoint kept: {failure.advice}, or "
                 "set train.guard=ignore (in Python, guard='ignore')"
             )
-        state, self.remedied = self.trainer.state, failure
+        state = self.trainer.state
         setattr(state, failure.key, event[failure.key])  # type: ignore[literal-required]
         if isinstance(failure, CatastrophicOverfitting):
+            state.guard_failed = failure.after
             return f"{self.trainer.control().steps:.3g} inner steps"
         return f"{state.lr_scale:g} of the learning rate"

@@ -20,7 +20,7 @@ from amata.methods import AWP, planned_evals
 from amata.recipes import Recipe
 from amata.schedules import Control
 from amata.training.batches import Batches, held_out_batches
-from amata.training.guard import ATTACK, IMAGES, guard_batches, guard_stats
+from amata.training.guard import ATTACK, IMAGES, guard_images, guard_stats
 from amata.training.time_plan import Prices, may_stop_early
 from amata.training.trainer import Trainer
 from amata.training.validation import validate
@@ -163,13 +163,14 @@ def _validation(trainer: Trainer, valid: Any, others: Any) -> tuple[float, float
 
 def _guard(trainer: Trainer, valid: Any, controls: Sequence[Control]) -> float:
     """Seconds of the collapse guard; where some batches take a single step it attacks too."""
-    recipe, on_cpu = trainer.recipe, trainer.device.type == "cpu"
-    timed = ON_CPU if on_cpu else IMAGES
-    batches = None if recipe.train.guard == "ignore" else guard_batches(trainer, valid, timed)
-    if batches is None:
+    recipe, images = trainer.recipe, guard_images(trainer, valid)
+    if images is None or recipe.train.guard == "ignore":
         return 0.0
-    images = getattr(trainer.batches, "images", None) if valid is None else valid
+    on_cpu = trainer.device.type == "cpu"
     count = min(len(images), IMAGES) if isinstance(images, ImageSet) else IMAGES
+    timed = min(count, ON_CPU if on_cpu else IMAGES)
+    batches = held_out_batches(images, recipe, trainer.device, timed)
+    assert batches is not None
     single = controls[0].steps < 2 and controls[-1].steps > 0 and recipe.method.may_collapse
 
     def check() -> None:
@@ -179,7 +180,7 @@ def _guard(trainer: Trainer, valid: Any, controls: Sequence[Control]) -> float:
 
     if not on_cpu:
         check()  # compiles
-    return _seconds(check) * count / min(count, timed)
+    return _seconds(check) * count / timed
 
 
 def _gradients(name: str, n: int) -> float | None:

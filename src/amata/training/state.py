@@ -42,6 +42,8 @@ class TrainState:
     ema_steps: Index = 0
     guard_robust: Share | None = None
     """Accuracy under the guard's attack after the last good epoch."""
+    guard_failed: Share | None = None
+    """That accuracy after the last try of this epoch, if it overfitted catastrophically."""
     guard_clean: Share = 0.0
     """Best clean accuracy on the guard's images so far."""
     lr_scale: Annotated[float, Field(gt=0, le=1)] = 1.0
