@@ -1101,6 +1101,7 @@ def test_nothing_is_compiled_or_recorded_again_when_k_alpha_and_the_radius_chang
 
 
 @gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 def test_results_outlive_later_calls_also_for_another_image_size() -> None:
     found: dict[type[PlainNet], list[torch.Tensor]] = {}
     for kind in (PlainNet, FastNet):

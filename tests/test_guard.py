@@ -17,6 +17,7 @@ from amata.runs.checkpoint import load_checkpoint
 from amata.training import Interrupted
 from amata.training.batches import held_out_batches
 from amata.training.guard import GuardStats, guard_stats, overfitted
+from amata.training.trainer import Trainer
 from tests.conftest import small_net
 from tests.disk import Disk
 from tests.toy import StopAt, fit, stateful_recipe, toy_data, toy_recipe, without_times
@@ -336,9 +337,39 @@ def test_the_guard_uses_held_out_images_of_all_classes() -> None:
     assert 0.4 < bright.float().mean() < 0.6
 
 
-def test_a_drop_of_more_than_a_fifth_in_one_epoch_is_catastrophic_overfitting() -> None:
+def test_a_loss_of_a_fifth_or_of_half_is_catastrophic_overfitting() -> None:
     assert overfitted(0.5, 0.29)
     assert not overfitted(0.5, 0.31)
+    assert overfitted(0.3, 0.14)
+    assert not overfitted(0.3, 0.16)
+    assert not overfitted(0.12, 0.05), "too little to tell"
+
+
+@pytest.mark.parametrize(("tau", "attacks"), [(0.1, 3), (0.04, 0)])
+def test_two_long_steps_are_attacked_when_the_loss_has_fallen(
+    tau: float, attacks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long: half of eps = 0.05 or more. They overfit slowly, over some epochs."""
+    losses = {(0, 2): 2.0, (1, 2): 1.85, (2, 2): 1.7, (2, 3): 1.9, (3, 3): 1.7, (3, 2): 1.0}
+    seen = iter([0.3, 0.14, 0.31])
+    found: list[float] = []
+
+    def mean_loss(trainer: Trainer) -> float:
+        return losses[trainer.state.epoch, round(trainer.control().steps)]
+
+    def accuracy(*_: Any) -> float:
+        found.append(next(seen))
+        return found[-1]
+
+    monkeypatch.setattr(Trainer, "mean_loss", mean_loss)
+    monkeypatch.setattr("amata.training.loop._Loop._guard_accuracy", accuracy)
+    own = ["schedule.k_min=2", "schedule.k_max=2", f"schedule.tau={tau}"]
+    fitted = fit(small_net(), toy_data(), None, toy_recipe("train.tensorboard=false", *own))
+    assert len(found) == attacks
+    assert [(e["epoch"], e["before"], e["after"]) for e in fitted.events] == (
+        [(2, 0.3, 0.14)] if attacks else []
+    )
+    assert [row["steps"] for row in fitted.epochs] == ([2, 2, 3, 3] if attacks else [2, 2, 2, 2])
 
 
 @pytest.mark.parametrize("after", [0.34, 0.2])

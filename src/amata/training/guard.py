@@ -1,9 +1,10 @@
 """The collapse guard: failed epochs, detected on held-out images or, where there are none, on
 training images; and recovery from them.
 
-A single-step method can lose its robustness within an epoch while its training loss still falls:
-catastrophic overfitting. And any training can collapse to chance accuracy, when one update is too
-large and the network gives every image the same logits.
+A method with one attack step, or few long ones, can lose its robustness while its training loss
+still falls: catastrophic overfitting. With one step it takes an epoch, with more of them several.
+And any training can collapse to chance accuracy, when one update is too large and the network gives
+every image the same logits.
 """
 
 import math
@@ -23,15 +24,21 @@ from amata.engine import no_cudnn_benchmark
 from amata.errors import AmataError, InputError
 from amata.losses import correct
 from amata.metrics import Event
-from amata.schedules import is_single_step
+from amata.recipes import Recipe
+from amata.schedules import Control, is_single_step
 from amata.training.batches import Batches, held_out_batches
 from amata.training.trainer import Snapshot, Trainer
 
 ATTACK = "pgd-10"
 IMAGES = 256
 DROP = 0.2
-"""A drop of the accuracy under ATTACK by more than this from one epoch to the next is catastrophic
-overfitting (the threshold of Wong et al. 2020)."""
+"""A drop of the accuracy under ATTACK by more than this is catastrophic overfitting (the threshold
+of Wong et al. 2020); so is the loss of half of it, where it was at least this."""
+LONG = 0.5
+"""Attack steps of at least this share of eps are long."""
+FALL = 0.1
+"""With two or more long steps, ATTACK is made again after the training loss fell by this share: it
+falls when training overfits, so that few attacks are enough."""
 SAME = 0.05
 """A difference of accuracies that is none."""
 HELD_OUT, TRAINING = "held-out images", "training images"
@@ -97,8 +104,8 @@ class ChanceCollapse(Failure):
 
 
 def overfitted(before: float, after: float) -> bool:
-    """Whether the accuracy under ATTACK dropped too far in one epoch."""
-    return after < before - DROP
+    """Whether the accuracy under ATTACK dropped too far."""
+    return after < before - DROP or (before >= DROP and after < before / 2)
 
 
 def unchanged(before: float, failed: float | None, after: float) -> bool:
@@ -129,6 +136,13 @@ class GuardStats(NamedTuple):
         """
         at_chance = self.same > 0.5 and 0.95 * self.informed < self.loss < 1.05 * self.equal
         return self.images >= FEW and at_chance and self.accuracy < max(best - DROP, best / 2)
+
+
+def watched(recipe: Recipe, u: Control[float]) -> bool:
+    """Whether training under this control may overfit catastrophically: with a single step, or with
+    long ones."""
+    long = u.steps > 0 and u.step_size >= LONG * recipe.ball.eps * u.eps
+    return recipe.method.may_collapse and (is_single_step(u) or long)
 
 
 def guard_images(trainer: Trainer, valid: Any) -> Any:
@@ -192,9 +206,14 @@ class Guard:
 
     @property
     def armed(self) -> bool:
-        """Whether the method may overfit catastrophically under the current control."""
+        """Whether the method may overfit catastrophically within this epoch."""
         single_step = is_single_step(self.trainer.scheduled())
         return single_step and self.trainer.recipe.method.may_collapse
+
+    def _due(self, loss: float) -> bool:
+        """Whether to attack after an epoch with this training loss."""
+        last = self.trainer.state.guard_loss
+        return last is None or self.armed or loss < (1 - FALL) * last
 
     def remember(self) -> None:
         """Keep a snapshot after a good epoch."""
@@ -206,17 +225,23 @@ class Guard:
         """After an epoch: how it failed, if it did."""
         state = self.trainer.state
         # Broadcast, so that all processes agree.
-        stats = self.trainer.ranks.broadcast(guard_stats(self.trainer.model, self.images))
+        stats, loss = self.trainer.ranks.broadcast(
+            (guard_stats(self.trainer.model, self.images), self.trainer.mean_loss())
+        )
         # Chance accuracy also fails the attack, but needs the other remedy.
         if stats.collapsed(state.guard_clean):
             return ChanceCollapse(state.epoch, state.guard_clean, stats.accuracy, self.seen_on)
-        robust = self.robust_accuracy(self.images) if self.armed else None
-        before = state.guard_robust
-        if before is not None and robust is not None and overfitted(before, robust):
-            single_step = is_single_step(self.trainer.control())
-            if single_step or not unchanged(before, state.guard_failed, robust):
-                return CatastrophicOverfitting(state.epoch, before, robust, self.seen_on)
-        state.guard_robust, state.guard_clean = robust, max(state.guard_clean, stats.accuracy)
+        if not watched(self.trainer.recipe, self.trainer.scheduled()):
+            state.guard_robust = state.guard_loss = None
+        elif math.isfinite(stats.loss) and self._due(loss):  # else the weights are not finite
+            robust, before = self.robust_accuracy(self.images), state.guard_robust
+            if before is not None and overfitted(before, robust):
+                single_step = is_single_step(self.trainer.control())
+                if single_step or not unchanged(before, state.guard_failed, robust):
+                    return CatastrophicOverfitting(state.epoch, before, robust, self.seen_on)
+                before = None
+            state.guard_robust, state.guard_loss = max(before or 0.0, robust), loss
+        state.guard_clean = max(state.guard_clean, stats.accuracy)
         state.guard_failed = None
         return None
 

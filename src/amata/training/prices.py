@@ -162,7 +162,8 @@ def _validation(trainer: Trainer, valid: Any, others: Any) -> tuple[float, float
 
 
 def _guard(trainer: Trainer, valid: Any, controls: Sequence[Control]) -> float:
-    """Seconds of the collapse guard; where some batches take a single step it attacks too."""
+    """Seconds of the collapse guard; where some batches take a single step it attacks too. With
+    more steps that are long it attacks a few times in a run, which is left out."""
     recipe, images = trainer.recipe, guard_images(trainer, valid)
     if images is None or recipe.train.guard == "ignore":
         return 0.0

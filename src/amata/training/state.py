@@ -41,7 +41,9 @@ class TrainState:
     """The rows of metrics.jsonl that belong to this state."""
     ema_steps: Index = 0
     guard_robust: Share | None = None
-    """Accuracy under the guard's attack after the last good epoch."""
+    """Best accuracy under the guard's attack, in good epochs that it watched without a break."""
+    guard_loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    """Mean training loss of the epoch after which the guard attacked last."""
     guard_failed: Share | None = None
     """That accuracy after the last try of this epoch, if it overfitted catastrophically."""
     guard_clean: Share = 0.0
