@@ -92,7 +92,7 @@ def plan_within(
     band = None if keep_schedule else choose_band(recipe, left / prices.update, rule)
     if band is None:
         return _own_schedule(recipe, prices, within, rule, left)
-    epochs = min(_affordable_epochs(band, prices, left), rule.most_epochs)
+    epochs = min(_affordable_epochs(band, prices, left), band.most_epochs or rule.most_epochs)
     if epochs < 1:
         raise too_short(within, prices, band.k_min, rule)
     steps = rising(band.k_min, band.k_max, epochs, lambda k: prices.total(k) <= left)
@@ -223,16 +223,21 @@ def too_short(within: float, prices: Prices, steps: float, rule: TimeRule) -> In
 
 def stretched(recipe: Recipe, epochs: int) -> Recipe:
     """The recipe with so many epochs. What is counted in epochs stays at the same share of the run:
-    milestones, the rise of the schedule, stages of schedule and method, and in a shorter run the
-    warm-up."""
+    the rise of the schedule, stages of schedule and method, and in a shorter run milestones and the
+    warm-up. In a longer run milestones keep their distance from the end: more epochs with a low
+    learning rate overfit."""
     factor = epochs / recipe.train.epochs
+    longer = max(epochs - recipe.train.epochs, 0)
 
     def moved(epoch: float) -> int:
         return round_half_up(epoch * factor)
 
+    def milestone(epoch: float) -> float:
+        return epoch + longer if longer else float(max(moved(epoch), 1))
+
     optim = recipe.optim.model_copy(
         update={
-            "milestones": [float(max(moved(m), 1)) for m in recipe.optim.milestones],
+            "milestones": [milestone(m) for m in recipe.optim.milestones],
             "warmup": recipe.optim.warmup * min(factor, 1.0),  # a longer run needs no longer one
         }
     )

@@ -22,6 +22,8 @@ class Band(NamedTuple):
     """Up to so many epochs, one more is preferred to a larger K."""
     step_size_max: float | None = None
     """The longest step; in the rule's file, in eps."""
+    most_epochs: int | None = None
+    """No more epochs than these; None: as the rule says. Time that is left goes into K."""
 
 
 @dataclass(frozen=True)

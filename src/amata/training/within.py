@@ -1,5 +1,6 @@
 """A training run planned for a given time: measure, then plan."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
@@ -15,6 +16,12 @@ from amata.training.time_plan import TimePlan, check_plannable, choose_band, pla
 from amata.training.time_rule import TimeRule, time_rule
 from amata.training.trainer import Trainer
 from amata.training.wall import WallClock
+
+TIMED = 4
+"""No larger K of the rule is timed: each attack step costs the same."""
+
+SHOWN = 20
+"""K of at most so many epochs are printed."""
 
 
 class Within(NamedTuple):
@@ -73,6 +80,8 @@ def timed_controls(recipe: Recipe, rule: TimeRule, *, keep_schedule: bool) -> li
     else:
         bands = [band] if rule.band(recipe, 0.0) is None else rule.bands
         steps = [k for each in bands for k in (each.k_min, each.k_max)]
+        if len(bands) > 1:
+            steps = [min(k, TIMED) for k in steps]
         most = band.step_size_max
         parts = [reaching(k, band.tau, step_size_max=most).for_batch(0) for k in steps]
     low, high = (choose(parts, key=lambda u: u.steps) for choose in (min, max))
@@ -98,13 +107,15 @@ def in_lines(plan: TimePlan, evaluation: float | None) -> list[str]:
     """A plan for a reader."""
     low, high = plan.interval
     prices = plan.prices
-    steps = ", ".join(f"{k:.3g}" for k in plan.steps)
+    every = math.ceil(len(plan.steps) / SHOWN)
+    steps = ", ".join(f"{k:.3g}" for k in plan.steps[::every])
+    which = "each epoch" if every == 1 else f"epochs 1, {1 + every}, {1 + 2 * every}, ..."
     timed = f"an epoch takes {prices.update:.2f} s"
     if prices.step:  # two values of K were timed
         timed = f"an epoch of updates takes {prices.update:.2f} s"
         timed += f", and {prices.step:.2f} s more per attack step"
     lines = [
-        _epochs(plan) + (f" (of each epoch: {steps})" if len(set(plan.steps)) > 1 else ""),
+        _epochs(plan) + (f" (of {which}: {steps})" if len(set(plan.steps)) > 1 else ""),
         f"start, data and compiling {prices.spent:.1f} s, training {plan.training:.1f} s, "
         f"validation and saving {plan.validation:.1f} s: in all {plan.seconds:.1f} s "
         f"({low:.1f} to {high:.1f}) of {in_time(plan.within)}",
