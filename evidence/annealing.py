@@ -9,7 +9,7 @@ import sys
 import steepness
 import stored
 import verdicts
-from definition import FRONT, RESULTS, ROOT, SHARED, Test
+from definition import FRONT, RESULTS, ROOT, SHARED, Test, Tuning
 from differences import collapsed, difference
 from fronts import draw
 from intervals import Estimate
@@ -32,9 +32,11 @@ ORDER = (
     "cifar10-epochs-or-k",
     "cifar10-order",
     "cifar10-20s",
+    "cifar10-13s",
     "cifar10-18s",
     "cifar10-27s",
     "cifar10-1m",
+    "cifar10-5m-tuning",
     "cifar10-trades",
     "cifar10-wrn",
     "tiny-free-equal-cost",
@@ -132,19 +134,23 @@ def tuning_table(study: str) -> str:
     rows = []
     for title, label in STUDIES[study].labels.items():
         files = [RESULTS / study / f"trials/{title}-{i}.json" for i in range(len(tuning.trials))]
-        scores = [
-            json.loads(file.read_text())["held_out"][tuning.attack] if file.is_file() else None
-            for file in files
+        found = [
+            json.loads(file.read_text())["held_out"] if file.is_file() else None for file in files
         ]
-        best = max((score for score in scores if score is not None), default=None)
-        chosen = scores.index(best) if best is not None else None
-        cells = ["" if score is None else f"{100 * score:.2f}" for score in scores]
-        if chosen is not None:
+        cells = [_held_out(accuracy, tuning) for accuracy in found]
+        if (chosen := tuning.winner(found)) is not None:
             cells[chosen] = f"**{cells[chosen]}**"
         rows.append([label, *cells])
-    head = [f"held-out {named(tuning.attack)} %", *(" ".join(sets) for sets in tuning.trials)]
+    clean = ", clean" if tuning.least_clean else ""
+    head = [f"held-out {named(tuning.attack)}{clean} %", *map(" ".join, tuning.trials)]
     bold = "Bold: chosen, by the rule in the study's file."
     return f"{markdown(head, rows)}\n\n{bold}{repeated_trials(study, tuning.attack)}"
+
+
+def _held_out(accuracy: dict[str, float] | None, tuning: Tuning) -> str:
+    """The accuracies that decide about a trial, if it is finished."""
+    attacks = [tuning.attack, "clean"] if tuning.least_clean else [tuning.attack]
+    return ", ".join(f"{100 * accuracy[attack]:.2f}" for attack in attacks) if accuracy else ""
 
 
 def repeated_trials(study: str, attack: str) -> str:

@@ -39,6 +39,15 @@ class Tuning:
     """How many training images are held out in a trial."""
     seed: int
     """The seed of the trials; not one of the study's."""
+    least_clean: float = 0.0
+    """Only settings with this held-out clean accuracy can win; if none has it, the highest does."""
+
+    def winner(self, held_out: Sequence[dict[str, float] | None]) -> int | None:
+        """Which of the trials wins, by their held-out accuracies. None: no trial is finished."""
+        found = {i: accuracy for i, accuracy in enumerate(held_out) if accuracy is not None}
+        enough = [i for i, accuracy in found.items() if accuracy["clean"] >= self.least_clean]
+        by = self.attack if enough else "clean"
+        return max(enough or found, key=lambda i: found[i][by], default=None)
 
 
 @dataclass(frozen=True)
@@ -165,6 +174,7 @@ def read(file: Path) -> Study:
             tuning["attack"],
             tuning["images"],
             tuning["seed"],
+            tuning.get("least_clean", 0.0),
         ),
         search=search_of(stated),
         steepness=tuple(stated.get("steepness", ())),

@@ -81,11 +81,15 @@ def draw_front(ax: Any, study: str, costs: dict[str, float], name: str) -> None:
         fill = {"mfc": "white"} if notes[title] else {}
         ax.plot(x, means[title], ls="none", marker=marker, ms=7, color=paint, label=label, **fill)
     before, low = -math.inf, False
+    short = [own.labels[title].partition(",")[0] for _, title in front]
+    shorten = len(set(short)) == len(short)
     for cost, title in front:  # below every mark that the text could cover, and the last label
         before, low = cost, cost - before < 2 * LABEL * shift and not low
         near = [t for t in shown if abs(places[t] - places[title]) < LABEL * shift]
         ax.annotate(
-            own.labels[title].partition(",")[0],
+            own.labels[title].partition(",")[0]
+            if shorten
+            else own.labels[title].replace(", ", "\n"),
             (places[title], min(min(points[t]) for t in near)),
             xytext=(0, -18 if low else -6),
             textcoords="offset points",

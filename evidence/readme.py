@@ -33,6 +33,7 @@ SHORT = {
     "cifar10-fast-recipe": "fast, tuned",
     "cifar10-eps16": "fast, ε = 16/255",
     "cifar10-20s": "fast, 18 s, tuned",
+    "cifar10-13s": "fast, 13 s, tuned",
     "cifar10-18s": "fast, `cifar10-20s`",
     "cifar10-27s": "fast, 27 s, tuned",
     "cifar10-1m": "one minute",

@@ -209,16 +209,13 @@ class Runner:
                 yield f"runs/{run_name(recipe)}", recipe
 
     def tuned(self, title: str) -> Sets:
-        """The settings of the trial with the highest held-out accuracy, the first one on a tie."""
+        """The settings of the trial that wins; of the first one before there are any."""
         tuning = self.study.tuning
         if tuning is None:
             return ()
         files = [self.found(f"trials/{title}-{i}.json") for i in range(len(tuning.trials))]
-        scores = [
-            json.loads(file.read_text())["held_out"][tuning.attack] if file else -1.0
-            for file in files
-        ]
-        return tuning.trials[scores.index(max(scores))]
+        held_out = [json.loads(file.read_text())["held_out"] if file else None for file in files]
+        return tuning.trials[tuning.winner(held_out) or 0]
 
     def found(self, name: str) -> Path | None:
         """Where the results of a trial or run are, if it is finished."""

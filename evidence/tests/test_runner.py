@@ -53,6 +53,18 @@ def test_trials_are_equal_and_the_best_held_out_accuracy_wins(tmp_path: Path) ->
     assert [r.optim.lr for r in runs.values()] == [0.2, 0.3, 0.2, 0.3]
 
 
+def test_settings_that_lose_clean_accuracy_do_not_win() -> None:
+    tuning = Tuning((), "pgd-1", 10, seed=9, least_clean=0.8)
+    rows: list[dict[str, float] | None] = [
+        {"clean": 0.9, "pgd-1": 0.3},
+        {"clean": 0.8, "pgd-1": 0.4},
+        {"clean": 0.7, "pgd-1": 0.5},
+    ]
+    assert tuning.winner(rows) == 1
+    assert tuning.winner([None, *rows[2:]]) == 1, "the most accurate, if none has enough"
+    assert tuning.winner([None, None]) is None
+
+
 def test_a_study_continues_from_files_that_came_back(tmp_path: Path) -> None:
     tuning = Tuning((("optim.lr=0.1",),), "pgd-1", 10, seed=9)
     study = replace(STUDY, recipes={"one": STUDY.recipes["one"]}, seeds=1, tuning=tuning)
