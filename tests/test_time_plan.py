@@ -240,6 +240,15 @@ def test_five_minutes_on_a_fast_gpu_are_at_most_100_epochs_with_more_steps() -> 
     assert most == 4, "a larger K need not be timed"
 
 
+def test_at_a_large_radius_there_are_three_steps_or_more() -> None:
+    for seconds, expected in [(40.0, (3, 4)), (60.0, (3, 4)), (350.0, (3, 10))]:
+        large = recipes.load("cifar10-amata-quick", ["threat.eps=16/255"])
+        plan = plan_within(large, Prices(0.7, 0.25, 0.2), seconds, RULE)
+        assert plan.range == expected
+        assert min(plan.steps) >= 3
+        assert plan.recipe.schedule.tau > 16 / 255  # type: ignore[union-attr]
+
+
 def test_too_little_time_names_the_least() -> None:
     recipe = recipes.load("mnist5k-amata")
     with pytest.raises(InputError, match=r"one epoch with K = 2 ends after about 13s"):
@@ -251,6 +260,7 @@ def test_accuracy_is_expected_only_where_runs_are_stored() -> None:
         "aim = 1.0\ntolerance = 0.02\nmost_epochs = 300\nleast_epochs = 5\n"
         '[fitted]\ndata = "cifar10"\nnorm = "linf"\nmethod = "pgd"\n'
         "[[band]]\nupdates = 0\nk_min = 1\nk_max = 3\ntau = 1.5\nepochs = 5\n"
+        "[large]\neps = 0.04\nk_min = 3\nk_max = 4\n"
         '[expected]\nrecipe = "cifar10-amata-quick"\nattack = "pgd-20"\na = 0.5\nb = 1.0\n'
         "half_width = 0.01\nfewest = 20.0\nmost = 50.0\n"
     )

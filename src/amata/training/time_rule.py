@@ -49,6 +49,14 @@ class Expected:
         return middle, max(middle - self.half_width, 0.0), min(middle + self.half_width, 1.0)
 
 
+class Large(NamedTuple):
+    """The least K of every band at a radius above `eps`."""
+
+    eps: float
+    k_min: int
+    k_max: int
+
+
 @dataclass(frozen=True)
 class TimeRule:
     aim: float
@@ -61,6 +69,7 @@ class TimeRule:
     fitted: dict[str, str]
     """The kind of recipe that the bands were fitted on."""
     bands: tuple[Band, ...]
+    large: Large
     expected: Expected | None
 
     def band(self, recipe: Recipe, updates: float) -> Band | None:
@@ -76,7 +85,11 @@ class TimeRule:
         if of != self.fitted:
             return None
         band = [band for band in self.bands if band.updates <= max(updates, 0.0)][-1]
-        most, eps = band.step_size_max, recipe.ball.eps
+        most, eps, large = band.step_size_max, recipe.ball.eps, self.large
+        if eps > large.eps:
+            band = band._replace(
+                k_min=max(band.k_min, large.k_min), k_max=max(band.k_max, large.k_max)
+            )
         return band._replace(tau=band.tau * eps, step_size_max=None if most is None else most * eps)
 
 
@@ -90,8 +103,9 @@ def read_rule(text: str) -> TimeRule:
     raw = tomllib.loads(text)
     bands = tuple(sorted(Band(**band) for band in raw.pop("band")))
     assert bands[0].updates == 0, "the first band must be for any time"
-    expected = raw.pop("expected", None)
-    return TimeRule(**raw, bands=bands, expected=Expected(**expected) if expected else None)
+    large, expected = Large(**raw.pop("large")), raw.pop("expected", None)
+    known = Expected(**expected) if expected else None
+    return TimeRule(**raw, bands=bands, large=large, expected=known)
 
 
 PLANNED = {
