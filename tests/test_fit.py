@@ -278,17 +278,30 @@ def test_a_batch_in_parts_has_the_loss_and_the_update_of_the_whole(more: tuple[s
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize(("warmup", "noted"), [(1.5, False), (2, True), (4, True)])
-def test_a_warmup_as_long_as_the_run_is_noted(warmup: float, noted: bool) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "note"),
+    [
+        ("warmup", 1.5, None),
+        ("warmup", 2, "optim.warmup = 2 is as long as the run"),
+        ("warmup", 4, "optim.warmup = 4 is as long as the run"),
+        ("milestones", [1, 4], None),
+        ("milestones", [2, 4], "the run ends before the first of optim.milestones, 2, so"),
+    ],
+)
+def test_a_learning_rate_that_never_rises_or_drops_is_noted(
+    key: str, value: Any, note: str | None
+) -> None:
     notes: list[str] = []
 
     class Listening(Reporter):
         def note(self, text: str) -> None:
             notes.append(text)
 
-    recipe = toy_recipe("train.epochs=2", f"optim.warmup={warmup}")
+    options = ["train.epochs=2", "optim.lr_schedule=piecewise", "optim.milestones=[]"]
+    recipe = toy_recipe(*options, f"optim.{key}={value}")
     fit(small_net(), toy_data(), None, recipe, reporter=Listening())
-    assert any(f"optim.warmup = {warmup:g} is as long as the run" in n for n in notes) is noted
+    found = [text for text in notes if "learning rate never" in text]
+    assert [text[: len(note or "")] for text in found] == ([note] if note else [])
 
 
 def test_held_out_logits_that_are_not_finite_count_as_wrong_and_are_noted() -> None:

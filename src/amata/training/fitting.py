@@ -156,7 +156,7 @@ def fit(
         check_equal_ranks(chosen, {**own, "has a validation set": valid is not None}, ranks)
     planned = None
     if time is not None:
-        planned = _plan(model, images, held_out, chosen, time, wall)
+        planned = _plan(model, images, held_out, chosen, time, wall, reporter)
         chosen = planned.plan.recipe
         describe(planned.plan, reporter.note)
     if folder is not None and base is not None:
@@ -193,13 +193,20 @@ def fit(
 
 
 def _plan(
-    model: nn.Module, images: Any, valid: Any, recipe: Recipe, within: Within, wall: WallClock
+    model: nn.Module,
+    images: Any,
+    valid: Any,
+    recipe: Recipe,
+    within: Within,
+    wall: WallClock,
+    reporter: Reporter,
 ) -> Planned:
     """Measure this training, and plan it."""
     device = resolve_device(recipe.train.device, "device", "device='cpu'")
     with run_settings(recipe, device):
         batches = training_batches(images, recipe, device)
         trainer = Trainer(model, batches, recipe, device, within.seconds)
+        trainer.net.note = reporter.note
         return plan_run(trainer, valid, within, wall)
 
 

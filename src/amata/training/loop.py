@@ -174,6 +174,12 @@ class _Loop:
                 f"optim.warmup = {warmup:g} is as long as the run, so the learning rate never "
                 f"reaches optim.lr; lower it, or train more than {warmup:g} epochs"
             )
+        drops = self.recipe.optim.milestones
+        if drops and min(drops) >= self.recipe.train.epochs:
+            self.reporter.note(
+                f"the run ends before the first of optim.milestones, {min(drops):g}, so the "
+                f"learning rate never drops; lower it, or train more than {min(drops):g} epochs"
+            )
         if weak := weak_attack(self.recipe, trainer.plan):
             self.reporter.note(weak)
         if self.guard is None and self.recipe.train.guard != "ignore" and trainer.may_collapse:

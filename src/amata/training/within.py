@@ -63,6 +63,7 @@ def plan_run(
     rule, recipe = time_rule(), trainer.recipe
     check_plannable(recipe)
     controls = timed_controls(recipe, rule, keep_schedule=within.keep_schedule)
+    trainer.net.note(f"timing some batches, to plan for {in_time(within.seconds)}")
     measured = measure(trainer, valid, controls, within.seconds, attack_images=attack_images)
     prices = replace(measured.prices, spent=wall.elapsed())
     plan = plan_within(recipe, prices, within.seconds, rule, keep_schedule=within.keep_schedule)
