@@ -164,8 +164,8 @@ def repeated_trials(study: str, attack: str) -> str:
         return ""
     spread = 100 * math.sqrt(statistics.mean((a - b) ** 2 for a, b in found) / 2)
     return (
-        f" {len(found)} trials were made twice, with the same seed; the first counts. One of them "
-        f"has a standard deviation of {spread:.2f} points."
+        f" {len(found)} trials were made twice, with the same seed; the first counts. The "
+        f"standard deviation of a trial is {spread:.2f} points."
     )
 
 
@@ -226,7 +226,12 @@ def steepness_part(study: str) -> str:
     if not steepness.measured(study):
         return ""
     drawn = f"annealing-{study}-steepness.svg"
-    return f"\n\n{steepness.steepness_table(study)}\n\n![Steepness, {study}]({drawn})"
+    return (
+        f"\n\n{steepness.steepness_table(study)}\n\n![Steepness, {study}]({drawn})\n\n"
+        "Steepness is measured after every epoch on 1,000 test images: the norm of the input "
+        "gradient dl/dx, and a curvature. The curvature is the change of the gradient between the "
+        "image and the corner of the ball that the gradient points to, divided by their distance."
+    )
 
 
 def draw_all() -> None:

@@ -32,9 +32,9 @@ SHORT = {
     "cifar10-quick-equal-cost": "fast",
     "cifar10-fast-recipe": "fast, tuned",
     "cifar10-eps16": "fast, ε = 16/255",
-    "cifar10-20s": "fast, 18 s, tuned",
+    "cifar10-20s": "fast, 18 s, tuned lr",
     "cifar10-13s": "fast, 13 s, tuned",
-    "cifar10-18s": "fast, `cifar10-20s`",
+    "cifar10-18s": "fast, 16 or 18 s",
     "cifar10-27s": "fast, 27 s, tuned",
     "cifar10-1m": "one minute",
     "mnist-equal-cost": "MNIST",
@@ -97,10 +97,10 @@ def equal_cost() -> str:
     head, *rows = map(list, zip(*known, strict=True))
     counts = {name: [*answers.values()].count(name) for name in ANSWERS}
     return (
-        f"{markdown(head, rows)}\n\n{' '.join([seeds_of(seeds), *lost])} Of all "
-        f"{len(answers)} annealed schedules measured, {counts[CONFIRMED]} are better than every "
-        f"constant of equal cost, {counts[NOT_REPRODUCED]} are not, {counts[OPEN]} are open "
-        "([all](docs/claims.md))."
+        f"{markdown(head, rows)}\n\n{' '.join([seeds_of(seeds), *lost])} Of the {len(answers)} "
+        f"annealed schedules with a stated claim, {counts[CONFIRMED]} are better than every "
+        f"constant of equal cost that was run, {counts[NOT_REPRODUCED]} are not, {counts[OPEN]} "
+        "are open ([all](docs/claims.md)); the number of tests is not corrected for."
     )
 
 
@@ -110,10 +110,15 @@ def seeds_of(counts: list[int]) -> str:
 
 
 def lost_seeds(study: str, pair: Test) -> list[str]:
-    """What is to be said of the seeds that collapsed."""
+    """What is to be said of the seeds that collapsed, and of those that were rolled back."""
     lost, arm = len(collapsed(study)[pair.arm]), STUDIES[study].labels[pair.arm]
-    every = len(stored.summaries(study)[pair.arm])
-    return [f"{lost} of {every} seeds of {arm} collapsed ({SHORT[study]})."] if lost else []
+    runs = stored.summaries(study)[pair.arm]
+    back = sum(run["rolled_back"] > 0 for run in runs)
+    told = {
+        f"of {arm} collapsed": lost,
+        f"of {arm} were rolled back, with one more step from then": back,
+    }
+    return [f"{n} of {len(runs)} seeds {what} ({SHORT[study]})." for what, n in told.items() if n]
 
 
 def equal_row(study: str, pair: Test, attack: str) -> list[str]:

@@ -118,7 +118,8 @@ def verdict_on_times(claim: dict[str, Any], runs: list[str]) -> tuple[str, str, 
     number = " against ".join(map(seconds, times))
     if claim["kind"] == "never":
         if any(t is not None for t in times[0]):
-            decision = NOT_REPRODUCED  # one counterexample is enough
+            # one counterexample is enough
+            decision, number = NOT_REPRODUCED, f"reached after {number}"
         else:
             decision = CONFIRMED if len(times[0]) >= SEEDS else OPEN
     else:
