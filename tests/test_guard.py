@@ -14,7 +14,7 @@ from amata.errors import AmataError
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
 from amata.runs.checkpoint import load_checkpoint
-from amata.training import Interrupted
+from amata.training import Fitted, Interrupted
 from amata.training.batches import held_out_batches
 from amata.training.guard import GuardStats, guard_stats, overfitted
 from amata.training.trainer import Trainer
@@ -345,31 +345,77 @@ def test_a_loss_of_a_fifth_or_of_half_is_catastrophic_overfitting() -> None:
     assert not overfitted(0.12, 0.05), "too little to tell"
 
 
-@pytest.mark.parametrize(("tau", "attacks"), [(0.1, 3), (0.04, 0)])
-def test_two_long_steps_are_attacked_when_the_loss_has_fallen(
-    tau: float, attacks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Long: half of eps = 0.05 or more. They overfit slowly, over some epochs."""
-    losses = {(0, 2): 2.0, (1, 2): 1.85, (2, 2): 1.7, (2, 3): 1.9, (3, 3): 1.7, (3, 2): 1.0}
-    seen = iter([0.3, 0.14, 0.31])
-    found: list[float] = []
+def attacked(
+    monkeypatch: pytest.MonkeyPatch, losses: dict[Any, float], robust: list[float], *options: str
+) -> tuple[list[int], Fitted]:
+    """The epochs after which the guard attacks, where training has these losses, by epoch and K or
+    by epoch, and these accuracies are found."""
+    epochs: list[int] = []
 
     def mean_loss(trainer: Trainer) -> float:
-        return losses[trainer.state.epoch, round(trainer.control().steps)]
+        epoch, k = trainer.state.epoch, round(trainer.control().steps)
+        return losses.get(epoch) or losses[epoch, k]
 
-    def accuracy(*_: Any) -> float:
-        found.append(next(seen))
-        return found[-1]
+    def accuracy(guard: Any, *_: Any) -> float:
+        epochs.append(guard.trainer.state.epoch)
+        return robust[len(epochs) - 1]
 
     monkeypatch.setattr(Trainer, "mean_loss", mean_loss)
     monkeypatch.setattr("amata.training.loop._Loop._guard_accuracy", accuracy)
-    own = ["schedule.k_min=2", "schedule.k_max=2", f"schedule.tau={tau}"]
-    fitted = fit(small_net(), toy_data(), None, toy_recipe("train.tensorboard=false", *own))
-    assert len(found) == attacks
-    assert [(e["epoch"], e["before"], e["after"]) for e in fitted.events] == (
-        [(2, 0.3, 0.14)] if attacks else []
-    )
-    assert [row["steps"] for row in fitted.epochs] == ([2, 2, 3, 3] if attacks else [2, 2, 2, 2])
+    own = ["train.tensorboard=false", "schedule.k_min=2", "schedule.k_max=2", *options]
+    return epochs, fit(small_net(), toy_data(), None, toy_recipe(*own))
+
+
+FALLING = {0: 2.0, 1: 1.95, 2: 1.7, 3: 1.5}
+RISING = {0: 2.0, 1: 2.4, 2: 2.2, 3: 2.15}
+
+
+@pytest.mark.parametrize(
+    ("share", "losses", "options", "expected"),
+    [
+        (9.0, FALLING, (), [0, 2, 3]),
+        (9.0, RISING, (), [0, 2]),
+        (9.0, FALLING, ("schedule.tau=0.04",), []),  # short steps
+        (9.0, FALLING, ("train.eps_warmup=2",), [2, 3]),
+        (1.5, FALLING, (), [2]),  # 11 evaluations of 96 images; an epoch of training has 3
+        (0.1, FALLING, (), []),
+    ],
+)
+def test_two_long_steps_are_attacked_when_the_loss_has_fallen(
+    share: float,
+    losses: dict[Any, float],
+    options: tuple[str, ...],
+    expected: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Long: half of eps = 0.05 or more; at the full radius, and where it does not cost too much."""
+    monkeypatch.setattr("amata.training.guard.SHARE", share)
+    epochs, fitted = attacked(monkeypatch, losses, [0.3] * 4, *options)
+    assert (epochs, fitted.events) == (expected, [])
+
+
+def test_robustness_that_fades_is_rolled_back_until_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("amata.training.guard.SHARE", 9.0)
+    losses = {**FALLING, 3: 1.9}
+    # 0.3, 0.21, 0.14: a little in every epoch, but half of the best
+    robust = [0.3, 0.21, 0.14, 0.12, 0.25]
+    epochs, fitted = attacked(monkeypatch, {**losses, 1: 1.85}, robust)
+    assert epochs == [0, 1, 2, 2, 2]
+    assert [(e["epoch"], e["before"], e["after"]) for e in fitted.events] == [
+        (2, 0.3, 0.14),
+        (2, 0.3, 0.12),
+    ]
+    assert [row["steps"] for row in fitted.epochs] == [2, 2, 4, 4]
+
+
+def test_a_network_that_fades_on_few_images_is_not_rolled_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("amata.training.guard.SHARE", 9.0)
+    monkeypatch.setattr("amata.training.guard.FEW", 97)
+    assert attacked(monkeypatch, FALLING, [0.3, 0.1])[0] == []
 
 
 @pytest.mark.parametrize("after", [0.34, 0.2])

@@ -233,6 +233,14 @@ def test_five_minutes_on_a_fast_gpu_are_at_most_100_epochs_with_more_steps() -> 
     half = plan_within(quick, h200, 150.0, RULE)
     assert half.range == (2, 4)
     assert len(half.steps) < 100
+    means = []
+    for seconds in range(60, 420, 5):  # more time means more steps or more epochs
+        longer = plan_within(quick, h200, seconds, RULE)
+        means.append(sum(longer.steps))
+        assert longer.seconds <= seconds + 1e-9
+        assert len(longer.steps) <= 100
+        assert len(longer.steps) == 100 or longer.seconds > 0.97 * seconds
+    assert means == sorted(means)
     (first, *_) = in_lines(plan, None)
     assert "(of epochs 1, 6, 11, ...: 2." in first
     assert first.count(",") < 30
@@ -332,7 +340,8 @@ def test_measuring_changes_nothing(name: str, engine: str) -> None:
 def test_the_guard_is_timed_on_some_of_its_images(
     images: int, price: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a CPU 64 of them, which take a second here."""
+    """On a CPU 64 of them, which take a second here. Single steps are attacked in every epoch, two
+    long ones in some."""
     seen = list[int]()
     monkeypatch.setattr(prices, "_seconds", lambda work: work() or 1.0)
     monkeypatch.setattr(
@@ -341,8 +350,12 @@ def test_the_guard_is_timed_on_some_of_its_images(
     recipe, device = toy_recipe(), torch.device("cpu")
     batches = training_batches(toy_data(images), recipe, device)
     trainer = Trainer(small_net(), batches, recipe, device)
-    assert prices._guard(trainer, None, [Control(2, 0.1)]) == price
+    monkeypatch.setattr(prices, "validate", lambda *_: None)
+    short, single, long = Control(2, 0.02), Control(1, 0.1), Control(2, 0.05)
+    assert prices._guard(trainer, None, [short], 20.0) == price
     assert seen == [min(images, 64)]
+    assert prices._guard(trainer, None, [single], 20.0) == 2 * price
+    assert prices._guard(trainer, None, [long], 20.0) == price + min(price, 2.0) / 2
 
 
 def test_what_is_timed_is_an_epoch_after_awps_warm_up() -> None:

@@ -165,8 +165,8 @@ class Method(ABC):
     """The threat model; in a recipe it is the [threat] table."""
 
     may_collapse: ClassVar[bool] = False
-    """Whether a single inner step can end in catastrophic overfitting; the collapse guard then runs
-    its attack after every epoch with K = 1."""
+    """Whether few long inner steps can end in catastrophic overfitting; the collapse guard then
+    attacks, after every epoch with K = 1."""
     chosen_by: ClassVar[Literal["robust", "clean"]] = "robust"
     """Which held-out accuracy selects the best checkpoint."""
     memory_rows: ClassVar[tuple[str, ...]] = ()

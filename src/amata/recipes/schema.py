@@ -198,9 +198,9 @@ class Train(Table):
     """Epochs between two validations."""
     guard: Literal["rollback", "stop", "ignore"] = "rollback"
     """Collapse guard: what to do when held-out images, or training images if none are held out,
-    show that a single-step method collapsed (catastrophic overfitting), or that the network
-    collapsed to chance accuracy. rollback restores the last good epoch, then adds an attack step or
-    halves the learning rate."""
+    show that robustness was lost with few long attack steps (catastrophic overfitting), or that
+    the network collapsed to chance accuracy. rollback restores the last good epoch, then adds an
+    attack step or halves the learning rate."""
     eps_warmup: NotNegative = 0.0
     """Epochs W of warm-up of the training radius: eps and step size are times (t + 1) / (W + 1) in
     epoch t = 0, 1, ..., and full from epoch W on. Validation and tests use the full eps."""

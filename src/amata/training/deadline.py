@@ -68,7 +68,8 @@ class Deadline:
             state.change_steps(steps)
         # One slow part, such as the first, is no reason to worry the user: the median decides too.
         middle = median(seen / said for said, seen in self.recent) if self.recent else 1.0
-        offs = {p: ends(steps[epoch:], p) - self.plan.within for p in (pace, middle)}
+        due = min(self.plan.within, self.plan.seconds / self.rule.aim)  # a plan may leave time
+        offs = {p: ends(steps[epoch:], p) - due for p in (pace, middle)}
         told, off = min(offs.items(), key=lambda item: abs(item[1]))
         known = len(self.recent) == RECENT and epoch + part >= START * len(steps)
         if abs(off) > LATE * self.plan.within and not self.warned and known:

@@ -36,9 +36,13 @@ DROP = 0.2
 of Wong et al. 2020); so is the loss of half of it, where it was at least this."""
 LONG = 0.5
 """Attack steps of at least this share of eps are long."""
-FALL = 0.1
+FALL = 0.05
 """With two or more long steps, ATTACK is made again after the training loss fell by this share: it
 falls when training overfits, so that few attacks are enough."""
+SHARE = 0.1
+"""Of the gradient evaluations of training: no more are spent on these attacks."""
+EVALS = 11
+"""Of ATTACK, per image, with the pass that judges it."""
 SAME = 0.05
 """A difference of accuracies that is none."""
 HELD_OUT, TRAINING = "held-out images", "training images"
@@ -138,11 +142,11 @@ class GuardStats(NamedTuple):
         return self.images >= FEW and at_chance and self.accuracy < max(best - DROP, best / 2)
 
 
-def watched(recipe: Recipe, u: Control[float]) -> bool:
-    """Whether training under this control may overfit catastrophically: with a single step, or with
-    long ones."""
-    long = u.steps > 0 and u.step_size >= LONG * recipe.ball.eps * u.eps
-    return recipe.method.may_collapse and (is_single_step(u) or long)
+def may_fade(recipe: Recipe, u: Control[float]) -> bool:
+    """Whether training under this control may lose its robustness over some epochs: two or more
+    steps, and long ones."""
+    long = u.step_size >= LONG * recipe.ball.eps * u.eps
+    return recipe.method.may_collapse and u.steps >= 2 and long
 
 
 def guard_images(trainer: Trainer, valid: Any) -> Any:
@@ -210,10 +214,20 @@ class Guard:
         single_step = is_single_step(self.trainer.scheduled())
         return single_step and self.trainer.recipe.method.may_collapse
 
-    def _due(self, loss: float) -> bool:
+    def _watches(self, images: int) -> bool:
+        """Whether robustness may fade, and this can be told: by enough images, and at the full
+        radius."""
+        full = math.isclose(self.trainer.control().eps, 1.0)
+        return full and images >= FEW and may_fade(self.trainer.recipe, self.trainer.scheduled())
+
+    def _due(self, loss: float, images: int) -> bool:
         """Whether to attack after an epoch with this training loss."""
-        last = self.trainer.state.guard_loss
-        return last is None or self.armed or loss < (1 - FALL) * last
+        state = self.trainer.state
+        if self.armed or state.guard_failed is not None:
+            return True
+        cost = (state.guard_attacks + 1) * EVALS * images
+        fell = state.guard_loss is None or loss < (1 - FALL) * state.guard_loss
+        return fell and cost <= SHARE * state.spent.grad_evals
 
     def remember(self) -> None:
         """Keep a snapshot after a good epoch."""
@@ -231,16 +245,22 @@ class Guard:
         # Chance accuracy also fails the attack, but needs the other remedy.
         if stats.collapsed(state.guard_clean):
             return ChanceCollapse(state.epoch, state.guard_clean, stats.accuracy, self.seen_on)
-        if not watched(self.trainer.recipe, self.trainer.scheduled()):
+        if not (self.armed or self._watches(stats.images)):
             state.guard_robust = state.guard_loss = None
-        elif math.isfinite(stats.loss) and self._due(loss):  # else the weights are not finite
+        elif not math.isfinite(stats.loss):
+            pass  # the weights are not finite: saving them will say so
+        elif self._due(loss, stats.images):
             robust, before = self.robust_accuracy(self.images), state.guard_robust
+            state.guard_attacks += 1
             if before is not None and overfitted(before, robust):
                 single_step = is_single_step(self.trainer.control())
                 if single_step or not unchanged(before, state.guard_failed, robust):
                     return CatastrophicOverfitting(state.epoch, before, robust, self.seen_on)
                 before = None
-            state.guard_robust, state.guard_loss = max(before or 0.0, robust), loss
+            best = robust if self.armed else max(before or 0.0, robust)
+            state.guard_robust, state.guard_loss = best, loss
+        elif state.guard_loss is not None:
+            state.guard_loss = max(state.guard_loss, loss)
         state.guard_clean = max(state.guard_clean, stats.accuracy)
         state.guard_failed = None
         return None

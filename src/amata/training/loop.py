@@ -174,7 +174,8 @@ class _Loop:
                 f"optim.warmup = {warmup:g} is as long as the run, so the learning rate never "
                 f"reaches optim.lr; lower it, or train more than {warmup:g} epochs"
             )
-        drops = self.recipe.optim.milestones
+        optim = self.recipe.optim
+        drops = optim.milestones if optim.lr_schedule == "piecewise" else []
         if drops and min(drops) >= self.recipe.train.epochs:
             self.reporter.note(
                 f"the run ends before the first of optim.milestones, {min(drops):g}, so the "

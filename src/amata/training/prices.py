@@ -20,7 +20,8 @@ from amata.methods import AWP, planned_evals
 from amata.recipes import Recipe
 from amata.schedules import Control
 from amata.training.batches import Batches, held_out_batches
-from amata.training.guard import ATTACK, IMAGES, guard_images, guard_stats
+from amata.training.guard import ATTACK, IMAGES, guard_images, guard_stats, may_fade
+from amata.training.guard import SHARE as GUARD_SHARE
 from amata.training.time_plan import Prices, may_stop_early
 from amata.training.trainer import Trainer
 from amata.training.validation import validate
@@ -93,7 +94,7 @@ def measure(
     low, high = controls[0].steps, controls[-1].steps
     step = max(costs[-1] - costs[0], 0.0) / (high - low) if high > low else 0.0
     validation, gradient = _validation(trainer, valid, attack_images)
-    guard = _guard(trainer, valid, controls)
+    guard = _guard(trainer, valid, controls, costs[0])
     often = validation / recipe.train.valid_every
     prices = Prices(
         update=max(costs[0] - step * low, 1e-6),
@@ -161,9 +162,10 @@ def _validation(trainer: Trainer, valid: Any, others: Any) -> tuple[float, float
     return (0.0 if valid is None else seconds * (count or timed) / timed), price
 
 
-def _guard(trainer: Trainer, valid: Any, controls: Sequence[Control]) -> float:
-    """Seconds of the collapse guard; where some batches take a single step it attacks too. With
-    more steps that are long it attacks a few times in a run, which is left out."""
+def _guard(trainer: Trainer, valid: Any, controls: Sequence[Control], training: float) -> float:
+    """Seconds of the collapse guard in an epoch that takes so long in training. Where some batches
+    take a single step it attacks too; with more steps that are long, about half as often as it
+    may."""
     recipe, images = trainer.recipe, guard_images(trainer, valid)
     if images is None or recipe.train.guard == "ignore":
         return 0.0
@@ -174,14 +176,20 @@ def _guard(trainer: Trainer, valid: Any, controls: Sequence[Control]) -> float:
     assert batches is not None
     single = controls[0].steps < 2 and controls[-1].steps > 0 and recipe.method.may_collapse
 
-    def check() -> None:
+    def look() -> None:
         guard_stats(trainer.model, batches)
-        if single:
-            validate(trainer, batches, (ATTACK,), timed, trainer.model)
 
+    def attack() -> None:
+        validate(trainer, batches, (ATTACK,), timed, trainer.model)
+
+    parts = [look, attack] if single or may_fade(recipe, controls[0]) else [look]
     if not on_cpu:
-        check()  # compiles
-    return _seconds(check) * count / timed
+        for part in parts:
+            part()  # compiles
+    looking, *attacking = (_seconds(part) * count / timed for part in parts)
+    if not single:
+        attacking = [min(seconds, GUARD_SHARE * training) / 2 for seconds in attacking]
+    return looking + sum(attacking)
 
 
 def _gradients(name: str, n: int) -> float | None:

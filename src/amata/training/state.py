@@ -41,9 +41,12 @@ class TrainState:
     """The rows of metrics.jsonl that belong to this state."""
     ema_steps: Index = 0
     guard_robust: Share | None = None
-    """Best accuracy under the guard's attack, in good epochs that it watched without a break."""
+    """Accuracy under the guard's attack: after the last good epoch with single steps; with more
+    steps the best so far."""
     guard_loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    """Mean training loss of the epoch after which the guard attacked last."""
+    """The largest mean training loss of an epoch since the guard attacked."""
+    guard_attacks: Index = 0
+    """How often it attacked."""
     guard_failed: Share | None = None
     """That accuracy after the last try of this epoch, if it overfitted catastrophically."""
     guard_clean: Share = 0.0
@@ -83,7 +86,7 @@ class TrainState:
     def rolled_back(self, now: "TrainState") -> "TrainState":
         """This earlier state, with the rows, the cost and the guard's remedies of `now`."""
         self.spent, self.lr_scale, self.extra_steps = now.spent, now.lr_scale, now.extra_steps
-        self.rows, self.steps = now.rows, now.steps
+        self.rows, self.steps, self.guard_attacks = now.rows, now.steps, now.guard_attacks
         return self
 
     def to_json(self) -> dict[str, Any]:
