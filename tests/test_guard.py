@@ -399,15 +399,31 @@ def test_robustness_that_fades_is_rolled_back_until_it_is_back(
 ) -> None:
     monkeypatch.setattr("amata.training.guard.SHARE", 9.0)
     losses = {**FALLING, 3: 1.9}
-    # 0.3, 0.21, 0.14: a little in every epoch, but half of the best
-    robust = [0.3, 0.21, 0.14, 0.12, 0.25]
+    robust = [
+        0.9,
+        0.75,
+        0.6,
+        0.5,
+        0.8,
+    ]  # a little in every epoch, but more than a fifth of the best
     epochs, fitted = attacked(monkeypatch, {**losses, 1: 1.85}, robust)
     assert epochs == [0, 1, 2, 2, 2]
     assert [(e["epoch"], e["before"], e["after"]) for e in fitted.events] == [
-        (2, 0.3, 0.14),
-        (2, 0.3, 0.12),
+        (2, 0.9, 0.6),
+        (2, 0.9, 0.5),
     ]
     assert [row["steps"] for row in fitted.epochs] == [2, 2, 4, 4]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_network_that_gave_one_class_to_all_images_may_lose_that(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amata.training.guard.SHARE", 9.0)
+    same = [f"schedule.k_min={steps}", f"schedule.k_max={steps}"]
+    epochs, fitted = attacked(monkeypatch, FALLING, [0.5, 0.1, 0.3, 0.4], *same)
+    assert len(epochs) == (4 if steps == 1 else 3)
+    assert fitted.events == []
 
 
 def test_a_network_that_fades_on_few_images_is_not_rolled_back(
@@ -446,7 +462,15 @@ def test_a_remedy_that_changes_nothing_is_not_repeated(
     assert len(run.epochs()) == recipe.train.epochs
 
 
-AT_CHANCE = GuardStats(images=256, accuracy=0.12, same=1.0, loss=2.301, informed=2.30, equal=2.303)
+AT_CHANCE = GuardStats(
+    images=256,
+    accuracy=0.12,
+    same=1.0,
+    loss=2.301,
+    informed=2.30,
+    equal=2.303,
+    majority=0.1,
+)
 
 
 CHANCE = {"informed": 2.0, "equal": 2.0}
@@ -508,6 +532,7 @@ def test_the_guards_statistics_are_those_of_its_images() -> None:
             "loss": (5 * black + 25 * wrong + 10 * right) / 40,
             "informed": -(0.75 * math.log(0.75) + 0.25 * math.log(0.25)),
             "equal": math.log(2),
+            "majority": 0.75,
         }
     )
 

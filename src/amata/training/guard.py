@@ -131,6 +131,8 @@ class GuardStats(NamedTuple):
     """The loss of a guess that knows the class frequencies."""
     equal: float
     """The loss of equal logits."""
+    majority: float
+    """The share of the largest class."""
 
     def collapsed(self, best: float) -> bool:
         """Whether a network that had learnt something is now at chance accuracy.
@@ -188,6 +190,7 @@ def guard_stats(model: nn.Module, batches: Batches) -> GuardStats:
         loss=float(cross_entropy(z, y)),
         informed=-float(torch.special.xlogy(labels, labels).sum()),
         equal=math.log(z.shape[1]),
+        majority=float(labels.max()),
     )
 
 
@@ -257,7 +260,9 @@ class Guard:
                 if single_step or not unchanged(before, state.guard_failed, robust):
                     return CatastrophicOverfitting(state.epoch, before, robust, self.seen_on)
                 before = None
-            best = robust if self.armed else max(before or 0.0, robust)
+            # One class for all images is never fooled: a network that learns more is less robust.
+            known = robust if robust > stats.majority + SAME else None
+            best = known if self.armed else max(before or 0.0, known or 0.0) or None
             state.guard_robust, state.guard_loss = best, loss
         elif state.guard_loss is not None:
             state.guard_loss = max(state.guard_loss, loss)
