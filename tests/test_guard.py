@@ -415,6 +415,16 @@ def test_robustness_that_fades_is_rolled_back_until_it_is_back(
     assert [row["steps"] for row in fitted.epochs] == [2, 2, 4, 4]
 
 
+def test_two_steps_that_end_alike_with_a_third_are_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Even if half is lost: few images may overfit slowly. Single steps are not accepted then."""
+    monkeypatch.setattr("amata.training.guard.SHARE", 9.0)
+    epochs, fitted = attacked(monkeypatch, {**FALLING, 3: 1.69}, [0.9, 0.3, 0.31])
+    assert epochs == [0, 2, 2]
+    assert [row["steps"] for row in fitted.epochs] == [2, 2, 3, 3]
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_network_that_gave_one_class_to_all_images_may_lose_that(
     steps: int, monkeypatch: pytest.MonkeyPatch

@@ -112,11 +112,10 @@ def overfitted(before: float, after: float) -> bool:
     return after < before - DROP or (before >= DROP and after < before / 2)
 
 
-def unchanged(before: float, failed: float | None, after: float) -> bool:
-    """Whether an epoch ends as it did before its remedy, more attack steps, and has not lost half.
-    Then it is something else: single steps alone overfit catastrophically. A network that gave up
-    predicting one class for all images, for example, is less robust than it was."""
-    return failed is not None and abs(failed - after) < SAME and after >= before / 2
+def unchanged(failed: float | None, after: float) -> bool:
+    """Whether an epoch ends as it did before its remedy, more attack steps. Then it is something
+    else, such as too few images: they overfit slowly, with any steps."""
+    return failed is not None and abs(failed - after) < SAME
 
 
 class GuardStats(NamedTuple):
@@ -257,7 +256,8 @@ class Guard:
             state.guard_attacks += 1
             if before is not None and overfitted(before, robust):
                 single_step = is_single_step(self.trainer.control())
-                if single_step or not unchanged(before, state.guard_failed, robust):
+                lost = self.armed and robust < before / 2
+                if single_step or lost or not unchanged(state.guard_failed, robust):
                     return CatastrophicOverfitting(state.epoch, before, robust, self.seen_on)
                 before = None
             # One class for all images is never fooled: a network that learns more is less robust.
