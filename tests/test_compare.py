@@ -62,6 +62,7 @@ QUICK = [
     "train.epochs=3",
     "model.name=tests.conftest:dropout_net",
     "data.valid=40",
+    "data.limit=1000",
     "data.batch_size=200",
     "train.valid_attack=pgd-2",
     'eval.attacks=["clean", "pgd-2"]',

@@ -49,11 +49,9 @@ from tests.conftest import ENV, ROOT, Called, dropout_net
 from tests.toy import QUICK
 
 Amata = Callable[..., Called]
-FAST = [f"--set={o}" for o in (*QUICK, "train.epochs=2", "optim.ema=0")]
-CONSTANT = [
-    f"--set={o}"
-    for o in (*[q for q in QUICK if not q.startswith("schedule")], "train.epochs=2", "optim.ema=0")
-]
+SHORT = ("train.epochs=2", "optim.ema=0", "data.limit=1000")
+FAST = [f"--set={o}" for o in (*QUICK, *SHORT)]
+CONSTANT = [f"--set={o}" for o in (*[q for q in QUICK if not q.startswith("schedule")], *SHORT)]
 
 
 @pytest.mark.slow
@@ -128,6 +126,7 @@ def test_criterion_and_landscape_stay_in_the_ball_that_was_trained_in(
 def test_criterion_trains_measures_and_resumes(amata: Amata, tmp_path: Path) -> None:
     options = [
         *CONSTANT,
+        "--set=data.limit=2500",  # with fewer, probing takes the budget
         "--out",
         tmp_path / "c",
         "--batches",
