@@ -497,6 +497,16 @@ def test_a_run_whose_k_cannot_change_is_only_told() -> None:
     assert len(ended.notes) == 1
 
 
+def test_time_that_the_plan_leaves_is_no_reason_for_a_note() -> None:
+    h200 = Prices(update=0.68, step=0.25, epoch=0.26, spent=20.6)
+    plan = plan_within(recipes.load("cifar10-amata-quick"), h200, 600.0, RULE)
+    assert plan.seconds < 400
+    for slower in (1.0, 1.5):
+        assert not follow(plan, drift(slower, slower)).notes
+    assert "s before its time" in follow(plan, drift(0.7, 0.7)).notes[0]
+    assert "s after its time" in follow(plan, drift(2.5, 2.5)).notes[0]
+
+
 class Rising(Deadline):
     """A clock that changes K in the second epoch and within the third, whatever the time."""
 

@@ -45,6 +45,16 @@ def controls(name: str) -> dict[str, list[Control[float]]]:
     return found
 
 
+def test_the_recipe_of_20_seconds_is_the_arm_that_was_measured() -> None:
+    """Its schedule is written as stages there."""
+    (run,) = stored.runs_of("cifar10-18s", "linear-1-2")[:1]
+    measured, shipped = recipes.load(run / "recipe.toml"), recipes.load("cifar10-20s")
+    plans = [planned_controls(r.schedule, r.train.epochs) for r in (measured, shipped)]
+    assert plans[0] == plans[1]
+    for part in ("data", "model", "threat", "method", "optim"):
+        assert measured.tables[part] == shipped.tables[part]
+
+
 @pytest.mark.parametrize(
     ("name", "reach", "others"),
     [

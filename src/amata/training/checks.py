@@ -3,7 +3,7 @@ what cannot be divided among them or into parts of a batch."""
 
 import hashlib
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,24 @@ def _check_steps(recipe: Recipe, plan: Sequence[Control[float]]) -> None:
                 f"schedule.{key} = {given:g} makes steps of more than 1, the whole range of a "
                 f'pixel; did you mean "{given:g}/255"?'
             )
+
+
+def recipe_notes(recipe: Recipe, plan: Sequence[Control[float]] | None) -> Iterator[str]:
+    """What is allowed, but hardly meant."""
+    optim, epochs = recipe.optim, recipe.train.epochs
+    if optim.warmup >= epochs:
+        yield (
+            f"optim.warmup = {optim.warmup:g} is as long as the run, so the learning rate never "
+            f"reaches optim.lr; lower it, or train more than {optim.warmup:g} epochs"
+        )
+    drops = optim.milestones if optim.lr_schedule == "piecewise" else []
+    if drops and min(drops) >= epochs:
+        yield (
+            f"the run ends before the first of optim.milestones, {min(drops):g}, so the learning "
+            f"rate never drops; lower it, or train more than {min(drops):g} epochs"
+        )
+    if weak := weak_attack(recipe, plan):
+        yield weak
 
 
 def weak_attack(recipe: Recipe, plan: Sequence[Control[float]] | None) -> str:

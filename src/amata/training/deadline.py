@@ -68,8 +68,12 @@ class Deadline:
             state.change_steps(steps)
         # One slow part, such as the first, is no reason to worry the user: the median decides too.
         middle = median(seen / said for said, seen in self.recent) if self.recent else 1.0
-        due = min(self.plan.within, self.plan.seconds / self.rule.aim)  # a plan may leave time
-        offs = {p: ends(steps[epoch:], p) - due for p in (pace, middle)}
+        earliest = min(self.plan.within, self.plan.seconds / self.rule.aim)  # it may leave time
+
+        def off_by(end: float) -> float:
+            return max(end - self.plan.within, 0.0) + min(end - earliest, 0.0)
+
+        offs = {p: off_by(ends(steps[epoch:], p)) for p in (pace, middle)}
         told, off = min(offs.items(), key=lambda item: abs(item[1]))
         known = len(self.recent) == RECENT and epoch + part >= START * len(steps)
         if abs(off) > LATE * self.plan.within and not self.warned and known:

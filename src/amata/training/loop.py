@@ -23,19 +23,12 @@ from amata.runs.checkpoint import load_checkpoint, read_checkpoint
 from amata.runs.files import save_tensors
 from amata.schedules import Control
 from amata.training.batches import Batches, Expected, held_out_batches, training_batches
-from amata.training.checks import weak_attack
+from amata.training.checks import recipe_notes
 from amata.training.deadline import Deadline
 from amata.training.device import resolve_device
+from amata.training.failure import ATTACK, HELD_OUT, TRAINING, Failure
 from amata.training.fitted import Fitted
-from amata.training.guard import (
-    ATTACK,
-    HELD_OUT,
-    IMAGES,
-    TRAINING,
-    Failure,
-    Guard,
-    guard_batches,
-)
+from amata.training.guard import IMAGES, Guard, guard_batches
 from amata.training.interrupt import Interrupt
 from amata.training.saver import Saver
 from amata.training.tensorboard import TensorBoard
@@ -169,20 +162,8 @@ class _Loop:
         if trainer.device.type == "cuda" or self.ranks.size > 1:
             processes = f", {self.ranks.size} processes" if self.ranks.size > 1 else ""
             self.reporter.note(trainer.net.describe() + processes)
-        if (warmup := self.recipe.optim.warmup) >= self.recipe.train.epochs:
-            self.reporter.note(
-                f"optim.warmup = {warmup:g} is as long as the run, so the learning rate never "
-                f"reaches optim.lr; lower it, or train more than {warmup:g} epochs"
-            )
-        optim = self.recipe.optim
-        drops = optim.milestones if optim.lr_schedule == "piecewise" else []
-        if drops and min(drops) >= self.recipe.train.epochs:
-            self.reporter.note(
-                f"the run ends before the first of optim.milestones, {min(drops):g}, so the "
-                f"learning rate never drops; lower it, or train more than {min(drops):g} epochs"
-            )
-        if weak := weak_attack(self.recipe, trainer.plan):
-            self.reporter.note(weak)
+        for text in recipe_notes(self.recipe, trainer.plan):
+            self.reporter.note(text)
         if self.guard is None and self.recipe.train.guard != "ignore" and trainer.may_collapse:
             self.reporter.note(
                 "the collapse guard is off: batches are read for training only, and nothing is "

@@ -20,7 +20,8 @@ from amata.methods import AWP, planned_evals
 from amata.recipes import Recipe
 from amata.schedules import Control
 from amata.training.batches import Batches, held_out_batches
-from amata.training.guard import ATTACK, IMAGES, guard_images, guard_stats, may_fade
+from amata.training.failure import ATTACK
+from amata.training.guard import IMAGES, guard_images, guard_stats, may_fade
 from amata.training.guard import SHARE as GUARD_SHARE
 from amata.training.time_plan import Prices, may_stop_early
 from amata.training.trainer import Trainer

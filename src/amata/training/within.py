@@ -79,10 +79,9 @@ def timed_controls(recipe: Recipe, rule: TimeRule, *, keep_schedule: bool) -> li
         assert own is not None
         parts = [part for u in own for _, part in u.parts()]
     else:
-        bands = [band] if rule.band(recipe, 0.0) is None else rule.bands
-        steps = [k for each in bands for k in (each.k_min, each.k_max)]
-        if len(bands) > 1:
-            steps = [min(k, TIMED) for k in steps]
+        steps = [band.k_min, band.k_max]
+        if rule.band(recipe, 0.0) is not None:
+            steps = [min(k, TIMED) for each in rule.bands for k in (each.k_min, each.k_max)]
         most = band.step_size_max
         parts = [reaching(k, band.tau, step_size_max=most).for_batch(0) for k in steps]
     low, high = (choose(parts, key=lambda u: u.steps) for choose in (min, max))
