@@ -16,6 +16,7 @@ from amata.models.small import TinyCNN
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
 from amata.tensors import read_tensors
+from amata.training.checks import recipe_notes
 from tests.conftest import Linear, small_net
 from tests.test_evaluation import Endless
 from tests.toy import fit, toy_data, toy_recipe
@@ -302,6 +303,8 @@ def test_a_learning_rate_that_never_rises_or_drops_is_noted(
     fit(small_net(), toy_data(), None, recipe, reporter=Listening())
     found = [text for text in notes if "learning rate never" in text]
     assert [text[: len(note or "")] for text in found] == ([note] if note else [])
+    planned = toy_recipe(*options, f"optim.{key}={value}", "train.within=9")
+    assert not [text for text in recipe_notes(planned, None) if "milestones" in text]
 
 
 def test_held_out_logits_that_are_not_finite_count_as_wrong_and_are_noted() -> None:

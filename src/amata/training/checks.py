@@ -102,11 +102,12 @@ def recipe_notes(recipe: Recipe, plan: Sequence[Control[float]] | None) -> Itera
             f"optim.warmup = {optim.warmup:g} is as long as the run, so the learning rate never "
             f"reaches optim.lr; lower it, or train more than {optim.warmup:g} epochs"
         )
-    drops = optim.milestones if optim.lr_schedule == "piecewise" else []
-    if drops and min(drops) >= epochs:
+    # A plan for a given time moves them itself.
+    given = optim.lr_schedule == "piecewise" and recipe.train.within is None
+    if given and optim.milestones and (first := min(optim.milestones)) >= epochs:
         yield (
-            f"the run ends before the first of optim.milestones, {min(drops):g}, so the learning "
-            f"rate never drops; lower it, or train more than {min(drops):g} epochs"
+            f"the run ends before the first of optim.milestones, {first:g}, so the learning rate "
+            f"never drops; lower it, or train more than {first:g} epochs"
         )
     if weak := weak_attack(recipe, plan):
         yield weak
