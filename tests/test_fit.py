@@ -120,6 +120,18 @@ def test_the_average_is_what_is_kept() -> None:
     )
 
 
+def test_the_warm_up_of_the_average_is_that_of_the_recipe() -> None:
+    """Without it a slow average hardly leaves the first weights."""
+    moved = []
+    for warmup in (0, 9):
+        net = small_net()
+        first = [p.detach().clone() for p in net.parameters()]
+        recipe = toy_recipe("optim.ema=0.9999", f"optim.ema_warmup={warmup}")
+        average = fit(net, toy_data(), None, recipe).model.parameters()
+        moved.append(sum(float((a - b).norm()) for a, b in zip(average, first, strict=True)))
+    assert 0 < moved[0] < moved[1] / 20
+
+
 class ByKeyword(nn.Linear):
     def __init__(self) -> None:
         super().__init__(1, 1)

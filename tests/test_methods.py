@@ -1329,16 +1329,17 @@ def test_a_first_layer_that_cannot_be_split_off_is_named(engine: type[PlainNet])
     YOPO(ball=BALL, inner=1).step(net, batch_of(0), U, generator(0), {})
 
 
-def test_the_weight_average_follows_its_formula() -> None:
+@pytest.mark.parametrize("warmup", [0, 4, 9])
+def test_the_weight_average_follows_its_formula(warmup: int) -> None:
     model = nn.BatchNorm1d(2)
-    average = EMA(model, decay=0.5)
+    average = EMA(model, 0.5, warmup)
     expected = model.weight.detach().clone()
     for step in range(20):
         with torch.no_grad():
             model.weight.add_(1)
             model.state_dict()["num_batches_tracked"].add_(1)
         average.update()
-        decay = min(0.5, (1 + step) / (10 + step))
+        decay = min(0.5, (1 + step) / (1 + step + warmup))
         expected = decay * expected + (1 - decay) * model.weight.detach()
     torch.testing.assert_close(average.model.weight, expected)
     assert int(average.model.num_batches_tracked) == 20  # type: ignore[arg-type]

@@ -8,14 +8,15 @@ from torch import Tensor, nn
 
 class EMA:
     """`model` is the average over training steps: w_ema <- d w_ema + (1 - d) w, with
-    d = min(decay, (1 + t) / (10 + t)).
+    d = min(decay, (1 + t) / (1 + t + warmup)).
 
-    The bound makes the average follow quickly in the first steps. BatchNorm's running statistics
-    are averaged too; integer buffers are copied.
+    The bound makes the average follow quickly in the first steps: it spans about the last 1 / warmup
+    of the steps so far, until the decay is reached. With a warmup of 1 it is the mean of all
+    weights. BatchNorm's running statistics are averaged too; integer buffers are copied.
     """
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.decay = decay
+    def __init__(self, model: nn.Module, decay: float, warmup: float = 9.0) -> None:
+        self.decay, self.warmup = decay, warmup
         self.steps = 0
         self.source = model
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
@@ -25,7 +26,7 @@ class EMA:
 
     def advance(self) -> float:
         """Count a step, and return the weight 1 - d of the current weights in it."""
-        decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
+        decay = min(self.decay, (1 + self.steps) / (1 + self.steps + self.warmup))
         self.steps += 1
         return 1 - decay
 

@@ -161,7 +161,12 @@ class Optim(Table):
     """Weight of every class in the loss of the updates, in the order of the classes. balanced: the
     mean number of images per class over the class's own, so that every class counts the same."""
     ema: Share = 0.0
-    """Decay of the EMA weights per update; 0 turns them off."""
+    """Decay of the EMA weights per update; 0 turns them off. The average spans the last 1 / (1 -
+    ema) updates, but no more than `ema_warmup` allows: 0.998 is reached after 4,500 updates."""
+    ema_warmup: NotNegative = 9.0
+    """The EMA weights span the last 1 / ema_warmup of the updates so far at most, by default a
+    ninth: the decay after t updates is at most t / (t + ema_warmup). 1 averages all weights
+    evenly; 0 applies the decay `ema` from the start, and keeps some of the first weights."""
 
     @model_validator(mode="after")
     def _check(self) -> "Optim":

@@ -83,7 +83,8 @@ class Trainer:
             )
             if recipe.train.sync_bn:
                 self.model = convert_sync_batchnorm(self.model)
-        self.ema = EMA(self.model, recipe.optim.ema) if recipe.optim.ema else None
+        optim = recipe.optim
+        self.ema = EMA(self.model, optim.ema, optim.ema_warmup) if optim.ema else None
         self.optimizer = make_optimizer(self.model, recipe.optim, shape)
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # CUDA graphs are recorded on the current device
