@@ -15,6 +15,10 @@ from study import STUDIES
 
 LABEL = 8
 """Half of the width of a label, in shifts of marks that cost the same."""
+LEAST_POINTS = 1.0
+"""Axes of accuracy are at least this wide, so that noise does not look like a difference."""
+LEAST_COST = 0.1
+"""Axes of cost are at least this wide, as a share of the largest cost."""
 
 
 def standing(study: str, title: str, attack: str) -> tuple[list[float], str]:
@@ -35,13 +39,13 @@ def draw(study: str, file: Path) -> None:
         if STUDIES[study].equal_seconds:
             clean = {title: 100 * stored.mean_accuracy(own, "clean") for title, own in runs.items()}
             draw_front(axes[0], study, seconds, time)
-            draw_front(axes[1], study, clean, "clean accuracy (%)")
+            draw_front(axes[1], study, clean, "clean accuracy (%)", LEAST_POINTS)
         else:
             draw_front(axes[0], study, gradients, "gradient evaluations per image")
             draw_front(axes[1], study, seconds, time)
         axes[1].set_ylabel("")
         if rows == 1:
-            axes[0].legend(frameon=False)
+            axes[1 if STUDIES[study].equal_seconds else 0].legend(frameon=False)
         else:
             draw_epochs(axes[2], study)
             axes[3].axis("off")
@@ -55,9 +59,14 @@ def device(study: str) -> str:
     return f"one {' or '.join(sorted(found)).replace('cpu', 'CPU')}"
 
 
-def draw_front(ax: Any, study: str, costs: dict[str, float], name: str) -> None:
+def draw_front(
+    ax: Any, study: str, costs: dict[str, float], name: str, least: float | None = None
+) -> None:
     """Seeds as small marks, their means as large ones; a line joins the constants, unless they take
-    the same time. Collapsed seeds are left out, and the mean of the others is hollow."""
+    the same time. Collapsed seeds are left out, and the mean of the others is hollow. The horizontal
+    axis is at least `least` wide."""
+    if least is None:
+        least = LEAST_COST * max(costs.values())
     own, attack = STUDIES[study], main_attack(study)
     found = {title: standing(study, title, attack) for title in costs}
     notes = {title: note for title, (_, note) in found.items()}
@@ -68,7 +77,7 @@ def draw_front(ax: Any, study: str, costs: dict[str, float], name: str) -> None:
     if not own.equal_seconds:
         ax.plot([x for x, _ in front], [means[title] for _, title in front], color=GREY, lw=1.2)
     styles = iter(SERIES[1:] * 2)
-    shift = 0.012 * (max(costs.values()) - min(costs.values()))
+    shift = 0.012 * max(max(costs.values()) - min(costs.values()), least)
     places: dict[str, float] = {}
     for title in shown:
         paint, marker = SERIES[0] if title in own.front else next(styles)
@@ -101,6 +110,18 @@ def draw_front(ax: Any, study: str, costs: dict[str, float], name: str) -> None:
         )
     ax.set(xlabel=name, ylabel=f"{attack.upper()} accuracy (%)")
     ax.margins(0.14, 0.2)
+    ax.set_xlim(*widened(*ax.get_xlim(), least))
+    ax.set_ylim(*widened(*ax.get_ylim(), LEAST_POINTS))
+
+
+def widened(low: float, high: float, least: float) -> tuple[float, float]:
+    """The limits of an axis, on both sides as far apart as needed.
+
+    >>> widened(2.0, 3.0, 4.0), widened(2.0, 3.0, 0.5)
+    ((0.5, 4.5), (2.0, 3.0))
+    """
+    spare = max(least - (high - low), 0.0) / 2
+    return low - spare, high + spare
 
 
 def pair(study: str) -> tuple[str, str] | None:
