@@ -36,6 +36,7 @@ ORDER = (
     "cifar10-18s",
     "cifar10-27s",
     "cifar10-1m",
+    "cifar10-1m-tuning",
     "cifar10-5m-tuning",
     "cifar10-trades",
     "cifar10-wrn",

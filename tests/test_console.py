@@ -85,7 +85,7 @@ def comparison() -> Grid:
         "time_to_target": 12_345.6,
         "speedup": 12.34,
     }
-    names = ("cifar10-amata-minute", "an-own-recipe-with-a-name-that-is-too-long-for-a-table")
+    names = ("cifar10-1m", "an-own-recipe-with-a-name-that-is-too-long-for-a-table")
     return comparison_table(
         {
             "attacks": ATTACKS,
@@ -127,7 +127,7 @@ def search() -> Grid:
 
 def bench() -> Grid:
     row = {
-        "recipe": "cifar10-amata-minute",
+        "recipe": "cifar10-1m",
         "batch": 1024,
         "steps": 10,
         "variant": "reference-train-bn",

@@ -229,7 +229,7 @@ def test_collapses_are_counted_under_their_old_and_new_name(
 
 
 @pytest.mark.parametrize(
-    ("name", "record"), [("cifar10-amata-quick", "pgd20"), ("cifar10-amata-minute", "autoattack")]
+    ("name", "record"), [("cifar10-amata-quick", "pgd20"), ("cifar10-1m", "autoattack")]
 )
 def test_recipes_that_hold_a_record_are_built_in(name: str, record: str) -> None:
     own, entry = recipes.load(name).tables, recipes.load(str(RECORDS / f"{record}.toml")).tables
