@@ -1,5 +1,5 @@
-"""Writes the tables and the pictures of docs/annealing.md and docs/claims.md: python
-evidence/annealing.py (--check compares the tables)."""
+"""Writes the tables and the pictures of docs/annealing.md, docs/claims.md and docs/collapse.md:
+python evidence/annealing.py (--check compares the tables)."""
 
 import json
 import math
@@ -266,6 +266,24 @@ def context() -> str:
     return f"PGD-20 accuracy of the same training in {page}: {'; '.join(found)}."
 
 
+def guard() -> str:
+    """A run of cifar10-eps16 that collapsed, and the same recipe again, with a guard that watches
+    long steps: `amata train RECIPE` with the run's recipe.toml."""
+    before = stored.summary(RESULTS / "cifar10-eps16" / "runs" / "k2-seed0")
+    run = ROOT / "evidence" / "results" / "guard"
+    epochs, (event,) = stored.read_rows(run)
+    (steps,) = {row["steps"] for row in epochs if row["epoch"] >= event["epoch"]}
+    was, now = (
+        f"{100 * stored.mean_accuracy([found], 'pgd-20'):.1f}%"
+        for found in (before, stored.summary(run))
+    )
+    return (
+        f"Two steps of 13/255 at ε = 16/255, seed 0: {was} under PGD-20 before the guard watched "
+        f"long steps, {now} since. It undid epoch {event['epoch'] + 1}, and the rest took {steps} "
+        "steps."
+    )
+
+
 PARTS: Parts = {
     "studies": studies,
     "not-measured": not_measured,
@@ -281,5 +299,9 @@ if __name__ == "__main__":
         "verdicts": verdicts.verdicts_table,
         "not-measured": verdicts.not_measured,
     }
-    pages = {DOCS / "annealing.md": PARTS, DOCS / "claims.md": claims}
+    pages = {
+        DOCS / "annealing.md": PARTS,
+        DOCS / "claims.md": claims,
+        DOCS / "collapse.md": {"guard": guard},
+    }
     rewrite(pages, "annealing")

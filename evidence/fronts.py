@@ -63,8 +63,8 @@ def draw_front(
     ax: Any, study: str, costs: dict[str, float], name: str, least: float | None = None
 ) -> None:
     """Seeds as small marks, their means as large ones; a line joins the constants, unless they take
-    the same time. Collapsed seeds are left out, and the mean of the others is hollow. The horizontal
-    axis is at least `least` wide."""
+    the same time. Collapsed seeds are left out, and the mean of the others is hollow. The
+    horizontal axis is at least `least` wide."""
     if least is None:
         least = LEAST_COST * max(costs.values())
     own, attack = STUDIES[study], main_attack(study)
@@ -110,16 +110,17 @@ def draw_front(
         )
     ax.set(xlabel=name, ylabel=f"{attack.upper()} accuracy (%)")
     ax.margins(0.14, 0.2)
-    ax.set_xlim(*widened(*ax.get_xlim(), least))
-    ax.set_ylim(*widened(*ax.get_ylim(), LEAST_POINTS))
+    ax.set_xlim(widened(ax.get_xlim(), least))
+    ax.set_ylim(widened(ax.get_ylim(), LEAST_POINTS))
 
 
-def widened(low: float, high: float, least: float) -> tuple[float, float]:
-    """The limits of an axis, on both sides as far apart as needed.
+def widened(limits: tuple[float, float], least: float) -> tuple[float, float]:
+    """The limits of an axis, moved apart on both sides if they are too close.
 
-    >>> widened(2.0, 3.0, 4.0), widened(2.0, 3.0, 0.5)
+    >>> widened((2.0, 3.0), 4.0), widened((2.0, 3.0), 0.5)
     ((0.5, 4.5), (2.0, 3.0))
     """
+    low, high = limits
     spare = max(least - (high - low), 0.0) / 2
     return low - spare, high + spare
 

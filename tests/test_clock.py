@@ -1,10 +1,13 @@
 """What counts as training time, and the time that is left."""
 
+import importlib.util
 import math
 import os
+import py_compile
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,7 @@ from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
 from amata.schedules import Control
 from amata.training import clock, experiment, saver, train_model, wall
-from amata.training.wall import PARTS, WallClock, process_age
+from amata.training.wall import PARTS, WallClock, process_age, slow_start
 from tests.conftest import small_net
 from tests.disk import Disk
 from tests.toy import QUICK, fit, toy_data, toy_recipe
@@ -170,6 +173,24 @@ def test_the_age_of_a_process_is_what_ps_says() -> None:
     command = ["ps", "-o", "etimes=", "-p", str(os.getpid())]
     age = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert before - 1.5 < age < process_age() + 1.5  # ps counts whole seconds
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_package_that_is_compiled_at_every_start_is_noted(
+    compiled: bool, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told not to write bytecode, Python compiles it again unless it was compiled before."""
+    file = tmp_path / "large.py"
+    file.write_text("")
+    spec = importlib.util.spec_from_file_location("large", file)
+    assert spec is not None
+    if compiled:
+        py_compile.compile(str(file))
+    monkeypatch.setattr(sys, "dont_write_bytecode", told)
+    found = slow_start(importlib.util.module_from_spec(spec))
+    assert (f"python -m compileall -q {tmp_path}" in found) == (told and not compiled)
+    assert bool(found) == (told and not compiled)
 
 
 def test_a_step_is_compiled_before_the_data_are_there_and_trains_the_same(

@@ -10,9 +10,9 @@ class EMA:
     """`model` is the average over training steps: w_ema <- d w_ema + (1 - d) w, with
     d = min(decay, (1 + t) / (1 + t + warmup)).
 
-    The bound makes the average follow quickly in the first steps: it spans about the last 1 / warmup
-    of the steps so far, until the decay is reached. With a warmup of 1 it is the mean of all
-    weights. BatchNorm's running statistics are averaged too; integer buffers are copied.
+    The bound makes the average follow quickly in the first steps: it spans about the last
+    1 / warmup of the steps so far, until the decay is reached. With a warmup of 1 it is the mean of
+    all weights. BatchNorm's running statistics are averaged too; integer buffers are copied.
     """
 
     def __init__(self, model: nn.Module, decay: float, warmup: float = 9.0) -> None:

@@ -34,7 +34,7 @@ from amata.training.saver import Saver
 from amata.training.tensorboard import TensorBoard
 from amata.training.trainer import Snapshot, Trainer
 from amata.training.validation import validate
-from amata.training.wall import WallClock
+from amata.training.wall import WallClock, slow_start
 from amata.training.work import epoch_work
 
 
@@ -162,6 +162,8 @@ class _Loop:
         if trainer.device.type == "cuda" or self.ranks.size > 1:
             processes = f", {self.ranks.size} processes" if self.ranks.size > 1 else ""
             self.reporter.note(trainer.net.describe() + processes)
+        if trainer.device.type == "cuda" and (text := slow_start(torch)):
+            self.reporter.note(text)
         for text in recipe_notes(self.recipe, trainer.plan):
             self.reporter.note(text)
         if self.guard is None and self.recipe.train.guard != "ignore" and trainer.may_collapse:

@@ -1,10 +1,12 @@
 """The wall clock of a run: what each of its seconds was spent on."""
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 PARTS = ("start", "data", "compile", "train", "valid", "evaluate", "save")
 """start: imports, checks, the device, the network. data: waiting for data, before and in training.
@@ -55,6 +57,20 @@ class WallClock:
         self._switch(self.part)
         parts = {part: round(seconds, 3) for part, seconds in self.seconds.items()}
         return {**parts, "total": round(self.since - self.began, 3)}
+
+
+def slow_start(package: ModuleType) -> str:
+    """A note on a package whose source files Python compiles at every start, or nothing. Images of
+    containers often set PYTHONDONTWRITEBYTECODE."""
+    spec = package.__spec__
+    if not sys.dont_write_bytecode or spec is None or spec.cached is None:
+        return ""
+    if Path(spec.cached).exists():
+        return ""
+    return (
+        "Python keeps no bytecode here (PYTHONDONTWRITEBYTECODE), so every start takes about 10 s "
+        f"longer; unset it, or run once: python -m compileall -q {Path(str(spec.origin)).parent}"
+    )
 
 
 def process_age() -> float:
