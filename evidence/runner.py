@@ -32,7 +32,7 @@ from amata import recipes
 from amata.console import ConsoleReporter
 from amata.data import shared_data
 from amata.engine.worth import code_for
-from amata.errors import AmataError, InputError
+from amata.errors import AmataError, InputError, Interrupted
 from amata.recipes import Recipe
 from amata.reporter import Reporter
 from amata.runs import RunFolder
@@ -306,6 +306,9 @@ def main(*arguments: str) -> None:
             left = runner.run(reporter)
     except AmataError as error:
         sys.exit(f"error: {error}")
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(stopped.exit_code)
     print(f"{name}: {left or 'nothing'} left to do")
 
 

@@ -659,7 +659,7 @@ def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=600)
     assert process.returncode == 130
     assert re.search(
-        r"^error: interrupted in epoch \d+(, batch \d+)?; resume with `amata train --resume ",
+        r"^interrupted in epoch \d+(, batch \d+)?; resume with `amata train --resume ",
         err,
         re.M,
     )

@@ -115,7 +115,7 @@ def test_a_comparison_that_was_interrupted_and_killed_resumes_to_the_same_report
     ended = stopped(command, rows["mnist5k-pgd2"], signal.SIGINT)
     assert ended.returncode == 130
     assert (
-        "error: interrupted in mnist5k-pgd2-seed0; progress is saved, repeat the command to resume"
+        "interrupted in mnist5k-pgd2-seed0; progress is saved, repeat the command to resume"
         in ended.stderr
     )
     ended = stopped(command, rows["mnist5k-amata"], signal.SIGKILL)

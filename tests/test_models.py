@@ -26,6 +26,15 @@ SIZES = {
 }
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("wrn-28-10", 36_479_194), ("wrn-16-4", 2_748_890)]
+)
+def test_wide_networks_of_other_sizes_have_their_names(name: str, parameters: int) -> None:
+    with torch.device("meta"):
+        model = build(name, in_channels=3, classes=10)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
 def test_every_model_is_listed() -> None:
     assert set(SIZES) == set(MODELS)
 
@@ -108,7 +117,7 @@ def test_pre_activation_blocks_project_what_their_papers_say() -> None:
 
 @pytest.mark.parametrize(
     ("name", "args"),
-    [("preactresnet18", {"final_bn": True}), ("wrn-34-10", {"depth": 10, "widen": 1})],
+    [("preactresnet18", {"final_bn": True}), ("wrn-10-1", {})],
 )
 def test_pre_activation_networks_end_with_batchnorm_and_relu(
     name: str, args: dict[str, Any]
@@ -178,7 +187,9 @@ def test_any_module_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("lenet", {"args": {"variant": "9"}}, "variant = '9'"),
         ("lenet", {"mean": [0.1]}, "mean and std go together"),
         ("lenet", {"mean": [0.1] * 3, "std": [1.0] * 3}, "3 values and the images have 1 channels"),
-        ("wrn-34-10", {"args": {"depth": 33}}, "6 n \\+ 4"),
+        ("wrn-33-10", {}, "6 n \\+ 4"),
+        ("wrn-34-10", {"args": {"depth": 28}}, "unknown model.args key of wrn-34-10: 'depth'"),
+        ("wrn-34", {}, "did you mean 'wrn-34-10'"),
     ],
 )
 def test_bad_models_are_refused(name: str, options: dict[str, object], message: str) -> None:

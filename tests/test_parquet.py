@@ -190,8 +190,8 @@ def test_a_run_on_parquet_predicts_as_it_was_trained(
     """As the images are, or resized and cropped although they have one size."""
     write(tmp_path, "train-0.parquet", "test-0.parquet")
     (tmp_path / "one.png").write_bytes(CONTENTS[0])
-    sets = (f"data.root={tmp_path}", "data.name=parquet", "model.name=wrn-34-10", "data.valid=0")
-    small = ("train.device=cpu", "model.args={depth=10,widen=1}", "schedule.k_max=1")
+    sets = (f"data.root={tmp_path}", "data.name=parquet", "model.name=wrn-10-1", "data.valid=0")
+    small = ("train.device=cpu", "schedule.k_max=1")
     words = [f"--set={each}" for each in (*sets, *small, "schedule.k_min=1")]
     run = tmp_path / "run"
     called = amata("train", "mnist5k-amata", "--epochs=1", *words, *sides, "--out", run)

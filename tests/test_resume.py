@@ -264,7 +264,7 @@ def test_the_command_ends_with_one_line_and_the_status_of_the_signal(
     called = amata("train", "mnist5k-amata", *sets, "--out", tmp_path / "run")
     assert called.code == 143
     last = called.err.splitlines()[-1]
-    assert last.startswith("error: interrupted in epoch 1, batch 1; resume with `amata train")
+    assert last.startswith("interrupted in epoch 1, batch 1; resume with `amata train")
 
 
 KILLED = {

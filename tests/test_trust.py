@@ -476,11 +476,11 @@ def test_exported_source_and_card_are_plain_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "args"),
     [
-        ("wrn-34-10", {"depth": 6 * 10**9 + 4, "widen": 1}),
-        ("wrn-34-10", {"widen": 10**6}),
-        ("wrn-34-10", {"widen": 10**30}),
-        ("wrn-34-10", {"depth": "many"}),
-        ("wrn-34-10", {"widen": -1}),
+        ("wrn-60004-1", {}),
+        ("wrn-34-99999", {}),
+        ("tinycnn", {"width": 10**30}),
+        ("tinycnn", {"width": "wide"}),
+        ("tinycnn", {"width": -1}),
         ("tinycnn", {"width": 10**9}),
         ("smallcnn", {"dropout": "often"}),
     ],

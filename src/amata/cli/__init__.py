@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> None:
         print("error: out of memory; use a smaller batch, network or number", file=sys.stderr)
         code = 1
     except (KeyboardInterrupt, typer.Abort):
-        print("error: interrupted", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         code = 130
     finally:
         remove_empty_folders()

@@ -54,7 +54,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except Interrupted as stopped:
-            print(f"error: {printable(stopped)}", file=sys.stderr)
+            print(printable(stopped), file=sys.stderr)
             raise SystemExit(stopped.exit_code) from None
 
 

@@ -111,11 +111,12 @@ class Trained:
         """Python source that needs only torch: the model and a `load` function. `reading` is the
         expression that reads its weights."""
         c = self.recipe.model
-        if c.name not in models.MODELS:
+        found = models.built_in(c.name)
+        if found is None:
             raise InputError(
                 f"model {c.name} is not built in, so its source cannot be exported; use --to onnx"
             )
-        builder = models.MODELS[c.name]
+        builder, named = found
         homes = [sys.modules[part.__module__] for part in (models.Normalize, builder)]
         sources = [inspect.getsource(home) for home in homes]
         lines = [
@@ -125,7 +126,7 @@ class Trained:
             if not line.startswith("from amata")
         ]
         sizes = {"in_channels": self.shape[0], "classes": len(self.classes)}
-        arguments = {**sizes, **c.args}
+        arguments = {**sizes, **named, **c.args}
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         return "\n".join(
             [

@@ -1,11 +1,13 @@
 """Networks by name: images in [0, 1] in, logits out, with normalisation inside.
 
-A name is one of MODELS, `timm/NAME` where timm is installed, or an import path
-`package.module:callable` to anything that returns an `nn.Module`. If the callable has parameters
-`in_channels`, `classes` or `num_classes`, they are filled in from the data.
+A name is one of MODELS, another wide ResNet such as `wrn-28-10`, `timm/NAME` where timm is
+installed, or an import path `package.module:callable` to anything that returns an `nn.Module`. If
+the callable has parameters `in_channels`, `classes` or `num_classes`, they are filled in from the
+data.
 """
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -38,12 +40,24 @@ __all__ = [
     "Normalize",
     "Normalized",
     "build",
+    "built_in",
     "load_state",
     "load_weights",
     "mismatch",
     "names_code",
     "origin",
 ]
+
+
+def built_in(name: str) -> tuple[Callable[..., nn.Module], dict[str, int]] | None:
+    """What builds the built-in network `name`, and the arguments that are in the name.
+
+    >>> built_in("wrn-28-10")
+    (<class 'amata.models.wide_resnet.WideResNet'>, {'depth': 28, 'widen': 10})
+    """
+    if wide := re.fullmatch(r"wrn-([1-9][0-9]{0,4})-([1-9][0-9]{0,4})", name, re.ASCII):
+        return WideResNet, {"depth": int(wide[1]), "widen": int(wide[2])}
+    return (MODELS[name], {}) if name in MODELS else None
 
 
 def build(
@@ -78,16 +92,18 @@ def build(
         raise InputError(f"model {name!r} imports code; pass trust=True if the name is your own")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "init"))
-        if name in MODELS:
-            # model.args may set everything but the parameters that every network shares.
-            check_args(name, MODELS[name], args, filled={"in_channels", "classes", "normalize"})
-            shared = {"in_channels": in_channels, "classes": classes, "normalize": normalize}
+        if found := built_in(name):
+            builder, named = found
+            filled = {"in_channels": in_channels, "classes": classes, "normalize": normalize}
+            filled |= named
+            # model.args may set everything else.
+            check_args(name, builder, args, set(filled))
             with _errors_of(name, args):
                 # Count first, on a device where parameters take no memory.
-                if args or most is not None:
+                if args or named or most is not None:
                     with limited(name, most), torch.device("meta"):
-                        MODELS[name](**shared, **args)
-                return MODELS[name](**shared, **args)
+                        builder(**filled, **args)
+                return builder(**filled, **args)
         if name.startswith("timm/"):
             with _errors_of(name, args), limited(name, most):
                 net = timm_model(name.removeprefix("timm/"), in_channels, classes, args)

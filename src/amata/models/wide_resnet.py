@@ -1,5 +1,5 @@
-"""WideResNet for 32x32 images (Zagoruyko & Komodakis 2016, arXiv 1605.07146): WRN-34-10 of the
-robustness literature.
+"""WideResNet for 32x32 images (Zagoruyko & Komodakis 2016, arXiv 1605.07146): `wrn-DEPTH-WIDEN`,
+such as the WRN-34-10 of the robustness literature.
 
 As in TRADES: pre-activation blocks, He initialisation, no dropout. The reference code's extra
 stage, which no forward pass uses, is left out.

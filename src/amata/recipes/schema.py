@@ -113,8 +113,8 @@ class Data(Table):
 
 class Model(Table):
     name: str
-    """A built-in network, `timm/NAME`, or `package.module:callable`. A callable gets in_channels,
-    and classes or num_classes."""
+    """A built-in network, such as preactresnet18 or wrn-28-10, `timm/NAME`, or
+    `package.module:callable`. A callable gets in_channels, and classes or num_classes."""
     args: dict[str, Any] = {}
     """Further arguments of the network, such as {stem = "small"}."""
     mean: list[Number] | None = Field(default=None, max_length=1000)

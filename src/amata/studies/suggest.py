@@ -31,7 +31,7 @@ class Network:
     keeps for the backward pass in fp32."""
 
 
-SMALL = Network("wrn-34-10", "{ depth = 10, widen = 2 }", "WRN-10-2, a small network", 5 << 9)
+SMALL = Network("wrn-10-2", "", "a small network", 5 << 9)
 PREACT = Network("preactresnet18", "", "usual for small images", 10 << 10)
 RESNET = Network("resnet18", '{ stem = "small" }', "its first layer keeps the resolution", 10 << 10)
 PHOTOS = Network("resnet18", "", "usual for photos", 1 << 10)

@@ -27,7 +27,7 @@ from amata.evaluation import evaluate, parse_attack
 from amata.evaluation.corruptions import is_attack
 from amata.losses import smooth_ce
 from amata.methods import METHODS
-from amata.models import MODELS
+from amata.models import built_in
 from amata.quantity import duration
 from amata.recipes import Recipe, load, parse
 from amata.recipes.schema import PythonData
@@ -131,7 +131,7 @@ def suits(recipe: Recipe) -> bool:
     return (
         recipe.train.engine != "plain"
         and recipe.train.compile != "never"
-        and recipe.model.name in MODELS
+        and built_in(recipe.model.name) is not None
         and not recipe.model.weights
         and type(recipe.method.base) in METHODS.values()
         and recipe.optim.class_weights == "none"
