@@ -33,6 +33,7 @@ ORDER = (
     "cifar10-order",
     "cifar10-20s",
     "cifar10-13s",
+    "cifar10-13s-ema",
     "cifar10-18s",
     "cifar10-27s",
     "cifar10-1m",

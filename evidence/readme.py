@@ -34,6 +34,7 @@ SHORT = {
     "cifar10-eps16": "fast, ε = 16/255",
     "cifar10-20s": "fast, 18 s, tuned lr",
     "cifar10-13s": "fast, 13 s, tuned",
+    "cifar10-13s-ema": "fast, 13 s, tuned",
     "cifar10-18s": "`cifar10-20s`, 16 or 18 s",
     "cifar10-27s": "fast, 27 s, tuned",
     "cifar10-1m": "`cifar10-1m`, 50 s",
