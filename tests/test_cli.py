@@ -541,6 +541,10 @@ BAD: dict[str, tuple[Setup, str]] = {
         set_("schedule.tau=13"),
         r'schedule\.tau = 13 makes steps of more than 1, .*; did you mean "13/255"\?',
     ),
+    "tau of adaptive in units of 1/255": (
+        set_("schedule.name=adaptive", "schedule.gamma=0.04", "schedule.tau=20"),
+        r'schedule\.tau = 20 makes steps of more than 1, .*; did you mean "20/255"\?',
+    ),
     "eps in units of 1/255": (set_("threat.eps=4"), r'did you mean "4/255"\?'),
     "a fraction without quotes": (
         lambda tmp: ["train", written(tmp / "mine.toml", "[threat]\neps = 8/255  # usual\n")],

@@ -16,7 +16,7 @@ from amata.errors import InputError
 from amata.methods import AWP, MART, METHODS, PGD, TRADES, planned_evals
 from amata.quantity import short_number
 from amata.recipes import Recipe
-from amata.schedules import Adaptive, Control
+from amata.schedules import Adaptive, Control, closed_loop
 from amata.threat import Linf
 from amata.training.sizes import check_usable
 
@@ -53,7 +53,8 @@ def check_consistent(recipe: Recipe, plan: Sequence[Control[float]] | None) -> N
                 )
     check_usable(recipe, plan)
     if isinstance(recipe.ball, Linf):
-        _check_steps(recipe, plan or [])
+        loop = closed_loop(recipe.schedule)
+        _check_steps(recipe, loop.candidates() if loop else plan or [])
     if method.own_loss and recipe.optim.label_smoothing > 0:
         raise InputError(
             f"{name} trains on a loss of its own, without label smoothing; set "
