@@ -261,10 +261,17 @@ def not_measured() -> str:
 def context() -> str:
     """The same training with other step sizes, from the study behind the README."""
     others = stored.summaries("cifar10") | stored.summaries("cifar10-others")
-    rows = {"pgd2": "K = 2, α = 2/255", "pgd10": "K = 10, α = 2/255", "amata": "linear 2 → 10"}
+    others |= {"k2": stored.summaries("cifar10-equal-cost")["k2"]}
+    rows = {
+        "pgd2": "K = 2, α = 2/255",
+        "k2": "K = 2, α = 10/255",
+        "pgd10": "K = 10, α = 2/255",
+        "amata": "linear 2 → 10",
+    }
     found = [f"{name}: {stored.accuracy(others[title], 'pgd-20')}" for title, name in rows.items()]
     page = "[the paper's experiments](paper.md)"
-    return f"PGD-20 accuracy of the same training in {page}: {'; '.join(found)}."
+    where = f"the second from `cifar10-equal-cost`, the others from {page}"
+    return f"PGD-20 accuracy, {where}: {'; '.join(found)}."
 
 
 def guard() -> str:

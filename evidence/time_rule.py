@@ -246,7 +246,8 @@ def table() -> str:
         f"falls and ends at 2 or more, and with about the epochs that the rule would "
         f"choose. An epoch of updates took {update:.2f} s, an attack step "
         f"{step:.2f} s more.\n\n{markdown(head, rows)}\n\nMean error of the prediction: "
-        f"{100 * statistics.mean(off):.2f} points, largest {100 * max(off):.2f}."
+        f"{100 * statistics.mean(off):.2f} points, largest {100 * max(off):.2f}. ± is a 95% "
+        'prediction interval for one run; "yes": all runs are inside.'
         f"{collapses()}{left_out()}"
     )
 
@@ -255,8 +256,7 @@ def left_out() -> str:
     """A sentence about the stored runs that cannot be read."""
     if not (old := unreadable()):
         return ""
-    names = ", ".join(f"`{name}`" for name in dict.fromkeys(old))
-    return f" Not read: {len(old)} stored runs whose recipes are of an earlier version, in {names}."
+    return f" Not read: {len(old)} stored runs whose recipes are of an earlier version."
 
 
 PARTS: Parts = {"came": within.table, "held-out": table, "trade": trade}

@@ -214,8 +214,8 @@ def test_the_readme_compares_at_equal_cost_as_soon_as_results_are_stored(
     lines = readme.equal_cost().splitlines()
     row = "| a recipe | 1 → 3 | 2 | 1 / 1 | 42.00 / 40.33 | +1.67 ± 1.43 | yes |"
     last = (
-        "Seeds per arm: 3. Of the 1 annealed schedules with a stated claim, 1 are better than "
-        "every constant of equal cost that was run, 0 are not, 0 are open ([all](docs/claims.md)); "
+        "Seeds per arm: 3. Of 1 comparisons with a stated claim ([all](docs/claims.md)), annealing "
+        "is better than every constant of equal cost that was run in 1, not in 0, and 0 are open; "
         "the number of tests is not corrected for."
     )
     assert lines[2:] == [row, "", last]
@@ -224,7 +224,7 @@ def test_the_readme_compares_at_equal_cost_as_soon_as_results_are_stored(
     monkeypatch.setitem(study.STUDIES, "small", replace(own, equal=(), equal_seconds=every))
     stated.append({**claim, "tests": [["small", "rising", FRONT]]})
     assert verdicts.at_equal_cost(stated[-1]) is None
-    assert "constant of equal cost that was run, 1 are not" in readme.equal_cost()
+    assert "constant of equal cost that was run in 0, not in 1, and" in readme.equal_cost()
 
 
 def test_claims_name_arms_that_exist_and_unmeasured_ones_are_open() -> None:

@@ -161,12 +161,12 @@ class Optim(Table):
     """Weight of every class in the loss of the updates, in the order of the classes. balanced: the
     mean number of images per class over the class's own, so that every class counts the same."""
     ema: Share = 0.0
-    """Decay of the EMA weights per update; 0 turns them off. The average spans the last 1 / (1 -
-    ema) updates, but no more than `ema_warmup` allows: 0.998 is reached after 4,500 updates."""
+    """Largest decay of the EMA weights per update; 0 turns them off. `ema_warmup` lowers it early
+    in training: by default 0.998 is reached after 4,500 updates, and has no effect before."""
     ema_warmup: NotNegative = 9.0
-    """The EMA weights span the last 1 / ema_warmup of the updates so far at most, by default a
-    ninth: the decay after t updates is at most t / (t + ema_warmup). 1 averages all weights
-    evenly; 0 applies the decay `ema` from the start, and keeps some of the first weights."""
+    """After t updates the decay of the EMA weights is min(ema, t / (t + ema_warmup)): until `ema`
+    is reached they cover about the last 1 / ema_warmup of the run, by default a ninth. 1: the
+    mean of all weights until then. 0: `ema` from the start, with some of the first weights."""
 
     @model_validator(mode="after")
     def _check(self) -> "Optim":
