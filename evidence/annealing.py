@@ -194,15 +194,17 @@ def selection_table(study: str) -> str:
 
 
 def provenance(study: str) -> str:
-    """Commits and devices of the runs, and how many are still missing."""
+    """Commits and devices of the runs, how many are still missing, and which were resumed."""
     runs = [run for title in STUDIES[study].recipes for run in stored.runs_of(study, title)]
     environments = [env for run in runs for env in stored.environments(run)]
     commits = sorted({env.get("commit") or "unknown" for env in environments})
     devices = sorted({env["device"] for env in environments})
     planned = len(STUDIES[study].recipes) * STUDIES[study].seeds
+    resumed = [f"`{run.name}`" for run in runs if len(stored.environments(run)) > 1]
     return (
         f"{len(runs)} of {planned} runs, commit {', '.join(f'`{c}`' for c in commits)}, "
         f"{', '.join(devices)}.{shared(study)}"
+        + (f" Interrupted and resumed: {', '.join(resumed)}." if resumed else "")
     )
 
 
