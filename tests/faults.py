@@ -627,11 +627,13 @@ PROGRESS = re.compile(r"(epoch |note: |warning: |run \d+ of )")
 
 
 def one_line(ended: Outcome) -> None:
-    """Besides progress, stderr has one line, which starts with error:."""
+    """Besides progress, stderr has one line, which starts with error:, or interrupted after a
+    signal."""
     if ended.hung or "Traceback" in ended.err:
         raise Broken(str(ended))
     lines = [line for line in ended.err.splitlines() if not PROGRESS.match(line)]
-    if len(lines) != 1 or not lines[0].startswith("error: ") or not lines[0].isprintable():
+    start = "interrupted" if ended.code > 128 else "error: "
+    if len(lines) != 1 or not lines[0].startswith(start) or not lines[0].isprintable():
         raise Broken(f"not one line of error: {ended}")
 
 

@@ -5,8 +5,8 @@ line.
     python -m tests.fuzz --only python --minutes 1     one target
 
 Each example runs in a forked child with a limit on memory and processor time, and stops at its
-first training batch or attack. It must end with exit status 0, or with 1, 2 or 130 and one line on
-stderr that starts with "error:"; a call from Python must return, or raise AmataError with one line.
+first training batch or attack. It must end with exit status 0, or with 1 or 2 and one line on
+stderr that starts with "error:", or with 130 and one that starts with "interrupted"; a call from Python must return, or raise AmataError with one line.
 Anything else is a finding: a traceback, a hang, too much memory, a number that cannot be. Add it to
 PAST.
 """
@@ -86,9 +86,12 @@ def call_python(source: str) -> None:
     names = scene()
     try:
         check_value(eval(source, names), source)
-    except (AmataError, Interrupted) as error:
+    except AmataError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(stopped.exit_code)
     except names["Stop"]:
         pass
 
@@ -310,8 +313,9 @@ def failure(target: str, example: Any, ended: Outcome) -> str | None:
         return None
     if ended.code not in (1, 2, 130):
         return f"exit status {ended.code}"
-    if len(lines) != 1 or not lines[0].startswith("error:"):
-        stray = next((line for line in lines if not line.startswith("error:")), "no error line")
+    start = "interrupted" if ended.code == 130 else "error:"
+    if len(lines) != 1 or not lines[0].startswith(start):
+        stray = next((line for line in lines if not line.startswith(start)), "no error line")
         return f"not one line: {re.sub(r'[0-9/]+', '#', stray)[:60]}"
     if not lines[0].isprintable():
         return "control characters in an error"
