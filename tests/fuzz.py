@@ -6,9 +6,9 @@ line.
 
 Each example runs in a forked child with a limit on memory and processor time, and stops at its
 first training batch or attack. It must end with exit status 0, or with 1 or 2 and one line on
-stderr that starts with "error:", or with 130 and one that starts with "interrupted"; a call from Python must return, or raise AmataError with one line.
-Anything else is a finding: a traceback, a hang, too much memory, a number that cannot be. Add it to
-PAST.
+stderr that starts with "error:", or with 130 and one that starts with "interrupted"; a call from
+Python must return, or raise AmataError with one line. Anything else is a finding: a traceback, a
+hang, too much memory, a number that cannot be. Add it to PAST.
 """
 
 import argparse

@@ -52,17 +52,14 @@ def test_short_runs_are_not_compiled_ahead() -> None:
 
 
 def test_what_is_compiled_ahead_has_one_name_for_every_seed_and_length() -> None:
-    def key(*changes: str) -> str:
-        return ahead._key(recipes.load("cifar10-pgd10", list(changes)))
+    def piece(*changes: str, name: str = "update") -> str:
+        return ahead._piece(recipes.load("cifar10-pgd10", list(changes)), name)
 
-    assert key() == key("train.seed=5", "train.epochs=3", "optim.lr=0.3")
-    others = (
-        "data.batch_size=64",
-        "method.name=trades",
-        "model.name=wrn-34-10",
-        "eval.precision=fp32",
-    )
-    assert len({key(), *map(key, others)}) == 5
+    assert piece() == piece("train.seed=5", "train.epochs=3", "optim.lr=0.3", "eval.precision=fp32")
+    others = ("data.batch_size=64", "method.name=trades", "model.name=wrn-34-10")
+    assert len({piece(), *map(piece, others)}) == 4
+    of = partial(piece, name="evaluation")
+    assert of() not in (of("eval.precision=fp32"), of('eval.attacks=["autoattack"]'))
 
 
 @pytest.mark.parametrize("method", ["pgd", "trades", "mart", "nuat", "free", "fast", "fat"])
@@ -110,6 +107,7 @@ def test_a_cpu_or_few_cores_start_no_process(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(process, "GPU_FILES", gpu_files)
     monkeypatch.setattr(process, "_expected", {})
+    monkeypatch.setattr(ahead, "_asked", set())
     monkeypatch.setattr(ahead, "_has_room", lambda device: True)
     for module in (ahead, process):
         monkeypatch.setattr(module, "server", Process)
@@ -118,6 +116,15 @@ def test_a_cpu_or_few_cores_start_no_process(
     ahead.compile_ahead(recipes.load("cifar10-pgd10"), torch.device(device))
     found = [bool(started)]
     assert set(process._expected) == ({"update", "refresh"} if found[0] else set())
+    started.clear()
+    process._expected.clear()
+    # What a process has asked for it does not wait for again, also if only the evaluation is new.
+    ahead.compile_ahead(recipes.load("cifar10-pgd10"), torch.device(device))
+    assert not started
+    other = recipes.load("cifar10-pgd10", ["eval.precision=fp32"])
+    ahead.compile_ahead(other, torch.device(device))
+    assert bool(started) is found[0]
+    assert not process._expected
     started.clear()
     process.start_early("cifar10-pgd10", [])
     assert [*found, bool(started)] == starts
@@ -219,7 +226,7 @@ def test_the_server_reads_a_command_and_ends_with_its_input(
     server.send({"recipe": "cifar10-pgd10", "overrides": ["data.batch_size=6x"]})  # ignored
     server.send({"recipe": "cifar10-pgd10", "overrides": ["data.batch_size=64"]})
     for name in ahead.COMPILE:
-        server.wait(f"{ahead._key(recipe)}-{name}")
+        server.wait(ahead._piece(recipe, name))
     assert server.process.poll() is None
     assert notes == []
     assert server.process.stdin is not None

@@ -42,6 +42,8 @@ MEMORY_SHARE = 0.2
 """The most that each process takes of the GPU's memory."""
 MIN_MEMORY = 16e9
 """Bytes of a GPU that has room for them."""
+_asked: set[str] = set()
+"""Pieces that this process asked for in an earlier run: now it has them, or has compiled them."""
 
 
 def compile_ahead(
@@ -57,8 +59,11 @@ def compile_ahead(
     folder = use_folder()
     if folder is None or not may_compile():
         return
-    key = _key(recipe)
-    missing = [name for name in COMPILE if not _marker(folder, key, name).is_file()]
+    missing = {
+        name: piece
+        for name in COMPILE
+        if (piece := _piece(recipe, name)) not in _asked and not (folder / piece).is_file()
+    }
     if not missing or not _has_room(device):
         return
     try:
@@ -68,8 +73,10 @@ def compile_ahead(
     process.note = note
     if not process.has_recipe:
         process.send({"tables": recipe.tables, "within": within})
+    _asked.update(missing.values())
     for name in ("update", "refresh"):
-        expect(name, process, f"{key}-{name}")
+        if name in missing:
+            expect(name, process, missing[name])
 
 
 def pieces(job: dict[str, Any]) -> Iterator[tuple[str, Callable[[], bool], Path, list[str]]]:
@@ -88,16 +95,15 @@ def pieces(job: dict[str, Any]) -> Iterator[tuple[str, Callable[[], bool], Path,
     folder = use_folder()
     if folder is None or recipe.train.device.startswith("cpu") or not suits(recipe):
         return
-    key = _key(recipe)
     trains = pays(recipe, seconds)
-    names = [f"{key}-{name}" for name in COMPILE]
+    names = [_piece(recipe, name) for name in COMPILE]
     for name, full in zip(COMPILE, names, strict=True):
         # The first process may wait for a piece that does not pay: it is done at once.
         wanted = trains or name == "evaluation"
         work = partial(_compile, name, recipe) if wanted else lambda: False
         # What is needed last begins last.
         after = names[:-1] if full == names[-1] else []
-        yield full, work, _marker(folder, key, name), after
+        yield full, work, folder / full, after
     if "marker" in job:
         yield "command", lambda: True, Path(job["marker"]), names
 
@@ -120,10 +126,6 @@ def _compile(name: str, recipe: Recipe) -> bool:
 def _has_room(device: torch.device) -> bool:
     memory: int = torch.cuda.get_device_properties(device).total_memory
     return memory >= MIN_MEMORY
-
-
-def _marker(folder: Path, key: str, name: str) -> Path:
-    return folder / f"{key}-{name}"
 
 
 def suits(recipe: Recipe) -> bool:
@@ -151,17 +153,19 @@ def pays(recipe: Recipe, within: float | None = None) -> bool:
     return work is None or is_worth(seconds_saved(model, work), work.sizes * COLD_SECONDS)
 
 
-def _key(recipe: Recipe) -> str:
-    """A name for what is compiled: the same for every seed and length of a run. It holds no name of
-    a GPU, because asking for that takes a second."""
+def _piece(recipe: Recipe, name: str) -> str:
+    """A name for a piece that is compiled, and for the file that says so: the same for every seed
+    and length of a run. It holds no name of a GPU, because asking for that takes a second."""
     tables = {section: dict(table) for section, table in recipe.tables.items()}
     for key in ("seed", "epochs", "keep_epochs", "save_minutes", "tensorboard", "within"):
         tables["train"].pop(key, None)
     of = [torch.__version__, platform.node(), tables["data"]["name"], tables["data"]["batch_size"]]
-    of += [tables[section] for section in ("model", "method", "train", "eval")]
+    sections = ("model", "method", "train", *(["eval"] if name == "evaluation" else []))
+    of += [tables[section] for section in sections]
     of += [recipe.optim.label_smoothing, recipe.ball.norm]
     of += [size] if (size := _first_control(recipe).size) else []
-    return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:32]
+    key = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:32]
+    return f"{key}-{name}"
 
 
 def _first_control(recipe: Recipe) -> Control[float]:
