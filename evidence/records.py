@@ -1,6 +1,6 @@
-"""The speed record for robust CIFAR-10: trials, entries, and the tables of records/README.md.
+"""The speed record for robust CIFAR-10: trials, entries, and the page records/README.md.
 
-python evidence/records.py                       writes the tables (--check compares them)
+python evidence/records.py                       writes the page (--check compares its tables)
 python evidence/records.py explore [SECONDS]     runs the trials that are not in records/tried.jsonl
 python evidence/records.py enter NAME TRIAL      writes records/NAME.toml: the trial on all images
 python evidence/records.py measure NAME [WORK]   trains records/NAME.toml with three seeds in WORK
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import speed_front
 from amata.runs import RunFolder
 from measure import carry_out
 from page import markdown, rewrite
@@ -346,11 +347,14 @@ def main(command: str = "", *rest: str) -> None:
     elif command not in ("", "--check") or rest:
         sys.exit(f"error: unknown arguments\n\n{__doc__}")
     else:
+        if command != "--check":
+            speed_front.draw(RECORDS / "front.svg")
         rewrite(
             {
                 RECORDS / "README.md": {
                     "records": records_table,
                     "attempts": attempts_table,
+                    "front": speed_front.part,
                     "shared": shared_line,
                     "tried": tried_table,
                 }
