@@ -83,6 +83,15 @@ def test_a_folder_loads_without_amata(
     assert torch.allclose(torch.load(tmp_path / "out" / "z.pt", weights_only=True), z, atol=1e-4)
 
 
+def test_the_size_in_a_networks_name_is_in_its_source(tmp_path: Path, amata: Any) -> None:
+    sets = ["model.name=wrn-10-1", "data.limit=60", "data.batch_size=20"]
+    train(recipes.load("mnist5k-amata", [*SETS, *sets]), tmp_path / "run")
+    called = amata("export", tmp_path / "run", "--to", "hf", "--out", tmp_path / "out")
+    assert called.code == 0, called.err
+    found = (tmp_path / "out" / "architecture.py").read_text()
+    assert "WideResNet(in_channels=1, classes=10, depth=10, widen=1, " in found
+
+
 def test_the_claim_has_robustbenchs_fields_and_our_numbers(
     run: Path, tmp_path: Path, amata: Any
 ) -> None:
