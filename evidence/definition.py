@@ -19,6 +19,7 @@ Jobs = tuple[tuple[str, Command], ...]
 """Commands, each with the name of its output file."""
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "evidence" / "results" / "paper"
+RECORDS = ROOT / "evidence" / "records"
 SHARED = "parts.json"
 """How many processes shared the device, in the folder of a study's results; else there is none."""
 SEARCH = "search/search.json"

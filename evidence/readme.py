@@ -14,8 +14,8 @@ from typing import Any
 import overview
 import stored
 from amata.report.figures import GREY, ORANGE
+from definition import RECORDS, Test
 from definition import RESULTS as STUDIES_DIR
-from definition import Test
 from differences import collapsed, difference
 from measure import amata, store_run
 from page import GRADIENTS, markdown, picture, plot_robust_error, refuse_others, rewrite
@@ -47,7 +47,6 @@ is equal."""
 UNDER = {"cw-pgd-20": "CW-PGD-20", "autoattack": "AutoAttack"}
 """Other attacks of the table, where they are known."""
 UNKNOWN = "–"
-RECORDS = ROOT / "evidence" / "records"
 RECIPES = {"mnist5k-pgd": "PGD-10", "mnist5k-amata": "Amata 2→10"}
 ATTACKS = ("clean", "pgd-40", "cw-pgd-40")
 
@@ -171,7 +170,7 @@ def trainings() -> Iterator[tuple[str, stored.Rows, str]]:
             found[title],
             stored.autoattack(folder, title),
         )
-    runs = [stored.summary(run) for run in sorted((RECORDS / "pgd20").glob("runs/*"))]
+    runs = [stored.summary(run) for run in stored.entry_runs("pgd20")]
     seen = stored.autoattack(RECORDS / "pgd20", "pgd20")
     yield "Amata 2→3 with Muon (`cifar10-amata-quick`)", runs, seen
     runs = stored.summaries("cifar10-1m")["linear-2-4"]

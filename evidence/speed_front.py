@@ -8,14 +8,12 @@ from typing import Any
 
 import stored
 from amata.report.figures import GREY, ORANGE
-from definition import ROOT
 from differences import collapsed
 from page import markdown, picture
 from study import STUDIES
 from verdicts import SEEDS
 
 ATTACK = "pgd-20"
-RECORDS = ROOT / "evidence" / "records"
 BEFORE = ("cifar10-quick-equal-cost",)
 AFTER = (
     "cifar10-fast-recipe",
@@ -66,7 +64,7 @@ def arms_of(study: str) -> list[Arm]:
 
 def before() -> list[Arm]:
     entries = [
-        Arm(label, name, [stored.summary(run) for run in sorted((RECORDS / name).glob("runs/*"))])
+        Arm(label, name, [stored.summary(run) for run in stored.entry_runs(name)])
         for name, label in FIRST_ENTRIES.items()
     ]
     return [*entries, *(arm for study in BEFORE for arm in arms_of(study))]

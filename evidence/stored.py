@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from amata.runs import RunFolder
-from definition import RESULTS
+from definition import RECORDS, RESULTS
 from study import STUDIES
 
 Rows = list[dict[str, Any]]
@@ -26,6 +26,11 @@ def runs_of(study: str, title: str) -> list[Path]:
     return [
         file.parent for file in sorted(RESULTS.glob(f"{study}/runs/{title}-seed*/summary.json"))
     ]
+
+
+def entry_runs(name: str) -> list[Path]:
+    """The folders of the runs of an entry of the speed records, by seed."""
+    return [file.parent for file in sorted(RECORDS.glob(f"{name}/runs/*/summary.json"))]
 
 
 def summary(run: Path) -> dict[str, Any]:

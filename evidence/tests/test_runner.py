@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from amata.engine import worth
-from amata.errors import InputError
+from amata.errors import InputError, Interrupted
 from amata.reporter import Reporter
 from amata.runs.files import read_record, write_record
 from deadline import interrupting
 from definition import Search, Study, Tuning
-from runner import Runner
+from runner import Runner, main
 
 SMALL = (
     "data.limit=20",
@@ -145,6 +145,19 @@ def test_a_run_that_is_interrupted_in_time_is_continued(tmp_path: Path) -> None:
 class Impatient(Reporter):
     def note(self, text: str) -> None:
         raise KeyboardInterrupt
+
+
+def test_an_interrupted_study_ends_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> int:
+        raise Interrupted("interrupted in k4-seed0; progress is saved", signal.SIGTERM)
+
+    monkeypatch.setattr(Runner, "run", stop)
+    with pytest.raises(SystemExit) as ended:
+        main("cifar10-eps16", str(tmp_path))
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert capsys.readouterr().err == "interrupted in k4-seed0; progress is saved\n"
 
 
 def test_the_deadline_interrupts_like_ctrl_c() -> None:

@@ -14,13 +14,16 @@ from amata.cli import (
     bench,
     catalogue,
     compare,
-    control,
+    criterion,
     export,
     init,
     landscape,
+    msa,
     plan,
     predict,
     runs,
+    search,
+    theory,
 )
 from amata.cli.root import NOTES, app, remove_empty_folders
 from amata.errors import AmataError, printable
@@ -31,14 +34,17 @@ __all__ = [
     "bench",
     "catalogue",
     "compare",
-    "control",
+    "criterion",
     "export",
     "init",
     "landscape",
     "main",
+    "msa",
     "plan",
     "predict",
     "runs",
+    "search",
+    "theory",
 ]
 
 # typer exports BadParameter but not its base class UsageError, which is in click up to typer 0.25

@@ -85,7 +85,7 @@ class Trainer:
                 self.model = convert_sync_batchnorm(self.model)
         optim = recipe.optim
         self.ema = EMA(self.model, optim.ema, optim.ema_warmup) if optim.ema else None
-        self.optimizer = make_optimizer(self.model, recipe.optim, shape)
+        self.optimizer = make_optimizer(self.model, optim, shape)
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # CUDA graphs are recorded on the current device
         self.net = make_net(

@@ -1,0 +1,194 @@
+"""One study as a section of docs/annealing.md: arms, differences, trials, selected checkpoints and
+where its runs were made."""
+
+import json
+import math
+import statistics
+
+import steepness
+import stored
+from definition import FRONT, RESULTS, SHARED, Test, Tuning
+from differences import collapsed, difference
+from intervals import Estimate
+from page import markdown
+from study import STUDIES
+
+ATTACKS = {"clean": "clean", "autoattack": "AutoAttack"}
+
+
+def named(attack: str) -> str:
+    return ATTACKS.get(attack, attack.upper())
+
+
+def arms_table(study: str) -> str:
+    """The arms that have runs, by rising cost."""
+    own, found = STUDIES[study], stored.summaries(study)
+    attacks = [*own.attacks, *(["autoattack"] if own.autoattack else [])]
+    rows = []
+    for title, runs in sorted(found.items(), key=lambda item: stored.total_cost(item[1])):
+        steps = [row["steps"] for row in stored.epochs(study, title)[0]]
+        rows.append(
+            [
+                own.labels[title],
+                f"{statistics.mean(steps):.2f}",
+                f"{stored.total_cost(runs):.1f}",
+                f"{stored.seconds(runs):.1f}",
+                *(
+                    ""
+                    if title not in own.autoattack and attack not in own.attacks
+                    else stored.accuracy(runs, attack)
+                    for attack in attacks
+                ),
+                seeds(study, title, runs),
+            ]
+        )
+    head = ["arm", "mean K", "gradients per image", "seconds"]
+    return markdown([*head, *(f"{named(a)} %" for a in attacks), "seeds"], rows)
+
+
+def seeds(study: str, title: str, runs: stored.Rows) -> str:
+    """How many there are, how many of them collapsed, and how often the guard went back."""
+    counts = {
+        "collapsed": len(collapsed(study)[title]),
+        "epochs rolled back": sum(run["rolled_back"] for run in runs),
+    }
+    return ", ".join([str(len(runs)), *(f"{n} {what}" for what, n in counts.items() if n)])
+
+
+def test_name(study: str, test: Test) -> str:
+    labels = STUDIES[study].labels
+    against = "the line of constants" if test.against == FRONT else labels[test.against]
+    return f"{labels[test.arm]} minus {against}"
+
+
+def differences_table(study: str) -> str:
+    """The differences that the study states, as far as they are measured."""
+    attacks = [attack for attack in STUDIES[study].attacks if attack != "clean"]
+    rows: list[list[str]] = []
+    found: list[Estimate] = []
+    for test in STUDIES[study].tests:
+        cells = [difference(study, test, attack) for attack in attacks]
+        known = [cell for cell in cells if cell is not None]
+        found += known
+        written = ["not measured" if cell is None else str(cell) for cell in cells]
+        rows.append([test_name(study, test), *written, str(known[0].seeds) if known else ""])
+    if not found:
+        return "No difference has two seeds yet."
+    clear = sum(abs(cell.mean) > cell.half for cell in found)
+    held = "seeds and images" if all(cell.images for cell in found) else "seeds, not images"
+    return (
+        f"{markdown(['difference in points', *map(named, attacks), 'seeds'], rows)}\n\n"
+        f"Mean ± half of the 95% interval, which holds {held}. Intervals that exclude zero: "
+        f"{clear} of {len(found)}. Half-widths: {min(cell.half for cell in found):.2f} to "
+        f"{max(cell.half for cell in found):.2f} points."
+    )
+
+
+def tuning_table(study: str) -> str:
+    """All trials, and which one was chosen."""
+    tuning = STUDIES[study].tuning
+    if tuning is None:
+        return "No arm was tuned."
+    rows = []
+    for title, label in STUDIES[study].labels.items():
+        files = [RESULTS / study / f"trials/{title}-{i}.json" for i in range(len(tuning.trials))]
+        found = [
+            json.loads(file.read_text())["held_out"] if file.is_file() else None for file in files
+        ]
+        cells = [_held_out(accuracy, tuning) for accuracy in found]
+        if (chosen := tuning.winner(found)) is not None:
+            cells[chosen] = f"**{cells[chosen]}**"
+        rows.append([label, *cells])
+    clean = ", clean" if tuning.least_clean else ""
+    head = [f"held-out {named(tuning.attack)}{clean} %", *map(" ".join, tuning.trials)]
+    bold = "Bold: chosen, by the rule in the study's file."
+    return f"{markdown(head, rows)}\n\n{bold}{repeated_trials(study, tuning.attack)}"
+
+
+def _held_out(accuracy: dict[str, float] | None, tuning: Tuning) -> str:
+    """The accuracies that decide about a trial, if it is finished."""
+    attacks = [tuning.attack, "clean"] if tuning.least_clean else [tuning.attack]
+    return ", ".join(f"{100 * accuracy[attack]:.2f}" for attack in attacks) if accuracy else ""
+
+
+def repeated_trials(study: str, attack: str) -> str:
+    """How far trials that were made twice differ."""
+    found = [
+        [json.loads(file.read_text())["held_out"][attack] for file in (again, first)]
+        for again in sorted((RESULTS / study / "trials-again").glob("*.json"))
+        if (first := RESULTS / study / "trials" / again.name).is_file()
+    ]
+    if not found:
+        return ""
+    spread = 100 * math.sqrt(statistics.mean((a - b) ** 2 for a, b in found) / 2)
+    return (
+        f" {len(found)} trials were made twice, with the same seed; the first counts. The "
+        f"standard deviation of a trial is {spread:.2f} points."
+    )
+
+
+def selection_table(study: str) -> str:
+    """When each run's checkpoint was selected, and what training had cost by then."""
+    rows = []
+    for title, label in STUDIES[study].labels.items():
+        chosen, cost, best, last = [], [], [], []
+        for run in stored.runs_of(study, title):
+            epochs, epoch = stored.read_rows(run)[0], stored.summary(run)["best_epoch"]
+            if epoch is None:
+                return ""
+            attack = stored.valid_attack(study, title)
+            chosen.append(str(epoch + 1))
+            cost.append(sum(row["steps"] + 1 for row in epochs[: epoch + 1]))
+            best.append(epochs[epoch]["valid"][attack])
+            last.append(epochs[-1]["valid"][attack])
+        if chosen:
+            means = stored.mean(best, 1, 100), stored.mean(last, 1, 100)
+            rows.append([label, " · ".join(chosen), f"{statistics.mean(cost):.1f}", *means])
+    head = ["arm", "selected epoch, by seed", "gradients per image up to it"]
+    held_out = "held-out accuracy % then"
+    return f"\n\n{markdown([*head, held_out, 'after the last epoch'], rows)}"
+
+
+def provenance(study: str) -> str:
+    """Commits and devices of the runs, how many are still missing, and which were resumed."""
+    runs = [run for title in STUDIES[study].recipes for run in stored.runs_of(study, title)]
+    environments = [env for run in runs for env in stored.environments(run)]
+    commits = sorted({env.get("commit") or "unknown" for env in environments})
+    devices = sorted({env["device"] for env in environments})
+    planned = len(STUDIES[study].recipes) * STUDIES[study].seeds
+    resumed = [f"`{run.name}`" for run in runs if len(stored.environments(run)) > 1]
+    return (
+        f"{len(runs)} of {planned} runs, commit {', '.join(f'`{c}`' for c in commits)}, "
+        f"{', '.join(devices)}.{shared(study)}"
+        + (f" Interrupted and resumed: {', '.join(resumed)}." if resumed else "")
+    )
+
+
+def shared(study: str) -> str:
+    """A sentence about runs that did not have the device for themselves."""
+    file = RESULTS / study / SHARED
+    if not file.is_file():
+        return ""
+    parts = json.loads(file.read_text())["parts"]
+    return f" {parts} runs at a time shared the device: alone, each takes fewer seconds."
+
+
+def section(study: str) -> str:
+    drawn = f"annealing-{study}.svg"
+    return (
+        f"### {STUDIES[study].about}\n\n`{study}`: {provenance(study)}\n\n{arms_table(study)}\n\n"
+        f"![Accuracy against cost, {study}]({drawn})\n\n{differences_table(study)}\n\n"
+        f"{tuning_table(study)}{selection_table(study)}{steepness_part(study)}"
+    )
+
+
+def steepness_part(study: str) -> str:
+    if not steepness.measured(study):
+        return ""
+    drawn = f"annealing-{study}-steepness.svg"
+    return (
+        f"\n\n{steepness.steepness_table(study)}\n\n![Steepness, {study}]({drawn})\n\n"
+        "Steepness is measured after every epoch on 1,000 test images: the norm of the input "
+        "gradient dl/dx, and a curvature. The curvature is the change of the gradient between the "
+        "image and the corner of the ball that the gradient points to, divided by their distance."
+    )
