@@ -7,7 +7,7 @@ import random
 import re
 import statistics
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -110,6 +110,16 @@ class Study:
     """Arms whose weights are kept every epoch, to measure how steep the loss is."""
     autoattack: tuple[str, ...] = ()
     """Arms that AutoAttack attacks too: it takes longer than a short training."""
+    more_seeds: dict[str, int] = field(default_factory=dict)
+    """The arms that matter, with how many seeds they have instead. They are run first."""
+
+    def runs(self) -> Iterator[tuple[int, str]]:
+        """Seed and arm of every run, in order: those with the most seeds first, seed by seed."""
+        seeds = {title: self.more_seeds.get(title, self.seeds) for title in self.recipes}
+        for most in sorted(set(seeds.values()), reverse=True):
+            arms = [title for title in seeds if seeds[title] == most]
+            for seed in range(self.first_seed, self.first_seed + most):
+                yield from ((seed, title) for title in arms)
 
     def has(self, test: Test) -> bool:
         """Whether both arms of a test are known."""
@@ -180,6 +190,7 @@ def read(file: Path) -> Study:
         search=search_of(stated),
         steepness=tuple(stated.get("steepness", ())),
         autoattack=tuple(stated.get("autoattack", ())),
+        more_seeds={title: arm["seeds"] for title, arm in stated["arms"].items() if "seeds" in arm},
     )
     study = with_winner(study, RESULTS / file.stem / SEARCH)
     tests, equal = (tuple(filter(study.has, pairs)) for pairs in (study.tests, study.equal))
@@ -249,9 +260,9 @@ def best_arm(name: str, folder: Path, among: Sequence[str] | None) -> dict[str, 
     """The arm, as its study states it, whose selected checkpoints have the highest held-out robust
     accuracy, as a mean over seeds. None while runs of the study are missing."""
     stated, scores = tomllib.loads((folder / f"{name}.toml").read_text()), {}
-    for title in stated["arms"]:
+    for title, arm in stated["arms"].items():
         files = sorted(RESULTS.glob(f"{name}/runs/{title}-seed*/metrics.jsonl"))
-        if len(files) < stated["seeds"]:
+        if len(files) < arm.get("seeds", stated["seeds"]):
             return None
         scores[title] = statistics.mean(map(_highest, files))
     winner = max(among or scores, key=lambda title: scores[title])

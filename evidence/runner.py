@@ -2,10 +2,11 @@
 
 python evidence/runner.py STUDY OUT [--minutes N] [--work DIR] [--part I/N] [KEY=VALUE...]
     Makes the search, the tuning trials and the runs that are neither in OUT nor in
-    results/paper/STUDY, in this order; the runs seed by seed over all arms. Nothing is started that
-    would not fit into N minutes. OUT gets the small files; weights are not kept, and finished runs
-    do not need them. Copy OUT to results/paper/STUDY to store the results. With any KEY=VALUE other
-    than data.root it is a different study, and stored results do not count.
+    results/paper/STUDY, in this order; the runs seed by seed, of the arms with the most seeds
+    first. Nothing is started that would not fit into N minutes. OUT gets the small files; weights
+    are not kept, and finished runs do not need them. Copy OUT to results/paper/STUDY to store the
+    results. With any KEY=VALUE other than data.root it is a different study, and stored results do
+    not count.
 
     With --work, what does not fit is started too. After N minutes it is interrupted and saved in
     DIR, and the next command with the same DIR continues it. For runs that are longer than a
@@ -201,12 +202,9 @@ class Runner:
                 )
 
     def runs(self) -> Iterator[tuple[str, Recipe]]:
-        """All arms with the first seed, then with the next one."""
-        first = self.study.first_seed
-        for seed in range(first, first + self.study.seeds):
-            for title in self.study.recipes:
-                recipe = self.recipe(title, self.tuned(title), seed)
-                yield f"runs/{run_name(recipe)}", recipe
+        for seed, title in self.study.runs():
+            recipe = self.recipe(title, self.tuned(title), seed)
+            yield f"runs/{run_name(recipe)}", recipe
 
     def tuned(self, title: str) -> Sets:
         """The settings of the trial that wins; of the first one before there are any."""

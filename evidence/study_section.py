@@ -155,7 +155,7 @@ def provenance(study: str) -> str:
     environments = [env for run in runs for env in stored.environments(run)]
     commits = sorted({env.get("commit") or "unknown" for env in environments})
     devices = sorted({env["device"] for env in environments})
-    planned = len(STUDIES[study].recipes) * STUDIES[study].seeds
+    planned = len(list(STUDIES[study].runs()))
     resumed = [f"`{run.name}`" for run in runs if len(stored.environments(run)) > 1]
     return (
         f"{len(runs)} of {planned} runs, commit {', '.join(f'`{c}`' for c in commits)}, "

@@ -156,22 +156,38 @@ def test_the_winner_joins_when_its_study_is_complete(
 ) -> None:
     monkeypatch.setattr(definition, "RESULTS", tmp_path)
     file = definition.ROOT / "evidence/studies/cifar10-headline.toml"
-    assert "winner" not in definition.read(file).recipes
     arms = study.STUDIES["cifar10-paper-recipe"].recipes
-    for seed in range(3):
-        for title in arms:
-            robust = 0.5 if title == "linear-1-5" else 0.4
-            rows: list[dict[str, object]] = [
-                {"valid": {"clean": 0.9, "pgd-10": robust}},
-                {"valid": {"clean": 0.9, "pgd-10": 0.3}},
-            ]
-            write_run(tmp_path / f"cifar10-paper-recipe/runs/{title}-seed{seed}", rows)
+    for seed, title in study.STUDIES["cifar10-paper-recipe"].runs():
+        assert "winner" not in definition.read(file).recipes
+        robust = 0.5 if title == "linear-1-5" else 0.4
+        rows: list[dict[str, object]] = [
+            {"valid": {"clean": 0.9, "pgd-10": robust}},
+            {"valid": {"clean": 0.9, "pgd-10": 0.3}},
+        ]
+        write_run(tmp_path / f"cifar10-paper-recipe/runs/{title}-seed{seed}", rows)
     assert definition.read(file).recipes["winner"] == arms["linear-1-5"]
     assert definition.read(file).labels["winner"] == "linear 1 → 5"
     longer = definition.read(file.with_stem("cifar10-100-epochs"))
     base, sets = longer.recipes["best-annealed"]
     planned = planned_controls(recipes.load(base, list(sets)).schedule, 100)
     assert planned == planned_controls(Linear(k_min=1, k_max=5, tau="20/255"), 100)
+
+
+def test_arms_that_matter_have_more_seeds_and_are_run_first() -> None:
+    plain: tuple[str, definition.Sets] = ("mnist5k-pgd", ())
+    small = definition.Study(
+        {"few": plain, "many": plain, "also-many": plain},
+        ("clean",),
+        first_seed=3,
+        more_seeds={"many": 2, "also-many": 2},
+    )
+    assert list(small.runs()) == [
+        (3, "many"),
+        (3, "also-many"),
+        (4, "many"),
+        (4, "also-many"),
+        (3, "few"),
+    ]
 
 
 def test_runs_whose_weights_are_still_needed_are_trained_again(
