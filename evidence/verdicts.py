@@ -57,16 +57,23 @@ def verdict(claim: dict[str, Any], margin: float) -> tuple[str, str, str]:
     if "runs" in claim:
         every = (verdict_on_times(claim, runs) for runs in claim["runs"])
         return next((known for known in every if known != NOT_MEASURED), NOT_MEASURED)
-    for study, arm, against in claim["tests"]:
-        found = difference(study, Test(arm, against), claim["attack"])
-        if found is not None:
-            lost = [len(collapsed(study).get(title, ())) for title in (arm, against)]
-            said = f", collapsed: {lost[0]} and {lost[1]}" if any(lost) else ""
-            number = f"{found} points, {found.seeds} seeds{said}"
-            return decide(claim["kind"], found, margin), number, study
-        if seeds := one_seed(study, arm, against, claim["attack"]):
-            return OPEN, seeds, study
-    return NOT_MEASURED
+    every = [found for test in claim["tests"] if (found := verdict_on_test(claim, margin, *test))]
+    enough = [known for seeds, known in every if seeds >= SEEDS]
+    return next(iter([*enough, *(known for _, known in every)]), NOT_MEASURED)
+
+
+def verdict_on_test(
+    claim: dict[str, Any], margin: float, study: str, arm: str, against: str
+) -> tuple[int, tuple[str, str, str]] | None:
+    """How many seeds a test has, and its verdict; None without results."""
+    found = difference(study, Test(arm, against), claim["attack"])
+    if found is None:
+        said = one_seed(study, arm, against, claim["attack"])
+        return (1, (OPEN, said, study)) if said else None
+    lost = [len(collapsed(study).get(title, ())) for title in (arm, against)]
+    said = f", collapsed: {lost[0]} and {lost[1]}" if any(lost) else ""
+    number = f"{found} points, {found.seeds} seeds{said}"
+    return found.seeds, (decide(claim["kind"], found, margin), number, study)
 
 
 def at_equal_cost(claim: dict[str, Any]) -> tuple[str, Test] | None:
@@ -77,10 +84,10 @@ def at_equal_cost(claim: dict[str, Any]) -> tuple[str, Test] | None:
             pair = Test(*arms)
             own = STUDIES[study]
             line = pair.against == FRONT and not own.equal_seconds
-            if (line or pair in (*own.equal, *own.equal_seconds)) and difference(
-                study, pair, claim["attack"]
-            ):
-                return study, pair
+            if line or pair in (*own.equal, *own.equal_seconds):
+                found = difference(study, pair, claim["attack"])
+                if found and found.seeds >= SEEDS:
+                    return study, pair
     return None
 
 

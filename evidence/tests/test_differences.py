@@ -146,6 +146,30 @@ def test_verdicts_on_times(
     assert verdicts.decide_times(first, second) == expected
 
 
+def test_a_study_with_three_seeds_decides_before_one_with_fewer(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Test("rising", "k2")
+    for name in ("small", "newer"):
+        monkeypatch.setitem(study.STUDIES, name, replace(study.STUDIES["small"], equal=(pair,)))
+    claim = {
+        "kind": "better",
+        "attack": "pgd-20",
+        "tests": [["newer", "rising", "k2"], ["small", "rising", "k2"]],
+    }
+    places = [(name, seed) for name in ("newer", "small") for seed in range(3)]
+    decided = []
+    for name, seed in [places[0], *places[3:], *places[1:3]]:
+        for title, accuracy in {"k2": 0.40, "rising": 0.41 + seed / 100}.items():
+            evaluation = {"pgd-20": {**RESULT, "n": 10, "accuracy": accuracy}}
+            folder = small.parents[1] / name / "runs" / f"{title}-seed{seed}"
+            write_run(folder, [{}], evaluation=evaluation)
+        equal = verdicts.at_equal_cost(claim)
+        decided.append((verdicts.verdict(claim, 0.5)[2], equal and equal[0]))
+    few, older, newer = ("newer", None), ("small", "small"), ("newer", "newer")
+    assert decided == [few, few, few, older, older, newer]
+
+
 def test_the_label_of_a_constant_is_below_the_marks_of_its_cost(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
