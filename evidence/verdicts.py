@@ -57,9 +57,9 @@ def verdict(claim: dict[str, Any], margin: float) -> tuple[str, str, str]:
     if "runs" in claim:
         every = (verdict_on_times(claim, runs) for runs in claim["runs"])
         return next((known for known in every if known != NOT_MEASURED), NOT_MEASURED)
-    every = [found for test in claim["tests"] if (found := verdict_on_test(claim, margin, *test))]
-    enough = [known for seeds, known in every if seeds >= SEEDS]
-    return next(iter([*enough, *(known for _, known in every)]), NOT_MEASURED)
+    tests = [verdict_on_test(claim, margin, *test) for test in claim["tests"]]
+    found = sorted(filter(None, tests), key=lambda known: known[0] < SEEDS)
+    return found[0][1] if found else NOT_MEASURED
 
 
 def verdict_on_test(
