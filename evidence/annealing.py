@@ -21,6 +21,7 @@ ORDER = (
     "mnist-equal-cost",
     "mnist5k-equal-cost",
     "mnist5k-again",
+    "mnist5k-order",
     "cifar10-closed-loop",
     "cifar10-100-epochs",
     "cifar10-fastat",
