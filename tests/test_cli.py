@@ -31,6 +31,7 @@ from tests.toy import QUICK
 
 Amata = Callable[..., Called]
 FAST = [f"--set={o}" for o in QUICK]
+ONE_EPOCH = [*(o for o in FAST if "train.epochs" not in o), "--epochs=1"]
 
 
 @pytest.fixture(scope="module")
@@ -81,19 +82,19 @@ def test_bench_says_where_the_seconds_of_a_whole_training_go(tmp_path: Path) -> 
 
 
 def test_short_options_stand_for_keys_and_json_is_one_object(amata: Amata, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    called = amata(
-        "train", "mnist5k-amata", *FAST, "--epochs=1", "--seed=7", "--json", "--out", out
-    )
+    out, mine = tmp_path / "run", tmp_path / "mine.toml"
+    mine.write_text('extends = "mnist5k-amata"\noptim.milestones = [4]\n')
+    called = amata("train", mine, *ONE_EPOCH, "--seed=7", "--json", "--out", out)
     summary = json.loads(called.out)
     assert (summary["run"], summary["epochs"], called.code) == (str(out), 1, 0)
     assert summary["evaluation"]["clean"]["n"] == 50
     assert re.search(r"^epoch   1 ", called.err, re.M)
-    assert RunFolder.open(out)[1].train.seed == 7
+    recipe = RunFolder.open(out)[1]
+    assert (recipe.train.seed, recipe.optim.milestones) == (7, [0.4])
 
 
 def test_limit_takes_so_many_training_images(amata: Amata, tmp_path: Path) -> None:
-    words = ["mnist5k-amata", *FAST, "--epochs=1", "--limit=200"]
+    words = ["mnist5k-amata", *ONE_EPOCH, "--limit=200"]
     called = amata("compare", *words, "--out", tmp_path / "out")
     assert (called.code, "run 1 of 1: mnist5k-amata-seed0" in called.err) == (0, True)
     (row,) = json.loads((tmp_path / "out" / "compare.json").read_text())["rows"]

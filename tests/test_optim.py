@@ -16,6 +16,8 @@ def test_learning_rates() -> None:
     assert [learning_rate(step, t, 6) for t in (0, 1.99, 2, 3.9, 4, 5)] == pytest.approx(
         [1, 1, 0.1, 0.1, 0.01, 0.01]
     )
+    within = Optim(lr=1.0, lr_schedule="piecewise", milestones=[1.5])
+    assert [learning_rate(within, t, 2) for t in (1.4, 1.6)] == pytest.approx([1, 0.1])
     cycle = Optim(lr=1.0, lr_schedule="one-cycle", peak=0.25)
     assert [learning_rate(cycle, t, 8) for t in (0, 1, 2, 5, 8)] == pytest.approx(
         [0, 0.5, 1, 0.5, 0]

@@ -26,7 +26,7 @@ from amata.training.checks import check_consistent
 from amata.training.deadline import Deadline
 from amata.training.prices import Measured, measure
 from amata.training.state import TrainState
-from amata.training.time_plan import Prices, TimePlan, plan_within, stretched
+from amata.training.time_plan import Prices, TimePlan, plan_within
 from amata.training.time_rule import read_rule, time_rule
 from amata.training.trainer import Trainer
 from amata.training.wall import WallClock
@@ -191,35 +191,6 @@ def test_a_schedule_that_is_given_stays() -> None:
     assert plan.steps == (2, 4, 6, 8)
     with pytest.raises(InputError, match="schedule chooses it during training"):
         plan_within(recipes.load("mnist5k-adaptive"), prices, 20.0, RULE)
-
-
-def test_what_is_counted_in_epochs_keeps_its_share() -> None:
-    def milestones(name: str, epochs: int) -> Any:
-        return stretched(recipes.load(name), epochs)
-
-    assert milestones("cifar10-amata-quick", 38).optim.warmup == 3
-    assert milestones("cifar10-amata", 10).optim.milestones == [8, 9]
-    assert milestones("cifar10-dat", 10).method.dynamic_epochs == 8
-    assert milestones("cifar10-nuat", 10).method.rise == 9
-    awp = milestones("cifar10-awp", 10)
-    assert time_rule().band(awp, 10.0) is None, "fitted on PGD without AWP"
-    short = milestones("cifar10-fat", 4).method
-    assert short.tau[0][0] == 0
-    warm = recipes.load("mnist5k-amata", ["train.eps_warmup=5"])
-    assert stretched(warm, 2).train.eps_warmup == 1
-    staged = replace(warm, schedule=Piecewise(stages=[(0, 1), (4, 2), (5, 3)], tau=0.5))
-    assert stretched(staged, 20).schedule.stages == ((0, 1), (8, 2), (10, 3))  # type: ignore[union-attr]
-    assert stretched(staged, 1).schedule.stages[0][0] == 0  # type: ignore[union-attr]
-
-
-def test_longer_runs_have_no_more_epochs_with_a_low_learning_rate() -> None:
-    """165 epochs, of which 17 had one, ended with less robustness than 19."""
-    for name, epochs, milestones in [
-        ("cifar10-amata-quick", 19, [17]),
-        ("cifar10-amata-quick", 165, [163]),
-        ("cifar10-amata", 120, [95, 110]),
-    ]:
-        assert stretched(recipes.load(name), epochs).optim.milestones == milestones
 
 
 def test_five_minutes_on_a_fast_gpu_are_at_most_100_epochs_with_more_steps() -> None:

@@ -127,7 +127,9 @@ def wait(what: str) -> None:
         server.wait(piece)
 
 
-def start_early(recipe: str, overrides: Sequence[str], within: str | None = None) -> None:
+def start_early(
+    recipe: str, overrides: Sequence[str], within: str | None = None, epochs: int | None = None
+) -> None:
     """Start the process for a recipe and a time as the command line names them, before torch is
     imported: if there may be a GPU, and the same command has not compiled its code already."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -138,11 +140,11 @@ def start_early(recipe: str, overrides: Sequence[str], within: str | None = None
         return
     with suppress(OSError, ValueError):  # a name that cannot be a file's, or no memory
         content = Path(recipe).read_bytes() if Path(recipe).is_file() else b""
-        of = [recipe, *overrides, within, version("torch"), platform.node()]
+        of = [recipe, *overrides, within, epochs, version("torch"), platform.node()]
         key = hashlib.sha256(repr(of).encode() + content).hexdigest()[:32]
         marker = folder / f"{key}-command"
         if marker.is_file():
             return
-        named = {"recipe": recipe, "overrides": list(overrides), "within": within}
-        server().send({**named, "marker": str(marker)})
+        named = {"recipe": recipe, "overrides": list(overrides), "epochs": epochs}
+        server().send({**named, "within": within, "marker": str(marker)})
         server().has_recipe = True

@@ -67,13 +67,13 @@ def compare(
     from amata.studies.plan import plan, run_plan
 
     _check_folder(out)
-    set_ = [*set_, *short_forms(train_epochs=epochs, data_limit=limit)]
+    set_ = [*set_, *short_forms(data_limit=limit)]
     if jobs > 1 and log:
         raise InputError(f"--log {log[0]} follows one run at a time; drop it or --jobs")
     # A bar is for one run; several get lines.
     reporter = reporters(log)
     with reporter if jobs == 1 else nullcontext():
-        planned = plan(recipes, set_, seeds, reporter.note)
+        planned = plan(recipes, set_, seeds, reporter.note, epochs)
         check_attacks(attack for recipe in planned for attack in recipe.eval.attacks)
         runs, failures = run_plan(planned, out, reporter, target, jobs)
         result = compare_runs(runs, target, out / "criterion.json", failures=failures)

@@ -79,7 +79,12 @@ Eps = Annotated[
     str | None, typer.Option(help="Radius of the ball, as in 8/255; default: the recipe's.")
 ]
 Epochs = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Epochs: short for --set train.epochs=N.")
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Train for N epochs; milestones, stages and warm-up keep their share of the run.",
+    ),
 ]
 Limit = Annotated[
     int | None,
@@ -125,7 +130,7 @@ def amata(
 
 
 def short_forms(**given: Any) -> list[str]:
-    """The overrides that short options stand for: train_epochs=3 is train.epochs=3."""
+    """The overrides that short options stand for: train_seed=3 is train.seed=3."""
     return [
         f"{name.replace('_', '.', 1)}={str(value).lower() if value is True else value}"
         for name, value in given.items()

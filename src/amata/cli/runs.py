@@ -74,12 +74,14 @@ def train(
         raise InputError("pass either a recipe or --resume RUN; `amata recipes` lists the recipes")
     if resume is not None and out is not None:
         raise InputError("--resume continues in its own folder; drop --out")
-    if resume is not None and within is not None:
-        raise InputError("--resume continues with the epochs of its run; drop --within")
+    for option, value in (("--within", within), ("--epochs", epochs)):
+        if resume is not None and value is not None:
+            raise InputError(f"--resume continues with the epochs of its run; drop {option}")
+    if within is not None and epochs is not None:
+        raise InputError("--within chooses the epochs; drop --epochs or --within")
     set_ = [
         *set_,
         *short_forms(
-            train_epochs=epochs,
             train_seed=seed,
             data_limit=limit,
             data_skip_bad=skip_bad or None,
@@ -91,7 +93,7 @@ def train(
     if recipe is not None:
         from amata.ahead import start_early
 
-        start_early(recipe, set_, within)
+        start_early(recipe, set_, within, epochs)
     from amata import recipes as recipe_files
     from amata.console import out as console
     from amata.console import results_table, wall_line
@@ -113,7 +115,7 @@ def train(
             run = resume_run(resume, tuple(set_), reporter, trust=trust, wall=wall)
         else:
             assert recipe is not None
-            loaded = recipe_files.load(recipe, set_)
+            loaded = recipe_files.load(recipe, set_, epochs=epochs)
             check_attacks([loaded.train.valid_attack, *loaded.eval.attacks])
             folder = out or _free_folder(Path("runs") / loaded.name)
             run = train_recipe(loaded, folder, reporter, wall=wall, within=time)

@@ -1,13 +1,14 @@
 """Recipes: a training run as a TOML file, validated, with every default filled in and every error
 named by its place."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from amata.errors import InputError, shorten, unknown
+from amata.quantity import whole
 from amata.recipes.files import KEYED, TABLES, built_in, read_recipe, read_text, read_toml
-from amata.recipes.overrides import Overrides, as_pairs
+from amata.recipes.overrides import Overrides, Pair, as_pairs
 from amata.recipes.recipe import OPERATIONAL, Recipe
 
 __all__ = [
@@ -28,6 +29,7 @@ def load(
     overrides: Overrides = (),
     *,
     name: str | None = None,
+    epochs: int | None = None,
     **tables: Any,
 ) -> Recipe:
     """A recipe: built-in by name, a TOML file by path, or a dict of tables, which may extend one.
@@ -36,6 +38,12 @@ def load(
 
     >>> load("mnist5k-amata", {"train.epochs": 5}, optim={"lr": "1/50"}).optim.lr
     0.02
+
+    `epochs` stretches the recipe: what it counts in epochs, such as the milestones of the learning
+    rate, keeps its share of the run. Overrides stay as they are.
+
+    >>> load("cifar10-amata").optim.milestones, load("cifar10-amata", epochs=10).optim.milestones
+    ([75.0, 90.0], [7.5, 9.0])
     """
     found, known = read_recipe(recipe)
     for section, table in tables.items():
@@ -46,7 +54,18 @@ def load(
                 f"recipe {known}: {section} = {shorten(repr(table), 80)} must be a dict of keys; "
                 f"for an object use dataclasses.replace(recipe, {section}=...)"
             )
-    return parse(found, name or known, [*as_pairs(overrides), *as_pairs(tables)])
+    pairs = [*as_pairs(overrides), *as_pairs(tables)]
+    loaded = parse(found, name or known, pairs)
+    return loaded if epochs is None else _stretched(loaded, epochs, pairs)
+
+
+def _stretched(recipe: Recipe, epochs: int, pairs: Sequence[Pair]) -> Recipe:
+    from amata.recipes.length import stretched
+
+    if any(path == "train.epochs" for path, _ in pairs):
+        raise InputError("the epochs are given twice; drop train.epochs or --epochs (epochs=)")
+    longer = stretched(recipe, whole(epochs, "epochs", 1))
+    return parse(longer.tables, recipe.name, pairs)
 
 
 def parse(raw: dict[str, Any], name: str, overrides: Overrides = ()) -> Recipe:

@@ -148,7 +148,7 @@ class Optim(Table):
     lr_schedule: Literal["constant", "piecewise", "one-cycle", "cosine"] = "constant"
     """How the learning rate changes over the epochs."""
     milestones: list[NotNegative] = Field(default=[], max_length=1000)
-    """piecewise: epochs at which the learning rate drops."""
+    """piecewise: epochs at which the learning rate drops; fractions drop within an epoch."""
     factor: Positive = 0.1
     """piecewise: factor of each drop."""
     warmup: NotNegative = 0.0

@@ -39,10 +39,11 @@ def plan(
     overrides: Sequence[str],
     seeds: int,
     note: Callable[[str], None] = lambda text: None,
+    epochs: int | None = None,
 ) -> list[Recipe]:
     """The runs in training order: all recipes with the first seed, then with the next one. `note`
-    receives the overridden keys."""
-    loaded = [recipes.load(name, overrides) for name in names]
+    receives the overridden keys. Recipes are stretched to `epochs`, if given."""
+    loaded = [recipes.load(name, overrides, epochs=epochs) for name in names]
     titles = [recipe.name for recipe in loaded]
     if len(set(titles)) < len(titles):
         raise InputError(

@@ -86,7 +86,7 @@ def pieces(job: dict[str, Any]) -> Iterator[tuple[str, Callable[[], bool], Path,
         recipe = (
             parse(job["tables"], "ahead")
             if "tables" in job
-            else load(job["recipe"], job["overrides"])
+            else load(job["recipe"], job["overrides"], epochs=job.get("epochs"))
         )
         within = job.get("within")
         seconds = None if within is None else duration(within, "within")

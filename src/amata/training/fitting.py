@@ -17,7 +17,9 @@ from amata.errors import InputError, quoted
 from amata.evaluation import parse_attack
 from amata.methods import ERM, Method
 from amata.models import load_weights
+from amata.quantity import whole
 from amata.recipes import Recipe, load
+from amata.recipes.length import stretched
 from amata.recipes.schema import Eval, Optim, PythonData, Train
 from amata.reporter import Reporter
 from amata.runs import RunFolder
@@ -89,7 +91,8 @@ def fit(
     is; a linear one of the recipe is fitted to the time.
 
     `recipe`, the name of a built-in recipe, a TOML file, a dict of tables or a `Recipe`, fills all
-    arguments that are not given, but not `valid`. `run` is a new folder in which everything is
+    arguments that are not given, but not `valid`. With `epochs`, what it counts in epochs keeps its
+    share of the run. `run` is a new folder in which everything is
     recorded. An interrupt then saves a checkpoint, and `fit(model, train, valid, resume=FOLDER)`
     resumes it with the recorded settings.
     `progress` draws a bar with the time left, or writes lines to a log; False is silent. A
@@ -115,6 +118,8 @@ def fit(
                 f"{resume} was trained by a recipe; resume it with `amata train --resume "
                 f"{quoted(resume)}`"
             )
+    elif base is not None and epochs is not None:
+        base = stretched(base, whole(epochs, "epochs", 1))
     chosen = _recipe(base, method, schedule, model)
     images, held_out = _read_data(train, valid, workers)
     if not isinstance(images, ImageSet) and (batch_size or augment or limit):

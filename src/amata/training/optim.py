@@ -67,7 +67,7 @@ def learning_rate(config: Optim, progress: float, epochs: int) -> float:
         )
     lr = config.lr
     if config.lr_schedule == "piecewise":
-        lr *= config.factor ** bisect.bisect_right(sorted(config.milestones), math.floor(progress))
+        lr *= config.factor ** bisect.bisect_right(sorted(config.milestones), progress)
     if config.lr_schedule == "cosine":
         lr *= (
             1

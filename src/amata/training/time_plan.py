@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from amata.errors import InputError
 from amata.methods import METHODS, planned_evals
-from amata.quantity import in_time, round_half_up
+from amata.quantity import in_time
 from amata.recipes import Recipe
+from amata.recipes.length import stretched
 from amata.schedules import (
     Control,
-    Exponential,
     Linear,
     Piecewise,
     closed_loop,
@@ -219,42 +219,6 @@ def too_short(within: float, prices: Prices, steps: float, rule: TimeRule) -> In
         f"--within {in_time(within)} is too short: one epoch with K = {steps:g} ends after about "
         f"{in_time(least)}; give at least that, or fewer images (data.limit)"
     )
-
-
-def stretched(recipe: Recipe, epochs: int) -> Recipe:
-    """The recipe with so many epochs. What is counted in epochs stays at the same share of the run:
-    the rise of the schedule, stages of schedule and method, and in a shorter run milestones and the
-    warm-up. In a longer run milestones keep their distance from the end: more epochs with a low
-    learning rate overfit."""
-    factor = epochs / recipe.train.epochs
-    longer = max(epochs - recipe.train.epochs, 0)
-
-    def moved(epoch: float) -> int:
-        return round_half_up(epoch * factor)
-
-    def milestone(epoch: float) -> float:
-        return epoch + longer if longer else float(max(moved(epoch), 1))
-
-    optim = recipe.optim.model_copy(
-        update={
-            "milestones": [milestone(m) for m in recipe.optim.milestones],
-            "warmup": recipe.optim.warmup * min(factor, 1.0),  # a longer run needs no longer one
-        }
-    )
-    train = recipe.train.model_copy(
-        update={
-            "epochs": epochs,
-            "eps_warmup": min(recipe.train.eps_warmup * factor, epochs - 1),
-        }
-    )
-    schedule = recipe.schedule
-    if isinstance(schedule, Piecewise):  # stages that meet become one
-        stages = tuple(sorted({moved(first): k for first, k in schedule.stages}.items()))
-        schedule = replace(schedule, stages=stages)
-    elif isinstance(schedule, Exponential):
-        schedule = replace(schedule, eta=schedule.eta / factor)
-    method = recipe.method.stretched(factor)
-    return replace(recipe, optim=optim, train=train, schedule=schedule, method=method)
 
 
 def _recorded(recipe: Recipe, within: float) -> Recipe:

@@ -40,7 +40,7 @@ def read_within(value: Any, overrides: Sequence[Pair] = ()) -> Within | None:
     if value is None:
         return None
     if "train.epochs" in keys:
-        raise InputError("--within chooses the epochs; drop --epochs (train.epochs) or --within")
+        raise InputError("--within chooses the epochs; drop train.epochs or --within")
     return Within(duration(value, "within"), any(key.startswith("schedule.") for key in keys))
 
 
