@@ -10,12 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+import amata
 from amata import recipes
 from amata.errors import AmataError, InputError
+from amata.methods import PGD
 from amata.models.small import TinyCNN
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder
+from amata.schedules import Adaptive, Constant
 from amata.tensors import read_tensors
+from amata.threat import Linf
 from amata.training.checks import recipe_notes
 from tests.conftest import Linear, small_net
 from tests.test_evaluation import Endless
@@ -317,6 +321,31 @@ def test_a_learning_rate_that_never_rises_or_drops_is_noted(
     assert [text[: len(note or "")] for text in found] == ([note] if note else [])
     planned = toy_recipe(*options, f"optim.{key}={value}", "train.within=9")
     assert not [text for text in recipe_notes(planned, None) if "milestones" in text]
+
+
+@pytest.mark.parametrize(
+    "schedule", [Constant(steps=2, step_size=0.1), Adaptive(k_max=2, tau=0.1, gamma=0.1)]
+)
+@pytest.mark.parametrize(("outputs", "expected"), [(2, 0), (5, 1)])
+def test_outputs_without_a_class_are_noted_once(outputs: int, expected: int, schedule: Any) -> None:
+    notes: list[str] = []
+
+    class Listening(Reporter):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    amata.fit(
+        nn.Sequential(nn.Flatten(), nn.Linear(36, outputs)),
+        toy_data(),
+        method=PGD(ball=Linf(0.1)),
+        schedule=schedule,
+        optim=amata.SGD(lr=0.01),
+        epochs=2,
+        progress=Listening(),
+    )
+    found = [text for text in notes if "outputs" in text]
+    assert len(found) == expected
+    assert all("has 5 outputs and the data 2 classes" in text for text in found)
 
 
 def test_held_out_logits_that_are_not_finite_count_as_wrong_and_are_noted() -> None:

@@ -291,7 +291,7 @@ def test_a_run_without_a_checkpoint_starts_from_the_beginning_and_says_so(tmp_pa
     resumed = amata.fit(
         small_net(), toy_data(), resume=tmp_path / "run", progress=(notes := Notes())
     )
-    assert notes.lines == ["there is no checkpoint: training starts from the beginning"]
+    assert notes.lines[0] == "there is no checkpoint: training starts from the beginning"
     for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -472,7 +472,10 @@ def test_train_runs_a_recipe_and_resumes_it(tmp_path: Path) -> None:
         ({"resume": "a", "out": "b"}, "takes settings and folder from the run"),
         ({"resume": "a", "train": {"epochs": 1}}, "takes settings and folder from the run"),
         ({"recipe": "mnist5k-amata", "out": "x", "optim": {"lrr": 1}}, "optim.lrr: unknown key"),
-        ({"recipe": "mnist5k-amata", "out": "x", "epochs": 1}, "unknown table 'epochs'"),
+        ({"resume": "a", "epochs": 1}, "takes settings and folder from the run"),
+        ({"recipe": "mnist5k-amata", "out": "x", "epochs": 0}, "epochs = 0 must be"),
+        ({"recipe": "mnist5k-amata", "out": "x", "epochs": 1, "within": 9}, "drop --epochs"),
+        ({"recipe": "mnist5k-amata", "out": "x", "epoch": 1}, "unknown table 'epoch'"),
         (
             {"recipe": "mnist5k-amata", "out": "x", "progress": 3},
             r"train\(\): progress = 3 must be",

@@ -77,8 +77,6 @@ def train(
     for option, value in (("--within", within), ("--epochs", epochs)):
         if resume is not None and value is not None:
             raise InputError(f"--resume continues with the epochs of its run; drop {option}")
-    if within is not None and epochs is not None:
-        raise InputError("--within chooses the epochs; drop --epochs or --within")
     set_ = [
         *set_,
         *short_forms(
@@ -105,7 +103,7 @@ def train(
     from amata.training.within import read_within
 
     wall = WallClock(process_age())
-    time = read_within(within, recipe_files.as_pairs(set_))
+    time = read_within(within, recipe_files.as_pairs(set_), epochs)
     if launched() and out is None and resume is None:
         raise InputError(
             "torchrun needs --out, so all processes and restarts use the same run folder"

@@ -18,21 +18,21 @@ def train(
     recipe: Recipe | str | Path | Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     *,
+    epochs: int | None = None,
     within: float | str | None = None,
     resume: str | Path | None = None,
     progress: bool | Reporter | Sequence[bool | Reporter] = True,
     trust: bool = False,
     **tables: Any,
 ) -> RunFolder:
-    """Train and evaluate as `amata train` does: `train("mnist5k-amata", "runs/mine",
-    train={"epochs": 5})`.
+    """Train and evaluate as `amata train` does: `train("mnist5k-amata", "runs/mine", epochs=5)`.
 
     `recipe` is the name of a built-in recipe, a TOML file, a dict of tables or a `Recipe`; `out` a
-    new folder. Keyword arguments change keys of the recipe's tables. `within` is a time, in seconds
-    or as in "5m", from this call to the trained model: epochs and schedule are chosen to fill it.
-    `train(resume=FOLDER)`
-    resumes an interrupted run; with `trust` it runs code that the folder's recipe names. The
-    returned run has `path`, `epochs()` and `summary()`.
+    new folder. Keyword arguments change keys of the recipe's tables, as in `optim={"lr": 0.01}`.
+    With `epochs`, what the recipe counts in epochs keeps its share of the run. `within` is a time,
+    in seconds or as in "5m", from this call to the trained model: epochs and schedule are chosen to
+    fill it. `train(resume=FOLDER)` resumes an interrupted run; with `trust` it runs code that the
+    folder's recipe names. The returned run has `path`, `epochs()` and `summary()`.
     """
     wall = WallClock()
     from amata.console import reporting  # imports rich, which `import amata` does not need
@@ -43,7 +43,7 @@ def train(
         if value is not None and not isinstance(value, str | Path):
             raise InputError(f"train(): {name} = {value!r} must be a folder")
     if resume is not None:
-        if out is not None or tables or within is not None:
+        if out is not None or tables or (epochs, within) != (None, None):
             raise InputError(
                 "train(): resume= takes settings and folder from the run; drop the others"
             )
@@ -53,11 +53,13 @@ def train(
             )
     if out is None:
         raise InputError("train(): out= is needed: a new folder for the run")
-    time = read_within(within, recipes.as_pairs(tables))
-    if isinstance(recipe, Recipe):
-        chosen = recipes.load(recipe.tables, name=recipe.name, **tables) if tables else recipe
-    else:
+    time = read_within(within, recipes.as_pairs(tables), epochs)
+    if not isinstance(recipe, Recipe):
         assert recipe is not None
-        chosen = recipes.load(recipe, **tables)
+        chosen = recipes.load(recipe, epochs=epochs, **tables)
+    elif tables or epochs is not None:
+        chosen = recipes.load(recipe.tables, name=recipe.name, epochs=epochs, **tables)
+    else:
+        chosen = recipe
     with reporting(progress, "train()") as reporter:
         return experiment.train(chosen, Path(out).expanduser(), reporter, wall=wall, within=time)

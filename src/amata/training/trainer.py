@@ -115,6 +115,7 @@ class Trainer:
         """The engine's counters when they were last added to the account."""
         self._images = 0
         """Images trained on since then, by this process."""
+        self._noted_outputs = False
 
     def use(self, batches: Batches) -> None:
         """Train on these batches."""
@@ -435,7 +436,18 @@ class Trainer:
             raise InputError(f"{place}{error}") from error
         if isinstance(self.batches, CheckedStream):
             self.batches.classes = z.shape[1]
+        self._compare_outputs(z.shape[1])
         self.start_clock()
+
+    def _compare_outputs(self, outputs: int) -> None:
+        """Note, once, outputs for which the data have no class."""
+        classes = getattr(self.recipe.data, "classes", None)  # of data that come from Python
+        if classes is not None and outputs > classes and not self._noted_outputs:
+            self._noted_outputs = True
+            self.net.note(
+                f"the model has {outputs} outputs and the data {classes} classes; give its last "
+                f"layer {classes} outputs, unless the others are meant"
+            )
 
     def check_finite(self) -> None:
         if not math.isfinite(self.loss_sum.item()):

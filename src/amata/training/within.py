@@ -31,7 +31,9 @@ class Within(NamedTuple):
     keep_schedule: bool = False
 
 
-def read_within(value: Any, overrides: Sequence[Pair] = ()) -> Within | None:
+def read_within(
+    value: Any, overrides: Sequence[Pair] = (), epochs: int | None = None
+) -> Within | None:
     """The time that a user gave, if any, beside keys of the recipe. A schedule among them stays as
     it is."""
     keys = {key for key, _ in overrides}
@@ -39,8 +41,8 @@ def read_within(value: Any, overrides: Sequence[Pair] = ()) -> Within | None:
         raise InputError("train.within is a record; pass --within (in Python, within=)")
     if value is None:
         return None
-    if "train.epochs" in keys:
-        raise InputError("--within chooses the epochs; drop train.epochs or --within")
+    if epochs is not None or "train.epochs" in keys:
+        raise InputError("--within chooses the epochs; drop --epochs (train.epochs) or --within")
     return Within(duration(value, "within"), any(key.startswith("schedule.") for key in keys))
 
 
