@@ -63,8 +63,8 @@ def draw_front(
     ax: Any, study: str, costs: dict[str, float], name: str, least: float | None = None
 ) -> None:
     """Seeds as small marks, their means as large ones; a line joins the constants, unless they take
-    the same time. Collapsed seeds are left out, and the mean of the others is hollow. The
-    horizontal axis is at least `least` wide."""
+    the same time. A single seed beside arms of several stays small. Collapsed seeds are left out,
+    and the mean of the others is hollow. The horizontal axis is at least `least` wide."""
     if least is None:
         least = LEAST_COST * max(costs.values())
     own, attack = STUDIES[study], main_attack(study)
@@ -77,6 +77,7 @@ def draw_front(
     if not own.equal_seconds:
         ax.plot([x for x, _ in front], [means[title] for _, title in front], color=GREY, lw=1.2)
     styles = iter(SERIES[1:] * 2)
+    most = max(map(len, points.values()), default=0)
     shift = 0.012 * max(max(costs.values()) - min(costs.values()), least)
     places: dict[str, float] = {}
     for title in shown:
@@ -87,8 +88,11 @@ def draw_front(
         places[title] = x
         label = None if title in own.front else own.labels[title] + notes[title]
         ax.plot([x] * len(values), values, ls="none", marker=marker, ms=3, color=paint, alpha=0.45)
-        fill = {"mfc": "white"} if notes[title] else {}
-        ax.plot(x, means[title], ls="none", marker=marker, ms=7, color=paint, label=label, **fill)
+        fill: dict[str, Any] = {"mfc": "white"} if notes[title] else {}
+        if alone := len(values) == 1 < most and label is not None:
+            label = f"{label}, one seed"
+        ms = 4 if alone else 7
+        ax.plot(x, means[title], ls="none", marker=marker, ms=ms, color=paint, label=label, **fill)
     before, low = -math.inf, False
     short = [own.labels[title].partition(",")[0] for _, title in front]
     shorten = len(set(short)) == len(short)
