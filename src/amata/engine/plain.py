@@ -127,10 +127,6 @@ class PlainNet:
         self._evals += len(x)
         return self._input_grad(x, y, loss or self.attack_loss)[0]
 
-    def input_grad_and_logits(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        self._evals += len(x)
-        return self._input_grad(x, y, self.attack_loss)
-
     def ascent(
         self,
         region: Region,

@@ -49,10 +49,6 @@ class Net(Protocol):
         """The gradient of each sample's loss at its image; no weight gradients are computed."""
         ...
 
-    def input_grad_and_logits(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """`input_grad`, and the logits that the same pass computed."""
-        ...
-
     def ascent(
         self,
         region: Region,

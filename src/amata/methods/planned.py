@@ -57,9 +57,6 @@ class _Counter:
         self.evals += len(x)
         return torch.zeros_like(x)
 
-    def input_grad_and_logits(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return self.input_grad(x, y), self.logits(x)
-
     def ascent(
         self, region: Any, x: Tensor, y: Tensor, steps: int, step_size: float, **_: Any
     ) -> Tensor:
