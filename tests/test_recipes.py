@@ -12,6 +12,7 @@ from amata.errors import InputError
 from amata.methods import AWP, ERM, TRADES
 from amata.quantity import number
 from amata.recipes import KEYED, built_in, load, parse, read_toml
+from amata.recipes.toml import dumps
 from amata.schedules import Constant, Linear, planned_controls
 from amata.threat import L2, Linf
 from amata.training.checks import weak_attack
@@ -26,6 +27,21 @@ PAPER = {
     "mnist5k-amata",
     "mnist5k-pgd",
 }
+
+
+VALUES = st.integers() | st.floats(allow_nan=False) | st.text() | st.booleans()
+
+
+@given(st.lists(st.lists(VALUES, max_size=30) | VALUES, max_size=30))
+def test_lists_in_fewer_lines_are_the_same_lists(values: list[Any]) -> None:
+    tables = {"schedule": {"name": "[\n", "stages": values, "tau": 0.5}, "optim": {"lr": 1}}
+    assert read_toml(dumps(tables), "written") == tables
+
+
+def test_a_plan_of_many_stages_is_written_in_a_few_lines() -> None:
+    lines = dumps({"stages": [[t, 1 + t / 8] for t in range(165)]}).splitlines()
+    assert len(lines) < 30
+    assert max(map(len, lines)) <= 100
 
 
 @pytest.mark.parametrize("name", built_in())

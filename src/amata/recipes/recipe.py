@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import tomli_w
-
 from amata.quantity import to_fractions
+from amata.recipes.toml import dumps
 
 if TYPE_CHECKING:
     from amata.methods import Method
@@ -85,7 +84,7 @@ class Recipe:
         text = {**to_fractions(written), **plain, **own}
         if "args" in written["model"]:  # any values, which nothing parses back
             text["model"]["args"] = written["model"]["args"]
-        return tomli_w.dumps(text)
+        return dumps(text)
 
     def deciding(self) -> Tables:
         """The keys that decide what the run computes, without the operational ones."""
