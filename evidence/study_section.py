@@ -88,7 +88,7 @@ def tuning_table(study: str) -> str:
     """All trials, and which one was chosen."""
     tuning = STUDIES[study].tuning
     if tuning is None:
-        return "No arm was tuned."
+        return "No arm was tuned in this study."
     rows = []
     for title, label in STUDIES[study].labels.items():
         files = [RESULTS / study / f"trials/{title}-{i}.json" for i in range(len(tuning.trials))]

@@ -187,6 +187,7 @@ def test_eval_runs_autoattack(amata: Amata, run: Path) -> None:
 def test_recipes_and_data_are_listed(amata: Amata, tmp_path: Path) -> None:
     listed = amata("recipes")
     assert re.search(r"^cifar10-amata +Amata \(K 2 to 10", listed.out, re.M)
+    assert "rise = 4\n" in amata("recipes", "show", "mnist5k-nuat", "--epochs=5").out
     shown = amata("recipes", "show", "mnist5k-amata")
     assert '[schedule]\nname = "linear"' in shown.out
     own = amata("recipes", "show", own_recipe(tmp_path)).out.splitlines()

@@ -846,14 +846,14 @@ def test_awp_repeats_what_was_given_to_the_loss() -> None:
 
 def test_fields_that_count_epochs_keep_their_share_of_the_run() -> None:
     assert NuAT(ball=BALL, rise=90).stretched(0.1).rise == 9
-    assert NuAT(ball=BALL, rise=3).stretched(0.1).rise == 1
+    assert NuAT(ball=BALL, rise=90).stretched(0.01).rise == 0
     assert NuAT(ball=BALL, rise=0).stretched(0.1).rise == 0
     assert ATTA(ball=BALL, early_epochs=5).stretched(2.0).early_epochs == 10
     fat = FAT(ball=BALL, tau=((0, 0), (50, 1), (90, 2)))
     assert fat.stretched(0.1).tau == ((0, 0), (5, 1), (9, 2))
     assert fat.stretched(0.001).tau == ((0, 2),)
     awp = AWP(NuAT(ball=BALL, rise=90), gamma=0.01, warmup=10)
-    assert awp.stretched(0.25) == AWP(NuAT(ball=BALL, rise=23), gamma=0.01, warmup=2)
+    assert awp.stretched(0.25) == AWP(NuAT(ball=BALL, rise=22), gamma=0.01, warmup=2)
     assert PGD(ball=BALL).stretched(0.5) == PGD(ball=BALL)
 
 

@@ -1,23 +1,24 @@
 """Recipes with another number of epochs."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import amata
 from amata import recipes
 from amata.errors import InputError
 from amata.methods import PGD
 from amata.recipes.length import stretched
 from amata.recipes.schema import Optim
 from amata.runs import RunFolder
-from amata.schedules import Piecewise
+from amata.schedules import Control, Piecewise
 from amata.threat import Linf
 from amata.training import fit
 from amata.training.time_rule import time_rule
 from tests.conftest import small_net
-from tests.toy import toy_data
+from tests.toy import QUICK, toy_data
 
 
 def test_what_is_counted_in_epochs_keeps_its_share() -> None:
@@ -64,6 +65,31 @@ def test_overrides_are_not_stretched() -> None:
         recipes.load("cifar10-amata", train={"epochs": 5}, epochs=5)
     with pytest.raises(InputError, match="epochs = 0 must be"):
         recipes.load("cifar10-amata", epochs=0)
+
+
+def test_a_run_is_a_record_of_its_own_epochs() -> None:
+    """Epochs that a given time chose are not those of a longer run, and counts are no sizes."""
+    planned = recipes.load("mnist5k-amata", ["train.within=20", "train.eps_warmup=4"])
+    longer = recipes.load(planned.tables, epochs=40)
+    assert (planned.train.within, longer.train.within) == (20, None)
+    text = replace(longer, train=longer.train.model_copy(update={"eps_warmup": 16 / 3})).to_toml()
+    assert "eps_warmup = 5.33" in text
+    one, two = (recipes.load("mnist5k-nuat", epochs=n).method for n in (1, 2))
+    assert (one.rise, two.rise) == (0, 1), "lambda reaches its weight"  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Rising:
+    """A user-defined schedule, which no table can name."""
+
+    def __call__(self, epoch: int, epochs: int) -> Control[float]:
+        return Control(1 + epoch * 2 // epochs, 0.1)
+
+
+def test_train_stretches_a_recipe_with_a_schedule_of_the_users(tmp_path: Path) -> None:
+    recipe = replace(recipes.load("mnist5k-amata", QUICK), schedule=Rising())
+    run = amata.train(recipe, tmp_path / "run", epochs=2, progress=False)
+    assert [row["steps"] for row in run.epochs()] == [1, 2]
 
 
 def test_fit_stretches_its_recipe_and_not_its_arguments(tmp_path: Path) -> None:

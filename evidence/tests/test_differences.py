@@ -219,7 +219,7 @@ def test_the_readme_compares_at_equal_cost_as_soon_as_results_are_stored(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = Test("rising", "k2")
-    labels = {"k2": "constant 2", "rising": "linear 1 → 3"}
+    labels = {"k1": "constant 1", "k2": "constant 2", "rising": "linear 1 → 3"}
     own = replace(study.STUDIES["small"], labels=labels, equal=(pair,))
     monkeypatch.setitem(study.STUDIES, "small", own)
     monkeypatch.setitem(readme.SHORT, "small", "a recipe")
@@ -238,9 +238,9 @@ def test_the_readme_compares_at_equal_cost_as_soon_as_results_are_stored(
     lines = readme.equal_cost().splitlines()
     row = "| a recipe | 1 → 3 | 2 | 1 / 1 | 42.00 / 40.33 | +1.67 ± 1.43 | yes |"
     last = (
-        "Seeds per arm: 3. Of 1 comparisons with a stated claim ([all](docs/claims.md)), annealing "
-        "is better than every constant of equal cost that was run in 1, not in 0, and 0 are open; "
-        "the number of tests is not corrected for."
+        "Seeds per arm: 3. The table shows 1 of 1 arms that were compared at equal cost "
+        "([all](docs/claims.md)). Annealing is better in 1, not in 0, and 0 are open; the number "
+        "of tests is not corrected for."
     )
     assert lines[2:] == [row, "", last]
     # At equal time every constant counts, and the line between them does not.
@@ -248,7 +248,9 @@ def test_the_readme_compares_at_equal_cost_as_soon_as_results_are_stored(
     monkeypatch.setitem(study.STUDIES, "small", replace(own, equal=(), equal_seconds=every))
     stated.append({**claim, "tests": [["small", "rising", FRONT]]})
     assert verdicts.at_equal_cost(stated[-1]) is None
-    assert "constant of equal cost that was run in 0, not in 1, and" in readme.equal_cost()
+    assert "better in 0, not in 1 (worse: a recipe: linear 1 → 3 minus constant 1, -1.00" in (
+        readme.equal_cost()
+    )
 
 
 def test_claims_name_arms_that_exist_and_unmeasured_ones_are_open() -> None:

@@ -87,7 +87,9 @@ def whole(value: Any, name: str, least: int, most: int = MOST) -> int:
         result = number(value, name) if isinstance(value, bool | str) else operator.index(value)
     except TypeError:
         result = number(value, name)
-    if result != int(result) or result < least:
+    except InputError:
+        result = None  # no number at all
+    if result is None or result != int(result) or result < least:
         raise InputError(f"{name} = {shown(value)} must be a whole number of at least {least}")
     if result > most:
         raise InputError(f"{name} = {shown(value)} must be at most {most:,}")

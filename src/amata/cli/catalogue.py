@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from amata.cli.root import Json, app, check_installed, complete_recipe
+from amata.cli.root import Epochs, Json, app, check_installed, complete_recipe
 from amata.errors import InputError, nearest, printable, unknown
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def show_recipe(
             autocompletion=complete_recipe,
         ),
     ],
+    epochs: Epochs = None,
 ) -> None:
     """Print a recipe with every key filled in, ready to save and edit. The file itself is shorter:
     it may extend another recipe and leave out defaults."""
@@ -51,7 +52,7 @@ def show_recipe(
     from amata.recipes import built_in, load
     from amata.recipes.files import read_text
 
-    full = load(name).to_toml()
+    full = load(name, epochs=epochs).to_toml()
     text = built_in().get(name) or read_text(Path(name).expanduser())
     for line in takewhile(lambda line: line.startswith("#"), text.splitlines()):
         print(printable(line))

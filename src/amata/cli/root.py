@@ -83,7 +83,7 @@ Epochs = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="Train for N epochs; milestones, stages and warm-up keep their share of the run.",
+        help="Stretch the recipe to N epochs, with its milestones, warm-up and stages.",
     ),
 ]
 Limit = Annotated[

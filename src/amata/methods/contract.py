@@ -178,8 +178,8 @@ class Method(ABC):
     """Whether its loss couples the images of a batch, which is then not divided: neither among
     processes nor into parts."""
     epoch_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields that count epochs of the run, or have stages of it: a run within a given time keeps
-    them at the same share of its epochs."""
+    """Fields that count epochs of the run, or have stages of it: with other epochs (--epochs,
+    --within) they keep their share of the run."""
     own_loss: ClassVar[bool] = False
     """Whether updates minimise a loss of its own, which `optim.label_smoothing` does not change."""
 

@@ -14,10 +14,11 @@ Singular values are not computed: the norm's gradient is the polar factor, by Ne
 (`amata.losses.nuclear`). Class weights multiply each image's share of the norm.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -34,13 +35,16 @@ from amata.seeds import draw
 class NuAT(Method):
     may_collapse: ClassVar[bool] = True
     joint_loss: ClassVar[bool] = True
-    epoch_fields: ClassVar[tuple[str, ...]] = ("rise",)
     weight: NotNegative = 4.5
     """The largest lambda, the weight of the nuclear norm."""
     rise: Whole = 90
     """Epochs over which lambda rises from 0; with 0 it is constant."""
     noise: NotNegative = 0.5
     """How far the start is from the image, in eps."""
+
+    def stretched(self, factor: float) -> Self:
+        """Rounded down: lambda reaches its weight within the run."""
+        return replace(self, rise=math.floor(self.rise * factor + 1e-9))
 
     def step(
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory

@@ -40,7 +40,8 @@ def load(
     0.02
 
     `epochs` stretches the recipe: what it counts in epochs, such as the milestones of the learning
-    rate, keeps its share of the run. Overrides stay as they are.
+    rate, keeps its share of a shorter run. In a longer one milestones keep their distance from the
+    end. Overrides stay as they are.
 
     >>> load("cifar10-amata").optim.milestones, load("cifar10-amata", epochs=10).optim.milestones
     ([75.0, 90.0], [7.5, 9.0])

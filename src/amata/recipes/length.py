@@ -19,18 +19,20 @@ def stretched(recipe: Recipe, epochs: int) -> Recipe:
         return round_half_up(epoch * factor)
 
     def milestone(epoch: float) -> float:
-        return epoch + longer if longer else round(epoch * factor, 2)
+        return epoch + longer if longer else round(epoch * factor, 3)
 
     optim = recipe.optim.model_copy(
         update={
             "milestones": [milestone(m) for m in recipe.optim.milestones],
-            "warmup": recipe.optim.warmup * min(factor, 1.0),  # a longer run needs no longer one
+            # A longer run needs no longer one.
+            "warmup": round(recipe.optim.warmup * min(factor, 1.0), 3),
         }
     )
     train = recipe.train.model_copy(
         update={
             "epochs": epochs,
-            "eps_warmup": min(recipe.train.eps_warmup * factor, epochs - 1),
+            "eps_warmup": min(round(recipe.train.eps_warmup * factor, 3), epochs - 1),
+            "within": None,  # which chose other epochs
         }
     )
     schedule = recipe.schedule

@@ -80,7 +80,11 @@ class Recipe:
         # User-defined objects are read back as they are, so their numbers stay numbers.
         own = {section: table for section, table in written.items() if "class" in table}
         # Only the others hold sizes of steps and balls.
-        plain = {section: written[section] for section in ("data", "optim") if section in written}
+        plain = {
+            section: written[section]
+            for section in ("data", "optim", "train")
+            if section in written
+        }
         text = {**to_fractions(written), **plain, **own}
         if "args" in written["model"]:  # any values, which nothing parses back
             text["model"]["args"] = written["model"]["args"]

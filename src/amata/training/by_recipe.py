@@ -6,7 +6,9 @@ from typing import Any
 
 from amata import recipes
 from amata.errors import InputError
+from amata.quantity import whole
 from amata.recipes import Recipe
+from amata.recipes.length import stretched
 from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.training import experiment
@@ -29,10 +31,10 @@ def train(
 
     `recipe` is the name of a built-in recipe, a TOML file, a dict of tables or a `Recipe`; `out` a
     new folder. Keyword arguments change keys of the recipe's tables, as in `optim={"lr": 0.01}`.
-    With `epochs`, what the recipe counts in epochs keeps its share of the run. `within` is a time,
-    in seconds or as in "5m", from this call to the trained model: epochs and schedule are chosen to
-    fill it. `train(resume=FOLDER)` resumes an interrupted run; with `trust` it runs code that the
-    folder's recipe names. The returned run has `path`, `epochs()` and `summary()`.
+    `epochs` stretches the recipe, as in `recipes.load`. `within` is a time, in seconds or as in
+    "5m", from this call to the trained model: epochs and schedule are chosen to fill it.
+    `train(resume=FOLDER)` resumes an interrupted run; with `trust` it runs code that the folder's
+    recipe names. The returned run has `path`, `epochs()` and `summary()`.
     """
     wall = WallClock()
     from amata.console import reporting  # imports rich, which `import amata` does not need
@@ -57,9 +59,9 @@ def train(
     if not isinstance(recipe, Recipe):
         assert recipe is not None
         chosen = recipes.load(recipe, epochs=epochs, **tables)
-    elif tables or epochs is not None:
+    elif tables:
         chosen = recipes.load(recipe.tables, name=recipe.name, epochs=epochs, **tables)
-    else:
-        chosen = recipe
+    else:  # its objects may be of classes that no table names
+        chosen = recipe if epochs is None else stretched(recipe, whole(epochs, "epochs", 1))
     with reporting(progress, "train()") as reporter:
         return experiment.train(chosen, Path(out).expanduser(), reporter, wall=wall, within=time)

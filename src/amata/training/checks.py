@@ -101,16 +101,15 @@ def recipe_notes(recipe: Recipe, plan: Sequence[Control[float]] | None) -> Itera
     if optim.warmup >= epochs:
         yield (
             f"optim.warmup = {optim.warmup:g} is as long as the run, so the learning rate never "
-            f"reaches optim.lr; lower it, or train more than {optim.warmup:g} epochs (--epochs "
-            "shortens the warm-up of a recipe)"
+            f"reaches optim.lr; lower it, or train more than {optim.warmup:g} epochs; to shorten a "
+            "recipe pass --epochs, not train.epochs"
         )
-    # A plan for a given time moves them itself.
-    given = optim.lr_schedule == "piecewise" and recipe.train.within is None
-    if given and optim.milestones and (first := min(optim.milestones)) >= epochs:
+    piecewise = optim.lr_schedule == "piecewise"
+    if piecewise and optim.milestones and (first := min(optim.milestones)) >= epochs:
         yield (
             f"the run ends before the first of optim.milestones, {first:g}, so the learning rate "
-            f"never drops; lower it, or train more than {first:g} epochs (--epochs moves the "
-            "milestones of a recipe)"
+            f"never drops; lower it, or train more than {first:g} epochs; to shorten a recipe pass "
+            "--epochs, not train.epochs"
         )
     if weak := weak_attack(recipe, plan):
         yield weak

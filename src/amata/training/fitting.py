@@ -91,8 +91,8 @@ def fit(
     is; a linear one of the recipe is fitted to the time.
 
     `recipe`, the name of a built-in recipe, a TOML file, a dict of tables or a `Recipe`, fills all
-    arguments that are not given, but not `valid`. With `epochs`, what it counts in epochs keeps its
-    share of the run. `run` is a new folder in which everything is
+    arguments that are not given, but not `valid`. `epochs` stretches it, as in `recipes.load`.
+    `run` is a new folder in which everything is
     recorded. An interrupt then saves a checkpoint, and `fit(model, train, valid, resume=FOLDER)`
     resumes it with the recorded settings.
     `progress` draws a bar with the time left, or writes lines to a log; False is silent. A

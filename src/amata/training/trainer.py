@@ -442,11 +442,12 @@ class Trainer:
     def _compare_outputs(self, outputs: int) -> None:
         """Note, once, outputs for which the data have no class."""
         classes = getattr(self.recipe.data, "classes", None)  # of data that come from Python
-        if classes is not None and outputs > classes and not self._noted_outputs:
+        meant = isinstance(self.recipe.optim.class_weights, list)  # one for each
+        if classes is not None and outputs > classes and not (meant or self._noted_outputs):
             self._noted_outputs = True
             self.net.note(
-                f"the model has {outputs} outputs and the data {classes} classes; give its last "
-                f"layer {classes} outputs, unless the others are meant"
+                f"the model has {outputs} outputs, and the training data have {classes} "
+                f"class{'es' * (classes != 1)}: check its last layer"
             )
 
     def check_finite(self) -> None:
