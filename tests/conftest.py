@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +38,8 @@ settings.load_profile("amata")
 
 def pytest_configure() -> None:
     """What tests trust is not remembered beyond them. Processes that a test starts import this
-    file too, but share the folder."""
+    file too, but share the folder. Behind an & of a script, Ctrl-C is ignored; not by the tests."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     state = tempfile.mkdtemp(prefix="amata-state-")
     own = {"AMATA_STATE": state, "AMATA_CACHE": os.path.join(state, "decoded")}
     os.environ.update(own)

@@ -114,4 +114,4 @@ def test_messages_of_a_silent_fit_go_to_the_logger(caplog: pytest.LogCaptureFixt
 
     with caplog.at_level(logging.INFO, "amata"):
         amata.fit(small_net(), toy_data(), epochs=1, progress=Later(), **FIT)
-    assert caplog.record_tuples == [("amata", logging.INFO, "an epoch is done")]
+    assert caplog.record_tuples[-1] == ("amata", logging.INFO, "an epoch is done")
