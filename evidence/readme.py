@@ -115,14 +115,21 @@ def seeds_of(counts: list[int]) -> str:
 
 def lost_seeds(study: str, pair: Test) -> list[str]:
     """What is to be said of the seeds that collapsed, and of those that were rolled back."""
-    lost, arm = len(collapsed(study)[pair.arm]), STUDIES[study].labels[pair.arm]
-    runs = stored.summaries(study)[pair.arm]
-    back = sum(run["rolled_back"] > 0 for run in runs)
-    told = {
-        f"of {arm} collapsed": lost,
-        f"of {arm} were rolled back, with one more step from then": back,
-    }
-    return [f"{n} of {len(runs)} seeds {what} ({SHORT[study]})." for what, n in told.items() if n]
+    said = []
+    for title in (pair.arm, pair.against):
+        if title not in STUDIES[study].labels:
+            continue  # the line of constants
+        runs, label = stored.summaries(study)[title], STUDIES[study].labels[title]
+        told = {
+            f"of {label} collapsed": len(collapsed(study)[title]),
+            f"of {label} were rolled back, with one more step from then": sum(
+                run["rolled_back"] > 0 for run in runs
+            ),
+        }
+        said += [
+            f"{n} of {len(runs)} seeds {what} ({SHORT[study]})." for what, n in told.items() if n
+        ]
+    return said
 
 
 def equal_row(study: str, pair: Test, attack: str) -> list[str]:

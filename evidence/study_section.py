@@ -13,6 +13,8 @@ from intervals import Estimate
 from page import markdown
 from study import STUDIES
 
+LISTED = 10
+"""Seeds of which every one is listed, at most."""
 ATTACKS = {"clean": "clean", "autoattack": "AutoAttack"}
 
 
@@ -137,13 +139,16 @@ def selection_table(study: str) -> str:
             if epoch is None:
                 return ""
             attack = stored.valid_attack(study, title)
-            chosen.append(str(epoch + 1))
+            chosen.append(epoch + 1)
             cost.append(sum(row["steps"] + 1 for row in epochs[: epoch + 1]))
             best.append(epochs[epoch]["valid"][attack])
             last.append(epochs[-1]["valid"][attack])
         if chosen:
             means = stored.mean(best, 1, 100), stored.mean(last, 1, 100)
-            rows.append([label, " · ".join(chosen), f"{statistics.mean(cost):.1f}", *means])
+            by_seed = " · ".join(map(str, chosen))
+            if len(chosen) > LISTED:
+                by_seed = f"{min(chosen)} to {max(chosen)}, median {statistics.median(chosen):g}"
+            rows.append([label, by_seed, f"{statistics.mean(cost):.1f}", *means])
     head = ["arm", "selected epoch, by seed", "gradients per image up to it"]
     held_out = "held-out accuracy % then"
     return f"\n\n{markdown([*head, held_out, 'after the last epoch'], rows)}"
