@@ -65,8 +65,8 @@ def _stretched(recipe: Recipe, epochs: int, pairs: Sequence[Pair]) -> Recipe:
 
     if any(path == "train.epochs" for path, _ in pairs):
         raise InputError("the epochs are given twice; drop train.epochs or --epochs (epochs=)")
-    longer = stretched(recipe, whole(epochs, "epochs", 1))
-    return parse(longer.tables, recipe.name, pairs)
+    found = stretched(recipe, whole(epochs, "epochs", 1))
+    return parse(found.tables, recipe.name, pairs)
 
 
 def parse(raw: dict[str, Any], name: str, overrides: Overrides = ()) -> Recipe:
