@@ -18,6 +18,8 @@ def interrupting(deadline: float) -> Iterator[None]:
     if math.isinf(deadline):
         yield
         return
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # behind an & of a script
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     left = max(deadline - time.monotonic(), 0)
     timer = threading.Timer(left, os.kill, (os.getpid(), signal.SIGINT))
     timer.daemon = True
