@@ -20,9 +20,10 @@ from amata.runs import RunFolder
 from amata.schedules import Adaptive, Constant
 from amata.tensors import read_tensors
 from amata.threat import Linf
+from amata.training.checks import recipe_notes
 from tests.conftest import Linear, small_net
 from tests.test_evaluation import Endless
-from tests.toy import fit, toy_data, toy_recipe
+from tests.toy import Notes, fit, toy_data, toy_recipe
 
 
 def test_fit_trains_any_module_on_tensors_and_on_batches() -> None:
@@ -307,17 +308,14 @@ def test_a_batch_in_parts_has_the_loss_and_the_update_of_the_whole(more: tuple[s
 def test_a_learning_rate_that_never_rises_or_drops_is_noted(
     key: str, value: Any, note: str | None
 ) -> None:
-    notes: list[str] = []
-
-    class Listening(Reporter):
-        def note(self, text: str) -> None:
-            notes.append(text)
-
     options = ["train.epochs=2", "optim.lr_schedule=piecewise", "optim.milestones=[]"]
     recipe = toy_recipe(*options, f"optim.{key}={value}")
-    fit(small_net(), toy_data(), None, recipe, reporter=Listening())
-    found = [text for text in notes if "learning rate never" in text]
+    fit(small_net(), toy_data(), None, recipe, reporter=(told := Notes()))
+    found = [text for text in told.notes if "learning rate never" in text]
     assert [text[: len(note or "")] for text in found] == ([note] if note else [])
+    # Also of a recipe that a plan for a given time wrote.
+    planned = toy_recipe(*options, f"optim.{key}={value}", "train.within=9")
+    assert [text for text in recipe_notes(planned, None) if "learning rate never" in text] == found
 
 
 @pytest.mark.parametrize(
@@ -325,12 +323,7 @@ def test_a_learning_rate_that_never_rises_or_drops_is_noted(
 )
 @pytest.mark.parametrize(("outputs", "expected"), [(2, 0), (5, 1)])
 def test_outputs_without_a_class_are_noted_once(outputs: int, expected: int, schedule: Any) -> None:
-    notes: list[str] = []
-
-    class Listening(Reporter):
-        def note(self, text: str) -> None:
-            notes.append(text)
-
+    told = Notes()
     amata.fit(
         nn.Sequential(nn.Flatten(), nn.Linear(36, outputs)),
         toy_data(),
@@ -338,11 +331,10 @@ def test_outputs_without_a_class_are_noted_once(outputs: int, expected: int, sch
         schedule=schedule,
         optim=amata.SGD(lr=0.01),
         epochs=2,
-        progress=Listening(),
+        progress=told,
     )
-    found = [text for text in notes if "outputs" in text]
-    assert len(found) == expected
-    assert all("5 outputs, and the training data have 2 classes" in text for text in found)
+    note = "the model has 5 outputs, and the training data have 2 classes: check its last layer"
+    assert told.notes == [note] * expected
 
 
 def test_held_out_logits_that_are_not_finite_count_as_wrong_and_are_noted() -> None:
@@ -360,13 +352,8 @@ def test_held_out_logits_that_are_not_finite_count_as_wrong_and_are_noted() -> N
     x, y = toy_data(40)
     x, y = x.clone(), torch.zeros_like(y)
     x[:30, :, 0, 0] = 1
-    notes: list[str] = []
-
-    class Listening(Reporter):
-        def note(self, text: str) -> None:
-            notes.append(text)
-
     recipe = toy_recipe("train.epochs=1", "train.valid_attack=pgd-1", "threat.eps=0.02")
-    fitted = fit(Broken(), toy_data(), (x, y), recipe, reporter=Listening())
+    fitted = fit(Broken(), toy_data(), (x, y), recipe, reporter=(told := Notes()))
     assert fitted.epochs[0]["valid"]["clean"] <= 10 / 40
-    assert any("epoch 1: the logits of 30 of 40 held-out images are not finite" in n for n in notes)
+    said = "epoch 1: the logits of 30 of 40 held-out images are not finite"
+    assert any(said in note for note in told.notes)

@@ -13,6 +13,7 @@ from amata.models import MODELS, Normalize, Normalized, build, load_weights
 from amata.models.preact_resnet import PreActBlock
 from amata.models.wide_resnet import WideBlock
 from amata.seeds import generator
+from tests.toy import Notes
 
 SIZES = {
     # name -> (channels, side, classes, parameters)
@@ -318,7 +319,6 @@ def test_folder_finetune_starts_from_the_weights_of_a_run(tmp_path: Path) -> Non
     from PIL import Image
 
     from amata import recipes
-    from amata.reporter import Reporter
     from amata.training.experiment import train
     from amata.training.loaded import load_trained
 
@@ -331,13 +331,6 @@ def test_folder_finetune_starts_from_the_weights_of_a_run(tmp_path: Path) -> Non
     weights.mkdir()
     source = build("tinycnn", in_channels=3, classes=7, seed=5).state_dict()
     torch.save({"state_dict": source}, weights / "w.pt")
-
-    class Notes(Reporter):
-        def __init__(self) -> None:
-            self.notes: list[str] = []
-
-        def note(self, text: str) -> None:
-            self.notes.append(text)
 
     sets = [
         f"data.root={tmp_path / 'photos'}",

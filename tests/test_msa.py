@@ -21,19 +21,11 @@ from amata.studies.runs import train_or_resume
 from amata.training.batches import training_batches
 from amata.training.trainer import Trainer
 from tests.conftest import Called, small_net
-from tests.toy import QUICK, toy_data, toy_recipe
+from tests.toy import QUICK, Notes, toy_data, toy_recipe
 
 Amata = Callable[..., Called]
 FAST = [*QUICK, "data.limit=160", "data.batch_size=60", "train.guard=ignore", "eval.limit=20"]
 OPTIONS = ["--batches=1", "--order=2", "--iterations=2", "--json", *(f"--set={o}" for o in FAST)]
-
-
-class Notes(Reporter):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from amata.errors import InputError
 from amata.recipes import load
 from amata.runs import RunFolder
 from tests.conftest import ROOT, Called, small_net
-from tests.toy import StopAt, toy_data, without_times
+from tests.toy import Notes, StopAt, toy_data, without_times
 
 BALL = amata.Linf(0.05)
 METHOD = amata.PGD(ball=BALL, reach=1.5)
@@ -272,14 +272,6 @@ def test_a_resume_with_something_else_is_refused(
     assert {path: path.read_bytes() for path in before} == before, "changed by a refused resume"
 
 
-class Notes(amata.Reporter):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
-
-
 def test_a_run_without_a_checkpoint_starts_from_the_beginning_and_says_so(tmp_path: Path) -> None:
     whole = amata.fit(small_net(), toy_data(), run=tmp_path / "whole", **QUICK)
     with pytest.raises(amata.Interrupted):
@@ -291,7 +283,10 @@ def test_a_run_without_a_checkpoint_starts_from_the_beginning_and_says_so(tmp_pa
     resumed = amata.fit(
         small_net(), toy_data(), resume=tmp_path / "run", progress=(notes := Notes())
     )
-    assert notes.lines[0] == "there is no checkpoint: training starts from the beginning"
+    assert notes.notes == [
+        "there is no checkpoint: training starts from the beginning",
+        "the model has 4 outputs, and the training data have 2 classes: check its last layer",
+    ]
     for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(a, b)
 

@@ -21,7 +21,7 @@ from amata.training import Interrupted
 from amata.training.experiment import resume, train
 from amata.training.loaded import load_trained
 from tests.conftest import ROOT, small_net
-from tests.toy import QUICK, StopAt, fit, toy_data, toy_recipe
+from tests.toy import QUICK, Notes, StopAt, fit, toy_data, toy_recipe
 
 
 def test_images_added_later_are_not_test_images(tmp_path: Path) -> None:
@@ -258,14 +258,6 @@ def test_parts_of_a_killed_run_are_removed(tmp_path: Path) -> None:
         part.write_bytes(b"half")
     again(run.path)
     assert not any(part.exists() for part in parts)
-
-
-class Notes(Reporter):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 def test_every_start_is_recorded_with_its_environment(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ from amata.studies.space import Space, schedule_key
 from amata.studies.trial import TrialResult
 from amata.training.setup import load_data
 from tests.conftest import ENV, ROOT, Called, dropout_net
-from tests.toy import QUICK
+from tests.toy import QUICK, Notes
 
 Amata = Callable[..., Called]
 SHORT = ("train.epochs=2", "optim.ema=0", "data.limit=1000")
@@ -204,14 +204,6 @@ def test_criterion_trains_measures_and_resumes(amata: Amata, tmp_path: Path) -> 
         "seconds",
     )
     assert "mnist5k-pgd2" in table.out
-
-
-class Notes(Reporter):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 STAGED = {"fat": "tau = [[0, 0], [1, 9]]", "dat": "dynamic_epochs = 1\nc_max = 1000"}

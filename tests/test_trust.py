@@ -35,6 +35,7 @@ from amata.training import load, trust
 from amata.training.experiment import resume
 from amata.training.loaded import load_trained
 from tests.conftest import Called
+from tests.toy import Notes
 
 Amata = Callable[..., Called]
 OWN = "own_net_for_trust"
@@ -358,17 +359,11 @@ def test_a_study_resumes_the_users_own_recipe_without_trust(
     home: Path, fresh: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Even where nothing can be remembered."""
-
-    class Notes(Reporter):
-        def note(self, text: str) -> None:
-            notes.append(text)
-
-    notes: list[str] = []
     fresh.setenv("AMATA_STATE", "/dev/null/nowhere")
     sets = [*SETS, f"model.name={OWN}:make", f"data.root={home / 'data'}"]
     recipe = recipes.load("caltech256-pgd20", sets)
-    run = train_or_resume(tmp_path / "run", recipe, Notes())
-    assert [n for n in notes if "remember" in n] == [
+    run = train_or_resume(tmp_path / "run", recipe, told := Notes())
+    assert [n for n in told.notes if "remember" in n] == [
         f"cannot remember that {OWN}:make is trusted: set AMATA_STATE to a folder, or add "
         "--trust to evaluate or resume this run"
     ]

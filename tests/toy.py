@@ -76,6 +76,16 @@ def fit(
     return train_model(model, train, valid, recipe, run=run, reporter=reporter)
 
 
+class Notes(Reporter):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
 class StopAt(Reporter):
     """Sends this process a signal at one batch of training."""
 

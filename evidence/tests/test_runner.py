@@ -161,8 +161,10 @@ def test_an_interrupted_study_ends_with_one_line(
 
 
 def test_the_deadline_interrupts_like_ctrl_c() -> None:
-    with pytest.raises(KeyboardInterrupt), interrupting(time.monotonic()):
-        threading.Event().wait(60)
+    for before in (signal.default_int_handler, signal.SIG_IGN):  # as behind an & of a script
+        signal.signal(signal.SIGINT, before)
+        with pytest.raises(KeyboardInterrupt), interrupting(time.monotonic()):
+            threading.Event().wait(60)
     with interrupting(float("inf")), interrupting(time.monotonic() + 3600):
         pass
     timers = [t for t in threading.enumerate() if isinstance(t, threading.Timer)]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from amata.errors import InputError, shorten, unknown
-from amata.quantity import whole
 from amata.recipes.files import KEYED, TABLES, built_in, read_recipe, read_text, read_toml
 from amata.recipes.overrides import Overrides, Pair, as_pairs
 from amata.recipes.recipe import OPERATIONAL, Recipe
@@ -65,7 +64,7 @@ def _stretched(recipe: Recipe, epochs: int, pairs: Sequence[Pair]) -> Recipe:
 
     if any(path == "train.epochs" for path, _ in pairs):
         raise InputError("the epochs are given twice; drop train.epochs or --epochs (epochs=)")
-    found = stretched(recipe, whole(epochs, "epochs", 1))
+    found = stretched(recipe, epochs)
     return parse(found.tables, recipe.name, pairs)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from amata.quantity import round_half_up
+from amata.quantity import round_half_up, whole
 from amata.recipes.recipe import Recipe
 from amata.schedules import Exponential, Piecewise
 
@@ -12,6 +12,7 @@ def stretched(recipe: Recipe, epochs: int) -> Recipe:
     the rise of the schedule, stages of schedule and method, and in a shorter run milestones and the
     warm-up. In a longer run milestones keep their distance from the end: more epochs with a low
     learning rate overfit."""
+    epochs = whole(epochs, "epochs", 1)
     factor = epochs / recipe.train.epochs
     longer = max(epochs - recipe.train.epochs, 0)
 

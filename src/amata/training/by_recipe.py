@@ -6,7 +6,6 @@ from typing import Any
 
 from amata import recipes
 from amata.errors import InputError
-from amata.quantity import whole
 from amata.recipes import Recipe
 from amata.recipes.length import stretched
 from amata.reporter import Reporter
@@ -62,6 +61,6 @@ def train(
     elif tables:
         chosen = recipes.load(recipe.tables, name=recipe.name, epochs=epochs, **tables)
     else:  # its objects may be of classes that no table names
-        chosen = recipe if epochs is None else stretched(recipe, whole(epochs, "epochs", 1))
+        chosen = recipe if epochs is None else stretched(recipe, epochs)
     with reporting(progress, "train()") as reporter:
         return experiment.train(chosen, Path(out).expanduser(), reporter, wall=wall, within=time)

@@ -17,7 +17,6 @@ from amata.errors import InputError, quoted
 from amata.evaluation import parse_attack
 from amata.methods import ERM, Method
 from amata.models import load_weights
-from amata.quantity import whole
 from amata.recipes import Recipe, load
 from amata.recipes.length import stretched
 from amata.recipes.schema import Eval, Optim, PythonData, Train
@@ -119,7 +118,7 @@ def fit(
                 f"{quoted(resume)}`"
             )
     elif base is not None and epochs is not None:
-        base = stretched(base, whole(epochs, "epochs", 1))
+        base = stretched(base, epochs)
     chosen = _recipe(base, method, schedule, model)
     images, held_out = _read_data(train, valid, workers)
     if not isinstance(images, ImageSet) and (batch_size or augment or limit):
