@@ -10,7 +10,7 @@ from definition import ROOT
 from fronts import draw
 from page import Parts, markdown, picture, refuse_others, rewrite
 from study import STUDIES
-from study_section import section
+from study_section import finished_trials, section
 
 DOCS = ROOT / "docs"
 ORDER = (
@@ -64,12 +64,17 @@ def draw_all() -> None:
                 steepness.draw_steepness(axes, study)
 
 
+def begun() -> list[str]:
+    """The studies with at least one finished run or tuning trial."""
+    return [study for study in ORDER if stored.summaries(study) or finished_trials(study)]
+
+
 def studies() -> str:
-    return "\n\n".join(map(section, measured()))
+    return "\n\n".join(map(section, begun()))
 
 
 def not_measured() -> str:
-    left = [study for study in ORDER if study not in measured()]
+    left = [study for study in ORDER if study not in begun()]
     if not left:
         return "All studies have results."
     rows = [

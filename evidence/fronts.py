@@ -82,9 +82,7 @@ def draw_front(
     places: dict[str, float] = {}
     for title in shown:
         paint, marker = SERIES[0] if title in own.front else next(styles)
-        x, values = costs[title], points[title]
-        while any(abs(x - other) < shift for other in places.values()):
-            x += shift  # arms of the same cost, side by side
+        x, values = beside(costs[title], shift, list(places.values())), points[title]
         places[title] = x
         label = None if title in own.front else own.labels[title] + notes[title]
         ax.plot([x] * len(values), values, ls="none", marker=marker, ms=3, color=paint, alpha=0.45)
@@ -118,6 +116,16 @@ def draw_front(
     ax.set_ylim(widened(ax.get_ylim(), LEAST_POINTS))
 
 
+def beside(cost: float, shift: float, taken: list[float]) -> float:
+    """The place nearest to the cost where a mark covers none of the others.
+
+    >>> beside(9.0, 1.0, []), beside(9.0, 1.0, [9.0]), beside(9.0, 1.0, [8.5, 9.5])
+    (9.0, 8.0, 7.0)
+    """
+    near = (cost + side * i * shift for i in range(len(taken) + 1) for side in (-1, 1))
+    return next(x for x in near if all(abs(x - other) >= shift for other in taken))  # one is free
+
+
 def widened(limits: tuple[float, float], least: float) -> tuple[float, float]:
     """The limits of an axis, moved apart on both sides if they are too close.
 
@@ -130,14 +138,16 @@ def widened(limits: tuple[float, float], least: float) -> tuple[float, float]:
 
 
 def pair(study: str) -> tuple[str, str] | None:
-    """The first annealed arm and constant that the study compares, if both have held-out curves."""
+    """The annealed arm and constant to compare over the epochs: of those with held-out curves the
+    pair with the most seeds, then the first that the study states."""
+    found: dict[tuple[str, str], int] = {}
     for test in STUDIES[study].tests:
         if test.against == FRONT:
             continue
         both = [stored.epochs(study, title) for title in (test.arm, test.against)]
         if all(runs and any("valid" in row for row in runs[0]) for runs in both):
-            return test.arm, test.against
-    return None
+            found[test.arm, test.against] = min(map(len, both))
+    return max(found, key=lambda titles: found[titles], default=None)
 
 
 def draw_epochs(ax: Any, study: str) -> None:

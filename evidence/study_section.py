@@ -4,6 +4,7 @@ where its runs were made."""
 import json
 import math
 import statistics
+from typing import Any
 
 import steepness
 import stored
@@ -91,20 +92,34 @@ def tuning_table(study: str) -> str:
     tuning = STUDIES[study].tuning
     if tuning is None:
         return "No arm was tuned in this study."
-    rows = []
-    for title, label in STUDIES[study].labels.items():
-        files = [RESULTS / study / f"trials/{title}-{i}.json" for i in range(len(tuning.trials))]
-        found = [
-            json.loads(file.read_text())["held_out"] if file.is_file() else None for file in files
-        ]
+    columns = []
+    for title in STUDIES[study].labels:
+        found = [trial["held_out"] if trial else None for trial in trials(study, title)]
         cells = [_held_out(accuracy, tuning) for accuracy in found]
-        if (chosen := tuning.winner(found)) is not None:
+        chosen = tuning.winner(found)
+        if chosen is not None and all(found):
             cells[chosen] = f"**{cells[chosen]}**"
-        rows.append([label, *cells])
+        columns.append(cells)
     clean = ", clean" if tuning.least_clean else ""
-    head = [f"held-out {named(tuning.attack)}{clean} %", *map(" ".join, tuning.trials)]
-    bold = "Bold: chosen, by the rule in the study's file."
+    head = [f"held-out {named(tuning.attack)}{clean} %", *STUDIES[study].labels.values()]
+    rows = [
+        ["`" + " ".join(sets) + "`", *cells]
+        for sets, *cells in zip(tuning.trials, *columns, strict=True)
+    ]
+    bold = "Bold: chosen, by the rule in the study's file, once all trials of the arm are made."
     return f"{markdown(head, rows)}\n\n{bold}{repeated_trials(study, tuning.attack)}"
+
+
+def trials(study: str, title: str) -> list[dict[str, Any] | None]:
+    """The trials of an arm, None where one is not finished."""
+    tuning = STUDIES[study].tuning
+    count = len(tuning.trials) if tuning else 0
+    files = [RESULTS / study / f"trials/{title}-{i}.json" for i in range(count)]
+    return [json.loads(file.read_text()) if file.is_file() else None for file in files]
+
+
+def finished_trials(study: str) -> list[dict[str, Any]]:
+    return [trial for title in STUDIES[study].labels for trial in trials(study, title) if trial]
 
 
 def _held_out(accuracy: dict[str, float] | None, tuning: Tuning) -> str:
@@ -155,9 +170,11 @@ def selection_table(study: str) -> str:
 
 
 def provenance(study: str) -> str:
-    """Commits and devices of the runs, how many are still missing, and which were resumed."""
+    """Commits and devices of the runs, how many are still missing, and which were resumed. Of the
+    trials where there is no run."""
     runs = [run for title in STUDIES[study].recipes for run in stored.runs_of(study, title)]
     environments = [env for run in runs for env in stored.environments(run)]
+    environments = environments or finished_trials(study)
     commits = sorted({env.get("commit") or "unknown" for env in environments})
     devices = sorted({env["device"] for env in environments})
     planned = len(list(STUDIES[study].runs()))
@@ -179,9 +196,12 @@ def shared(study: str) -> str:
 
 
 def section(study: str) -> str:
+    head = f"### {STUDIES[study].about}\n\n`{study}`: {provenance(study)}\n\n"
+    if not stored.summaries(study):
+        return f"{head}{tuning_table(study)}"
     drawn = f"annealing-{study}.svg"
     return (
-        f"### {STUDIES[study].about}\n\n`{study}`: {provenance(study)}\n\n{arms_table(study)}\n\n"
+        f"{head}{arms_table(study)}\n\n"
         f"![Accuracy against cost, {study}]({drawn})\n\n{differences_table(study)}\n\n"
         f"{tuning_table(study)}{selection_table(study)}{steepness_part(study)}"
     )

@@ -1,11 +1,12 @@
 """The section of a study."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 import stored
-from study_section import provenance
+import study_section
 
 
 def test_runs_that_were_started_twice_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,5 +14,24 @@ def test_runs_that_were_started_twice_are_named(monkeypatch: pytest.MonkeyPatch)
         return [{"device": "a GPU", "commit": "c0ffee"}] * (2 if run.name == "k3-seed2" else 1)
 
     monkeypatch.setattr(stored, "environments", starts)
-    found = provenance("cifar10-1m")
+    found = study_section.provenance("cifar10-1m")
     assert found == "6 of 6 runs, commit `c0ffee`, a GPU. Interrupted and resumed: `k3-seed2`."
+
+
+def test_trials_without_a_run_are_reported_and_none_is_chosen_yet(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(stored, "RESULTS", tmp_path)
+    monkeypatch.setattr(study_section, "RESULTS", tmp_path)
+    folder = tmp_path / "cifar10-1m-tuning" / "trials"
+    folder.mkdir(parents=True)
+    for trial in range(2):
+        held_out = {"clean": 0.75, "apgd-t": 0.47 + trial / 100}
+        written = {"held_out": held_out, "commit": "c0ffee", "device": "a GPU"}
+        (folder / f"k3-{trial}.json").write_text(json.dumps(written))
+
+    found = study_section.section("cifar10-1m-tuning")
+
+    assert "`cifar10-1m-tuning`: 0 of 1 runs, commit `c0ffee`, a GPU." in found
+    assert "| `optim.ema=0.9995 optim.ema_warmup=4` | 48.00 |" in found
+    assert "**" not in found
