@@ -46,11 +46,12 @@ from amata.studies.compare import compare_runs
 from amata.studies.compare_images import compare_images
 from amata.studies.comparison_rows import common_target
 from amata.studies.criterion import check_epochs, robust_attack
-from amata.studies.differences import recipe_differences, timing_facts
+from amata.studies.differences import recipe_differences
 from amata.studies.landscape import run_landscapes
 from amata.studies.plan import check_same_runs, find_runs, plan, run_name, run_plan
 from amata.studies.runs import check_runs
 from amata.studies.shared_attack import compare_under_one_attack, difference
+from amata.studies.timing import timing_facts
 from amata.training import fit
 from amata.training.setup import load_data
 from tests.conftest import ENV, ROOT, Called, images, labels, small_net
@@ -297,9 +298,15 @@ ENVIRONMENT = {
 
 
 def written_run(
-    folder: Path, recipe: Recipe, start: float | None = 1000.0, **split: str
+    folder: Path,
+    recipe: Recipe,
+    start: float | None = 1000.0,
+    seconds: tuple[float, float] = (10.0, 10.0),
+    evals: int = 1000,
+    split: dict[str, str] | None = None,
 ) -> RunFolder:
-    """A finished run of two epochs of 10 s, which trained from `start`."""
+    """A finished run of two epochs that took so many seconds and gradient evaluations, which
+    trained from `start`."""
     run = RunFolder.create(folder, recipe)
     write_json(folder / "env.json", ENVIRONMENT)
     if split:
@@ -310,16 +317,16 @@ def written_run(
             "steps": 2,
             "step_size": 0.1,
             "loss": 1.0,
-            "train_seconds": 10.0 * (epoch + 1),
+            "train_seconds": sum(seconds[: epoch + 1]),
             "data_seconds": 0.0,
-            "grad_evals": 1000 * (epoch + 1),
+            "grad_evals": evals * (epoch + 1),
             "grad_evals_per_image": 2.0,
             "lr": 0.1,
             "valid": {"clean": 0.9, "pgd-2": 0.5 + 0.1 * epoch},
             "valid_n": 40,
         }
         if start is not None:
-            row["unix_seconds"] = start + 10.0 * (epoch + 1)
+            row["unix_seconds"] = start + row["train_seconds"]
         run.append_row(row)
     evaluation = {
         name: asdict(Result(0.6, 100, 0.5, 0.7, 0, 1.0, params))
@@ -328,8 +335,8 @@ def written_run(
     summary = {
         "recipe": recipe.name,
         "epochs": 2,
-        "train_seconds": 20.0,
-        "grad_evals": 2000,
+        "train_seconds": sum(seconds),
+        "grad_evals": 2 * evals,
         "grad_evals_per_image": 2.0,
         "best_epoch": 1,
         "evaluation": evaluation,
@@ -457,6 +464,52 @@ def test_runs_that_trained_at_the_same_time_do_not_claim_comparable_times(
     assert ("times the training time" in headline(two)) == two["times_comparable"]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "evals", "slowed"),
+    [
+        ((10.0, 10.0), 1000, None),
+        ((12.0, 13.0), 1000, None),
+        ((14.0, 30.0), 1000, "44 s where 20 s"),
+        ((10.0, 30.0), 1000, "40 s where 20 s"),
+        ((14.0, 30.0), 2000, "44 s where 28 s"),  # equal epochs of its own
+        ((30.0, 30.0), 2000, None),  # nothing to compare it with
+    ],
+)
+def test_a_run_that_was_slowed_does_not_claim_a_speed_up(
+    seconds: tuple[float, float], evals: int, slowed: str | None, tmp_path: Path
+) -> None:
+    runs = [
+        written_run(tmp_path / "quiet", load("mnist5k-pgd", QUICK)),
+        written_run(tmp_path / "other", load("mnist5k-amata", QUICK), 2000.0, seconds, evals),
+    ]
+
+    result = compare_runs(runs)
+
+    words = f"other seems to have been slowed by other work on the machine: it trained for {slowed}"
+    assert any(w.startswith(words) for w in result["warnings"]) == (slowed is not None)
+    assert result["times_comparable"] == (slowed is None)
+
+
+def test_epochs_of_other_work_do_not_count_as_slow(tmp_path: Path) -> None:
+    wide = load("mnist5k-pgd", [*QUICK, "data.batch_size=8"])
+    first = written_run(tmp_path / "quiet", load("mnist5k-pgd", QUICK))
+    second = written_run(tmp_path / "other", wide, 2000.0, (30.0, 30.0))
+    assert compare_runs([first, second])["times_comparable"]
+
+
+def test_of_several_slow_runs_the_slowest_is_named(tmp_path: Path) -> None:
+    seconds = {"quiet": 10.0, "slow": 20.0, "slower": 30.0}
+    runs = [
+        written_run(tmp_path / name, named("mnist5k-pgd", "r", i), 1000.0 * i, (took, took))
+        for i, (name, took) in enumerate(seconds.items())
+    ]
+    told = [w for w in compare_runs(runs)["warnings"] if "slowed" in w]
+    assert [w.partition(",")[0] for w in told] == [
+        "slower seems to have been slowed by other work on the machine"
+    ]
+    assert ", and 1 more too: it trained for 60 s where 20 s would do" in told[0]
+
+
 def test_a_run_records_when_its_epochs_ended(tmp_path: Path) -> None:
     before = time.time()
     run = RunFolder.open(python_run(tmp_path / "run", 1, {}))[0]
@@ -483,8 +536,8 @@ def test_runs_on_different_data_are_refused(
     first: dict[str, str], second: dict[str, str], what: str | None, tmp_path: Path
 ) -> None:
     runs = [
-        written_run(tmp_path / "one", load(RECIPES[0], QUICK), 0.0, **first),
-        written_run(tmp_path / "two", load(RECIPES[1], QUICK), 50.0, **second),
+        written_run(tmp_path / "one", load(RECIPES[0], QUICK), 0.0, split=first),
+        written_run(tmp_path / "two", load(RECIPES[1], QUICK), 50.0, split=second),
     ]
     if what is None:
         assert compare_runs(runs)["rows"]

@@ -19,11 +19,10 @@ from amata.studies.differences import (
     comparability_warnings,
     recipe_differences,
     same_test_images,
-    timing_facts,
-    training_times,
 )
 from amata.studies.plan import check_target
 from amata.studies.shared_attack import compare_under_one_attack
+from amata.studies.timing import slowed_runs, timing_facts, training_times
 from amata.studies.titles import recipe_titles
 from amata.training.evaluations import all_results
 
@@ -49,7 +48,8 @@ def compare_runs(
         _curve(run, recipe, title) for (run, recipe), title in zip(opened, titles, strict=True)
     ]
     trained, overlap = training_times(runs)
-    warnings = [*failures, *comparability_warnings(opened), *overlap]
+    slowed = [] if overlap else slowed_runs(opened)
+    warnings = [*failures, *comparability_warnings(opened), *overlap, *slowed]
     source = "given"
     if target is None:
         target, problem = common_target(curves)
@@ -60,7 +60,7 @@ def compare_runs(
         for run, recipe in opened
     ]
     environments = [env for run in runs for env in run.environments()]
-    comparable = trained != "parallel" and all(
+    comparable = not (overlap or slowed) and all(
         timing_facts(env) == timing_facts(environments[0]) for env in environments
     )
     rows, untested = recipe_rows(titles, curves, summaries, target)

@@ -1,7 +1,7 @@
 """What differs between the runs of a comparison: recipe keys, devices, package versions, data."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 from amata.errors import InputError
 from amata.recipes import Recipe
@@ -23,9 +23,6 @@ LOADING = frozenset(
     {"augment", "batch_size", "drop_last", "in_memory", "pad", "random_scale", "workers"}
 )
 """Keys of [data] that say how images are loaded, not which ones."""
-
-Trained = Literal["sequential", "parallel", "unknown"]
-"""Whether runs trained one after the other, some at the same time, or that is not recorded."""
 
 
 def which_images(recipe: Recipe) -> dict[str, Any]:
@@ -68,28 +65,6 @@ def same_test_images(opened: Sequence[tuple[RunFolder, Recipe]]) -> bool:
         return True
     keys = [[recipe.tables["data"].get(key) for key in TESTED] for _, recipe in opened]
     return all(key == keys[0] for key in keys)
-
-
-def training_times(runs: Sequence[RunFolder]) -> tuple[Trained, list[str]]:
-    """Whether the runs trained one after the other, and a warning if some did not."""
-    spans: list[tuple[float, float, str]] = []
-    for run in runs:
-        before = 0.0
-        for row in run.epochs():
-            if "unix_seconds" not in row:
-                return "unknown", []
-            end, seconds = row["unix_seconds"], row["train_seconds"] - before
-            spans.append((end - seconds, end, run.path.name))
-            before = row["train_seconds"]
-    end, last = 0.0, ""
-    for start, stop, name in sorted(spans):
-        if start < end and name != last:
-            return "parallel", [
-                f"{last} and {name} trained at the same time and may have slowed each other: "
-                "compare gradient evaluations, not seconds"
-            ]
-        end, last = (stop, name) if stop >= end else (end, last)
-    return "sequential", []
 
 
 def comparability_warnings(opened: Sequence[tuple[RunFolder, Recipe]]) -> list[str]:
@@ -150,8 +125,3 @@ def recipe_differences(by_name: dict[str, Recipe]) -> list[dict[str, Any]]:
         if key not in NEUTRAL and any(v != values[0] for v in values):
             found.append({"key": key, "values": dict(zip(by_name, values, strict=True))})
     return found
-
-
-def timing_facts(environment: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The facts that decide how fast a recipe trains."""
-    return tuple(environment.get(key) for key in ("device", "machine", "threads", "packages"))
