@@ -5,7 +5,6 @@ import json
 import math
 import random
 import re
-import statistics
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -159,12 +158,6 @@ def read(file: Path) -> Study:
     arms: dict[str, tuple[str, Sets]] = {}
     labels: dict[str, str] = {}
     for title, arm in stated["arms"].items():
-        if "winner_of" in arm:
-            best = best_arm(arm["winner_of"], file.parent, arm.get("among"))
-            if best is None or (found := recipe_of(stated, best)) in arms.values():
-                continue  # not measured yet, or an arm already
-            arms[title], labels[title] = found, best.get("label") or label_of(best["k"])
-            continue
         arms[title] = recipe_of(stated, arm)
         labels[title] = arm.get("label") or label_of(arm["k"])
     tuning = stated.get("tuning")
@@ -254,30 +247,6 @@ def settings(stated: dict[str, Any], arm: dict[str, Any]) -> Sets:
         else:
             sets.append(f"schedule.tau={arm['tau'] if 'tau' in arm else stated['tau']}")
     return (*sets, *arm.get("set", ()))
-
-
-def best_arm(name: str, folder: Path, among: Sequence[str] | None) -> dict[str, Any] | None:
-    """The arm, as its study states it, whose selected checkpoints have the highest held-out robust
-    accuracy, as a mean over seeds. None while runs of the study are missing."""
-    stated, scores = tomllib.loads((folder / f"{name}.toml").read_text()), {}
-    for title, arm in stated["arms"].items():
-        files = sorted(RESULTS.glob(f"{name}/runs/{title}-seed*/metrics.jsonl"))
-        if len(files) < arm.get("seeds", stated["seeds"]):
-            return None
-        scores[title] = statistics.mean(map(_highest, files))
-    winner = max(among or scores, key=lambda title: scores[title])
-    tau = {} if "alpha" in stated["arms"][winner] else {"tau": stated["tau"]}
-    return {**tau, **stated["arms"][winner]}
-
-
-def _highest(metrics: Path) -> float:
-    rows = map(json.loads, metrics.read_text().splitlines())
-    return max(
-        accuracy
-        for row in rows
-        for attack, accuracy in row.get("valid", {}).items()
-        if attack != "clean"
-    )
 
 
 def all_studies() -> dict[str, Study]:

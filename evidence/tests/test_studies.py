@@ -151,30 +151,6 @@ def test_the_orders_of_k() -> None:
     assert from_zero == sorted(from_zero)
 
 
-def test_the_winner_joins_when_its_study_is_complete(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(definition, "RESULTS", tmp_path)
-    file = definition.ROOT / "evidence/studies/cifar10-headline.toml"
-    arms = study.STUDIES["cifar10-paper-recipe"].recipes
-    for seed, title in study.STUDIES["cifar10-paper-recipe"].runs():
-        assert "winner" not in definition.read(file).recipes
-        robust = 0.5 if title == "linear-1-5" else 0.4
-        rows: list[dict[str, object]] = [
-            {"valid": {"clean": 0.9, "pgd-10": robust}},
-            {"valid": {"clean": 0.9, "pgd-10": 0.3}},
-        ]
-        write_run(tmp_path / f"cifar10-paper-recipe/runs/{title}-seed{seed}", rows)
-    name, keys = definition.read(file).recipes["winner"]
-    same = tuple(key for key in keys if not key.startswith("eval."))
-    assert (name, same) == arms["linear-1-5"]
-    assert definition.read(file).labels["winner"] == "linear 1 → 5"
-    longer = definition.read(file.with_stem("cifar10-100-epochs"))
-    base, sets = longer.recipes["best-annealed"]
-    planned = planned_controls(recipes.load(base, list(sets)).schedule, 100)
-    assert planned == planned_controls(Linear(k_min=1, k_max=5, tau="20/255"), 100)
-
-
 def test_arms_that_matter_have_more_seeds_and_are_run_first() -> None:
     plain: tuple[str, definition.Sets] = ("mnist5k-pgd", ())
     small = definition.Study(
