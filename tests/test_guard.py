@@ -20,7 +20,7 @@ from amata.training.guard import GuardStats, guard_stats, overfitted
 from amata.training.trainer import Trainer
 from tests.conftest import small_net
 from tests.disk import Disk
-from tests.toy import StopAt, fit, stateful_recipe, toy_data, toy_recipe, without_times
+from tests.toy import Notes, StopAt, fit, stateful_recipe, toy_data, toy_recipe, without_times
 
 
 def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
@@ -520,6 +520,50 @@ def test_the_bounds_of_chance_accuracy(
 ) -> None:
     assert at_chance(best, **inside)
     assert not at_chance(best, **outside)
+
+
+class Mute(torch.nn.Module):
+    """A network that says nothing about any image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = small_net()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z: torch.Tensor = 0 * self.net(x)
+        return z
+
+
+@pytest.mark.parametrize(
+    ("option", "epoch"),
+    [
+        ("train.seed=0", 2),
+        ("train.eps_warmup=2", 3),
+        ("optim.warmup=2.5", 4),
+        ("optim.warmup=4", 0),
+    ],
+)
+def test_a_network_that_learns_nothing_is_noted_once(
+    option: str, epoch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amata.training.guard.UPDATES", 12)  # two epochs
+    reporter = Notes()
+    recipe = toy_recipe("train.tensorboard=false", "train.epochs=4", option)
+    fit(Mute(), toy_data(), toy_data(40), recipe, reporter=reporter)
+    told = [note for note in reporter.notes if "seldom learn later" in note]
+    start = f"accuracy on held-out images is at chance after epoch {epoch}, "
+    assert [note.startswith(start) for note in told] == [True] * (epoch > 0)
+
+
+def test_a_network_that_learns_or_had_few_updates_is_not_noted() -> None:
+    recipe = toy_recipe("train.tensorboard=false", "train.epochs=4")
+    for net in (small_net(), Mute()):
+        reporter = Notes()
+        fit(net, toy_data(), toy_data(40), recipe, reporter=reporter)
+        assert not any("at chance" in note for note in reporter.notes)
+    assert AT_CHANCE.learnt_nothing(0.1)
+    assert not AT_CHANCE.learnt_nothing(0.3)  # it once knew more
+    assert not AT_CHANCE._replace(accuracy=0.3).learnt_nothing(0.1)
 
 
 def test_the_guards_statistics_are_those_of_its_images() -> None:

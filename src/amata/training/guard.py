@@ -45,6 +45,9 @@ SAME = 0.05
 """A difference of accuracies that is none."""
 FEW = 30
 """Images that are too few to tell chance accuracy from bad luck."""
+UPDATES = 50
+"""After so many, and an epoch more than the warm-up, a network should have learnt something. On
+digits all that had not after two epochs never did."""
 
 
 def overfitted(before: float, after: float) -> bool:
@@ -74,13 +77,22 @@ class GuardStats(NamedTuple):
     """The share of the largest class."""
 
     def collapsed(self, best: float) -> bool:
-        """Whether a network that had learnt something is now at chance accuracy.
+        """Whether a network that had learnt something is now at chance accuracy."""
+        return self.at_chance and self.accuracy < max(best - DROP, best / 2)
+
+    @property
+    def at_chance(self) -> bool:
+        """Whether most images get one class, with about the loss of a guess.
 
         A network with bad BatchNorm statistics may also give most images one class, but with
         confidence: its loss is higher. Too few images are no evidence.
         """
-        at_chance = self.same > 0.5 and 0.95 * self.informed < self.loss < 1.05 * self.equal
-        return self.images >= FEW and at_chance and self.accuracy < max(best - DROP, best / 2)
+        guess = 0.95 * self.informed < self.loss < 1.05 * self.equal
+        return self.images >= FEW and self.same > 0.5 and guess
+
+    def learnt_nothing(self, best: float) -> bool:
+        """Whether the network is at chance accuracy, and always was."""
+        return self.at_chance and max(best, self.accuracy) <= self.majority + SAME
 
 
 def may_fade(recipe: Recipe, u: Control[float]) -> bool:
@@ -149,6 +161,7 @@ class Guard:
         self.images, self.seen_on = images, seen_on
         self.good: Snapshot | None = None
         """The snapshot after the last good epoch."""
+        self._told = False
 
     @property
     def armed(self) -> bool:
@@ -187,6 +200,7 @@ class Guard:
         # Chance accuracy also fails the attack, but needs the other remedy.
         if stats.collapsed(state.guard_clean):
             return ChanceCollapse(state.epoch, state.guard_clean, stats.accuracy, self.seen_on)
+        self._tell_of_chance(stats)
         if not (self.armed or self._watches(stats.images)):
             state.guard_robust = state.guard_loss = None
         elif not math.isfinite(stats.loss):
@@ -209,6 +223,23 @@ class Guard:
         state.guard_clean = max(state.guard_clean, stats.accuracy)
         state.guard_failed = None
         return None
+
+    def _tell_of_chance(self, stats: GuardStats) -> None:
+        """Note, once, that the network should have learnt something by now, and has not. There is
+        no good epoch to go back to."""
+        state, recipe = self.trainer.state, self.trainer.recipe
+        updates = state.spent.images // recipe.data.batch_size
+        early = updates < UPDATES or state.epoch < max(
+            1.0, recipe.optim.warmup, recipe.train.eps_warmup
+        )
+        if early or self._told or not stats.learnt_nothing(state.guard_clean):
+            return
+        self._told = True
+        self.trainer.net.note(
+            f"accuracy on {self.seen_on} is at chance after epoch {state.epoch + 1}, and such runs "
+            "seldom learn later: consider stopping, and fewer attack steps at first, "
+            "train.eps_warmup=5, or a third of optim.lr"
+        )
 
     def event(self, failure: Failure) -> Event:
         """The failure, and what the recipe says to do about it."""
