@@ -67,7 +67,8 @@ def main(arguments: list[str] | None = None) -> None:
         code = error.exit_code
     except _UsageError as error:
         line = printable(" ".join(error.format_message().split()))
-        _complain(f"error: {line} See `{_command(error.ctx)} --help`.")
+        stop = "" if line.endswith((".", "?", "!")) else "."
+        _complain(f"error: {line}{stop} See `{_command(error.ctx)} --help`.")
         code = 2
     except BrokenPipeError:  # such as `amata recipes | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
