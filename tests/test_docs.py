@@ -92,7 +92,7 @@ def test_the_tutorial_runs(
     assert Path("runs/photos/summary.json").is_file()
 
 
-@pytest.mark.parametrize("page", ["loop.md", "audit.md"])
+@pytest.mark.parametrize("page", ["loop.md", "your-method.md", "audit.md"])
 def test_the_first_block_of_a_page_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import amata
@@ -40,6 +41,42 @@ class Lazy(amata.Method):
 
     def step(self, net: Any, batch: Any, *_: Any) -> None:
         net.backward(batch.x, batch.y)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idle(amata.Method):
+    """Forgets the gradient."""
+
+    def step(self, net: Any, *_: Any) -> None:
+        net.apply()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging(amata.Method):
+    """Has torch's usual loss, which is a mean, in the attack or in the update."""
+
+    attack: bool = False
+
+    def step(self, net: Any, batch: Any, *_: Any) -> None:
+        if self.attack:
+            net.ascent(self.ball.around(batch.x), batch.x, batch.y, 1, 0.1, loss=cross_entropy)
+        net.backward(batch.x, batch.y, loss=cross_entropy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backwards(amata.Method):
+    """Takes back a step."""
+
+    def step(self, net: Any, batch: Any, *_: Any) -> None:
+        net.ascent(self.ball.around(batch.x), batch.x, batch.y, -1, 0.1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boundless(amata.Method):
+    """Passes the ball, not the region around the images."""
+
+    def step(self, net: Any, batch: Any, *_: Any) -> None:
+        net.ascent(self.ball, batch.x, batch.y, 1, 0.1)
 
 
 @torch.inference_mode()
@@ -105,6 +142,12 @@ def test_fit_without_a_method_shows_the_shortest_right_call() -> None:
         ({"model": nn.Sequential(nn.ReLU(inplace=True), small_net())}, "set inplace=False"),
         ({"model": inferred_net()}, r"was made in torch.inference_mode\(\)"),
         ({"method": Lazy(ball=BALL)}, r"Lazy.step\(\) never calls net.apply\(\)"),
+        ({"method": Idle(ball=BALL)}, r"Idle does not update .*never calls net.backward\(\)"),
+        ({"method": Averaging(ball=BALL)}, r"one value for each of 16 images, not the shape \(\)"),
+        ({"method": Averaging(ball=BALL, attack=True)}, "one value for each of 16 images"),
+        ({"method": Backwards(ball=BALL)}, "at least 0 steps; not LinfRegion and -1"),
+        ({"method": Boundless(ball=BALL)}, r"self.ball.around\(batch.x\).*; not Linf and 1"),
+        ({"schedule": amata.Linear}, "must be a schedule such as amata.Linear"),
         ({"run": 7}, "run = 7 must be a folder"),
         ({"resume": 7}, "resume = 7 must be a folder"),
         ({"train": [toy_data(16)]}, "batch_size=, augment= and limit= are for single images"),
@@ -317,7 +360,7 @@ def halved(epoch: int, epochs: int) -> amata.Control:
 def test_user_defined_methods_and_schedules_are_recorded_and_needed_again(tmp_path: Path) -> None:
     own = {"method": Noise(ball=amata.Linf(0.05), strength=8 / 255), "schedule": halved}
     settings = {**QUICK, **own, "progress": StopAt(1, 2)}
-    with pytest.raises(amata.Interrupted):
+    with pytest.raises(amata.Interrupted, match=r"valid, method=..., schedule=..., resume="):
         amata.fit(small_net(), toy_data(), run=tmp_path / "run", **settings)
     tables = RunFolder.open(tmp_path / "run")[1].tables
     assert tables["method"] == {
@@ -333,7 +376,7 @@ def test_user_defined_methods_and_schedules_are_recorded_and_needed_again(tmp_pa
     changed = {**own, "schedule": lambda epoch, epochs: (5, 0.1)}
     with pytest.raises(InputError, match=r"schedule\.\w+ = .*; resume with the same"):
         amata.fit(small_net(), toy_data(), resume=tmp_path / "run", **changed)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"the Python class tests\.test_python_runs\.\w+, which"):
+    with pytest.raises(InputError, match=r"the Python object tests\.test_python_runs\.\w+, which"):
         amata.fit(small_net(), toy_data(), resume=tmp_path / "run", progress=False)
     fitted = amata.fit(
         small_net(),
@@ -458,6 +501,39 @@ def test_train_runs_a_recipe_and_resumes_it(tmp_path: Path) -> None:
     )
 
 
+def test_train_runs_and_resumes_a_recipe_with_own_objects(tmp_path: Path) -> None:
+    tables: dict[str, Any] = {
+        "data": {"limit": 90, "valid": 30, "batch_size": 30},
+        "train": {"epochs": 3, "tensorboard": False, "valid_attack": "pgd-1"},
+        "eval": {"attacks": ["clean"], "limit": 50},
+    }
+    base = load("mnist5k-pgd", **tables)
+    own = replace(base, method=Noise(ball=base.ball), schedule=halved)
+    run = tmp_path / "cut"
+    with pytest.raises(amata.Interrupted, match=r"resume with amata.train\(recipe, resume='.*cut'"):
+        amata.train(own, run, progress=StopAt(1, 1), train={"seed": 4})
+    for resume in (
+        lambda: amata.train(resume=run),
+        lambda: amata.fit(small_net(), toy_data(), resume=run),
+    ):
+        with pytest.raises(InputError, match=r"amata.train\(recipe, resume="):
+            resume()
+    with pytest.raises(InputError, match=r"method.fields = .*; resume with the same"):
+        amata.train(replace(own, method=Noise(ball=base.ball, strength=0.5)), resume=run)
+    with pytest.raises(InputError, match=r"made in Python, for Linf.*make it again for Linf"):
+        amata.train(own, tmp_path / "other", threat={"eps": 0.1})
+    resumed = amata.train(own, resume=run, progress=False)
+    whole = amata.train(own, tmp_path / "whole", progress=False, train={"seed": 4})
+    assert [without_times(row) for row in resumed.epochs()] == [
+        without_times(row) for row in whole.epochs()
+    ]
+    assert RunFolder.open(whole.path)[1].train.seed == 4
+    with pytest.raises(amata.Interrupted):
+        amata.train(base, tmp_path / "plain", progress=StopAt(1, 1))
+    with pytest.raises(InputError, match="needs no recipe to be resumed"):
+        amata.train(own, resume=tmp_path / "plain")
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -471,6 +547,8 @@ def test_train_runs_a_recipe_and_resumes_it(tmp_path: Path) -> None:
         ({"recipe": "mnist5k-amata", "out": "x", "epochs": 0}, "epochs = 0 must be"),
         ({"recipe": "mnist5k-amata", "out": "x", "epochs": 1, "within": 9}, "drop --epochs"),
         ({"recipe": "mnist5k-amata", "out": "x", "epoch": 1}, "unknown table 'epoch'"),
+        ({"recipe": "mnist5k-amata", "out": "x", "seed": 1}, r"write train=.'seed': ...."),
+        ({"recipe": "mnist5k-amata", "resume": "x"}, "pass either a recipe or resume="),
         (
             {"recipe": "mnist5k-amata", "out": "x", "progress": 3},
             r"train\(\): progress = 3 must be",

@@ -255,6 +255,10 @@ def test_fractions_are_exact_quotients(top: int, bottom: int) -> None:
         ("schedule.name=constant", "schedule.steps and schedule.step_size: these are needed"),
         ("lr=1", "must be table.key; did you mean optim.lr"),
         ("method.name=[1]", "method.name: unknown method '[1]'"),
+        (
+            "method.name=mine:Own",
+            "a method of your own goes to amata.fit or amata.train, in Python",
+        ),
         ("optim.lr.x.y=1", "optim.lr.x.y is inside a value, not a table"),
         (
             "train.epochs=1" + 20 * "0",
@@ -482,6 +486,10 @@ def test_a_dict_may_rename_a_method_and_stays_unchanged() -> None:
         (
             lambda: load("mnist5k-amata", trian={"epochs": 5}),
             "unknown table 'trian'; did you mean 'train'?",
+        ),
+        (
+            lambda: load({"extends": "mnist5k-pgd", "schedule": {"name": "linear", "kmin": 1}}),
+            "schedule.kmin: unknown key; did you mean 'k_min'? (and ",
         ),
         (lambda: load("mnist5k-amata", train=5), "train = 5 must be a dict of keys"),
         (

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from amata.errors import InputError
 from amata.losses import Loss, as_logits
 
 
@@ -30,8 +31,20 @@ def forward(model: nn.Module, x: Tensor, bf16: bool) -> Tensor:
     return z.float() if z.dtype == torch.bfloat16 else z
 
 
+def per_image(losses: Tensor, n: int) -> Tensor:
+    """The losses of n images. A loss that is already a mean or a sum is refused: it would have
+    neither class weights nor parts of a batch."""
+    if losses.shape != (n,):
+        raise InputError(
+            f"the loss must return one value for each of {n} images, not the shape "
+            f"{tuple(losses.shape)}; use reduction='none'"
+        )
+    return losses
+
+
 def mean_loss(losses: Tensor, y: Tensor, class_weights: Tensor | None) -> Tensor:
     """The batch mean of the losses, each times the weight of its class."""
+    losses = per_image(losses, len(y))
     return (losses if class_weights is None else class_weights[y] * losses).mean()
 
 
@@ -41,7 +54,7 @@ def attack_objective(
     """What an attack ascends, and the logits. The sum, not the mean: small gradients underflow in
     bf16."""
     z = forward(model, x, bf16)
-    return loss(z, y).sum(), z
+    return per_image(loss(z, y), len(x)).sum(), z
 
 
 def update_objective(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from amata.distributed.buckets import GradientBuckets
 from amata.distributed.process_group import Ranks
 from amata.engine.ema import EMA
-from amata.engine.passes import Pass, forward, mean_loss
+from amata.engine.passes import Pass, forward, mean_loss, per_image
 from amata.engine.split import FirstLayer
 from amata.engine.weight_perturbation import WeightPerturbation
 from amata.errors import InputError
@@ -137,6 +137,11 @@ class PlainNet:
         *,
         loss: Loss | None = None,
     ) -> Tensor:
+        if steps < 0 or not hasattr(region, "project"):
+            raise InputError(
+                "net.ascent() takes a region, such as self.ball.around(batch.x), and at least 0 "
+                f"steps; not {type(region).__name__} and {steps}"
+            )
         self._evals += steps * len(x)
         return self._ascent(region, x, y, steps, step_size, loss or self.attack_loss)
 
@@ -362,7 +367,7 @@ class PlainNet:
         z = self._forward(x)
         # The sum, not the mean: each sample's own gradient. Autograd computes it for x alone, so
         # there are no weight gradients.
-        (g,) = torch.autograd.grad(loss(z, y).sum(), x)
+        (g,) = torch.autograd.grad(per_image(loss(z, y), len(x)).sum(), x)
         return g, z.detach()
 
     def _ascent(

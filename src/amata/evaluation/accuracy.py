@@ -91,6 +91,8 @@ def evaluate(
     named = attacks.split(",") if isinstance(attacks, str) else attacks
     every = [parse_attack(name, step_size=step_size, c=cw_c) for name in named]
     parsed = list({attack.name: attack for attack in every}.values())
+    if not parsed:
+        raise InputError("attacks is empty; name at least one, such as 'pgd-20'")
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     on_gpu = device.type == "cuda"
     fp16 = precision == "auto" and engine == "auto" and suits_fp16(model)

@@ -140,7 +140,8 @@ def _accuracy(trained: Trained) -> list[str]:
 
 def _training(trained: Trained) -> list[str]:
     recipe, summary, found = trained.recipe, trained.summary, trained.environment
-    method, schedule = (recipe.tables[table]["name"] for table in ("method", "schedule"))
+    tables = recipe.tables["method"], recipe.tables["schedule"]
+    method, schedule = (str(table.get("class", table["name"])) for table in tables)
     if recipe.tables["method"].get("awp"):
         method += " with adversarial weight perturbation"
     kept = (

@@ -100,7 +100,7 @@ class Net(Protocol):
         wrt_input: bool = False,
     ) -> Tensor | None:
         """Add the gradient of the batch-mean loss, times `scale`, to the weights' gradients;
-        `wrt_input` also returns it at the images.
+        `wrt_input` also returns it at the images. A `loss` returns one value per image.
 
         A tuple of inputs goes through the network one by one, and the loss takes all their logits,
         then y, then the tensors `given`. Pass a number that changes between epochs as a tensor of
@@ -153,8 +153,9 @@ it as it was."""
 class Method(ABC):
     """One training method: a frozen dataclass whose fields are the paper's hyper-parameters.
 
-    To write one, subclass this, add the fields, and write `step`. Every field but `ball` is a key
-    of a recipe's [method] table. The class attributes below tell the trainer what the method needs.
+    To write one, subclass this, add the fields, and write `step`. Of a built-in method every field
+    but `ball` is a key of a recipe's [method] table. The class attributes below tell the trainer
+    what the method needs.
     """
 
     ball: Ball

@@ -48,7 +48,7 @@ def load(
     found, known = read_recipe(recipe)
     for section, table in tables.items():
         if section not in TABLES:
-            raise InputError(f"recipe {known}: {unknown('table', section, TABLES)}")
+            raise InputError(f"recipe {known}: {_no_table(section)}")
         if not isinstance(table, Mapping):
             raise InputError(
                 f"recipe {known}: {section} = {shorten(repr(table), 80)} must be a dict of keys; "
@@ -57,6 +57,16 @@ def load(
     pairs = [*as_pairs(overrides), *as_pairs(tables)]
     loaded = parse(found, name or known, pairs)
     return loaded if epochs is None else _stretched(loaded, epochs, pairs)
+
+
+def _no_table(name: str) -> str:
+    """What is wrong with the name of a table; it may be a key of one."""
+    from amata.recipes.schema import STATIC
+
+    for table, fields in STATIC.items():
+        if name in fields.model_fields:
+            return f"{name} is a key of the table {table}; write {table}={{{name!r}: ...}}"
+    return str(unknown("table", name, TABLES))
 
 
 def _stretched(recipe: Recipe, epochs: int, pairs: Sequence[Pair]) -> Recipe:

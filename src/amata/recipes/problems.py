@@ -11,6 +11,8 @@ from amata.quantity import shown
 def first_problem(error: ValidationError, table: type[BaseModel]) -> str:
     """The first error with its place, and the nearest key for a mistyped one."""
     problems = error.errors(include_url=False)
+    # A mistyped key is often the one that is missing.
+    problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
     first = problems[0]
     place = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":

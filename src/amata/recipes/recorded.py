@@ -8,10 +8,13 @@ error where the object itself would be needed.
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from amata.errors import InputError
 from amata.methods import Method
+
+if TYPE_CHECKING:
+    from amata.recipes.recipe import Recipe
 
 NAME = "python"
 """The name in the table of a user-defined object."""
@@ -38,9 +41,28 @@ def _plain(value: Any) -> Any:
 
 def _missing(about: dict[str, Any]) -> InputError:
     return InputError(
-        f"this run used the Python class {about.get('class')}, which a recipe cannot rebuild; pass "
-        "it again: amata.fit(model, train, method=..., schedule=..., resume=FOLDER)"
+        f"this recipe was recorded with the Python object {about.get('class')}, which it cannot "
+        "rebuild; pass that again, to amata.fit or in an amata.Recipe to amata.train"
     )
+
+
+def own_objects(recipe: "Recipe") -> list[str]:
+    """Which of method and schedule are user-defined, or placeholders for such."""
+    return [section for section in ("method", "schedule") if "class" in recipe.tables[section]]
+
+
+def rebuilt(recipe: "Recipe", source: "Recipe") -> "Recipe":
+    """The recipe, with the user-defined objects of `source` in the place of placeholders."""
+    found: dict[str, Any] = {}
+    if isinstance(recipe.schedule, RecordedSchedule):
+        found["schedule"] = source.schedule
+    if isinstance(recipe.method.base, RecordedMethod):
+        if recipe.ball != source.ball:
+            raise InputError(
+                f"the method was made in Python, for {source.ball}; make it again for {recipe.ball}"
+            )
+        found["method"] = source.method
+    return dataclasses.replace(recipe, **found)
 
 
 @dataclass(frozen=True, kw_only=True)

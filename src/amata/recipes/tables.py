@@ -151,8 +151,10 @@ def _kind(section: str, table: Any, registry: Mapping[str, Any], name: str) -> t
     if table[key] == recorded.NAME and section in PLACEHOLDERS:
         return schema.RecordedTable
     if not isinstance(table[key], str) or table[key] not in registry:
+        own = section in PLACEHOLDERS and ":" in str(table[key])
         raise InputError(
             f"recipe {name}: {section}.{key}: {unknown(section, str(table[key]), registry)}"
+            + (f"; a {section} of your own goes to amata.fit or amata.train, in Python" * own)
         )
     return schema.table_of(registry[table[key]], key, table[key])
 

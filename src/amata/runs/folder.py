@@ -16,7 +16,7 @@ from amata.checksums import damaged, of_text
 from amata.data import Splits
 from amata.errors import InputError, printable, quoted
 from amata.metrics import EpochRow, Event, Row, is_event
-from amata.recipes import Recipe
+from amata.recipes import Recipe, recorded
 from amata.recipes.schema import PythonData
 from amata.runs.checkpoint import best_file
 from amata.runs.environment import differences, environment
@@ -308,9 +308,14 @@ class RunFolder:
 
 
 def resume_call(path: Path, recipe: Recipe) -> str:
-    """How to resume a run: a Python call where data and model came from Python."""
+    """How to resume a run: a Python call where data and model, or method and schedule, came from
+    Python."""
+    own = recorded.own_objects(recipe)
     if isinstance(recipe.data, PythonData):
-        return f"amata.fit(model, train, valid, resume={str(path)!r})"
+        given = "".join(f", {name}=..." for name in own)
+        return f"amata.fit(model, train, valid{given}, resume={str(path)!r})"
+    if own:
+        return f"amata.train(recipe, resume={str(path)!r})"
     return f"`amata train --resume {quoted(path)}`"
 
 

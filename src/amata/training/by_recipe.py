@@ -8,6 +8,7 @@ from amata import recipes
 from amata.errors import InputError
 from amata.recipes import Recipe
 from amata.recipes.length import stretched
+from amata.recipes.recorded import rebuilt
 from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.training import experiment
@@ -33,12 +34,14 @@ def train(
     `epochs` stretches the recipe, as in `recipes.load`. `within` is a time, in seconds or as in
     "5m", from this call to the trained model: epochs and schedule are chosen to fill it.
     `train(resume=FOLDER)` resumes an interrupted run; with `trust` it runs code that the folder's
-    recipe names. The returned run has `path`, `epochs()` and `summary()`.
+    recipe names. If method or schedule were made in Python, it needs the `Recipe` that has them:
+    `train(recipe, resume=FOLDER)`. The returned run has `path`, `epochs()` and `summary()`.
     """
     wall = WallClock()
     from amata.console import reporting  # imports rich, which `import amata` does not need
 
-    if (recipe is None) == (resume is None):
+    own = recipe if isinstance(recipe, Recipe) else None
+    if (recipe is None) == (resume is None) and (own is None or resume is None):
         raise InputError("train(): pass either a recipe or resume=FOLDER")
     for name, value in (("out", out), ("resume", resume)):
         if value is not None and not isinstance(value, str | Path):
@@ -50,7 +53,7 @@ def train(
             )
         with reporting(progress, "train()") as reporter:
             return experiment.resume(
-                Path(resume).expanduser(), (), reporter, trust=trust, wall=wall
+                Path(resume).expanduser(), (), reporter, own=own, trust=trust, wall=wall
             )
     if out is None:
         raise InputError("train(): out= is needed: a new folder for the run")
@@ -59,7 +62,8 @@ def train(
         assert recipe is not None
         chosen = recipes.load(recipe, epochs=epochs, **tables)
     elif tables:
-        chosen = recipes.load(recipe.tables, name=recipe.name, epochs=epochs, **tables)
+        changed = recipes.load(recipe.tables, name=recipe.name, epochs=epochs, **tables)
+        chosen = rebuilt(changed, recipe)
     else:  # its objects may be of classes that no table names
         chosen = recipe if epochs is None else stretched(recipe, epochs)
     with reporting(progress, "train()") as reporter:

@@ -17,7 +17,7 @@ from amata.distributed import current, init_distributed, is_main, launched
 from amata.errors import InputError, Interrupted, quoted
 from amata.evaluation import grouped_warnings
 from amata.evaluation.corruptions import is_attack
-from amata.recipes import Recipe
+from amata.recipes import Recipe, recorded
 from amata.recipes.schema import PythonData
 from amata.reporter import Reporter
 from amata.runs import RunFolder, resume_call
@@ -26,6 +26,7 @@ from amata.training.ahead import compile_ahead
 from amata.training.batches import Expected, training_batches
 from amata.training.checks import check_consistent, check_divisible, check_equal_ranks
 from amata.training.deadline import Deadline
+from amata.training.described import check_same
 from amata.training.device import resolve_device
 from amata.training.evaluations import (
     check_attacks,
@@ -85,13 +86,15 @@ def resume(
     overrides: tuple[str, ...] = (),
     reporter: Reporter | None = None,
     *,
+    own: Recipe | None = None,
     trust: bool = False,
     wall: WallClock | None = None,
 ) -> RunFolder:
     """Resume an interrupted run from its newest whole checkpoint; a finished run is left alone.
 
-    `trust` runs the code that the folder's recipe names, and remembers it. The `wall_seconds` of a
-    resumed run are those of its last process.
+    `own` is the recipe of a run whose method or schedule was made in Python: it has them. `trust`
+    runs the code that the folder's recipe names, and remembers it. The `wall_seconds` of a resumed
+    run are those of its last process.
     """
     run, recipe = RunFolder.open(path, overrides)
     if isinstance(recipe.data, PythonData):
@@ -101,6 +104,18 @@ def resume(
     if run.finished:
         reporter.note(f"{path} is finished already")
         return run
+    made = recorded.own_objects(recipe)
+    if made and own is None:
+        raise InputError(
+            f"{path} was trained with a {' and a '.join(made)} of Python, which its recipe cannot "
+            f"rebuild; pass the recipe that had it: {resume_call(path, recipe)}"
+        )
+    if own is not None:
+        if not made:
+            raise InputError(f"{path} needs no recipe to be resumed: it has its own; drop yours")
+        whole = recorded.rebuilt(recipe, own)
+        check_same(whole, recipe, run)
+        recipe = whole
     review(recipe, path / "recipe.toml", reporter.note, given=overrides, trust=trust)
     return _run(recipe, lambda _: run, reporter, wall or WallClock())
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from amata.attacks.checks import check_module
 from amata.data import ImageSet, as_images, split_validation
 from amata.distributed import current, report_lost_process
-from amata.errors import InputError, quoted
+from amata.errors import InputError
 from amata.evaluation import parse_attack
 from amata.methods import ERM, Method
 from amata.models import load_weights
@@ -21,7 +21,7 @@ from amata.recipes import Recipe, load
 from amata.recipes.length import stretched
 from amata.recipes.schema import Eval, Optim, PythonData, Train
 from amata.reporter import Reporter
-from amata.runs import RunFolder
+from amata.runs import RunFolder, resume_call
 from amata.schedules import AnySchedule, Constant, closed_loop
 from amata.threat import BALLS, check_ball
 from amata.training.batches import training_batches
@@ -114,8 +114,7 @@ def fit(
         folder, base = RunFolder.open(Path(resume).expanduser())
         if not isinstance(base.data, PythonData):
             raise InputError(
-                f"{resume} was trained by a recipe; resume it with `amata train --resume "
-                f"{quoted(resume)}`"
+                f"{resume} was trained by a recipe; resume it with {resume_call(folder.path, base)}"
             )
     elif base is not None and epochs is not None:
         base = stretched(base, epochs)
@@ -258,6 +257,7 @@ def _check_types(
     """Refuse what is not the kind of object that an argument needs."""
     function = "or a function (epoch, epochs) -> (steps, step_size)"
     is_schedule = callable(schedule) or closed_loop(schedule) is not None
+    is_schedule = is_schedule and not isinstance(schedule, type)
     check_module(model)
     needs = {
         "method": (method, isinstance(method, Method), "a method such as amata.PGD(ball=ball)"),

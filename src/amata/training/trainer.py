@@ -358,7 +358,8 @@ class Trainer:
                 ) from None
             if self.net.last_loss is None:
                 raise InputError(
-                    f"with {u.steps} steps this method does not update the weights; raise K in "
+                    f"with {u.steps} steps {type(method.base).__name__} does not update the "
+                    "weights: its step() never calls net.backward(). Call it, or raise K in "
                     "[schedule]"
                 )
             loss = self.net.last_loss
