@@ -289,6 +289,7 @@ def test_an_interrupted_run_is_resumed_to_the_same_bytes(tmp_path: Path) -> None
         ({"model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 2))}, r"model\.par"),
         ({"method": amata.PGD(ball=amata.Linf(0.1))}, r"threat\.eps = 0\.05, not 0\.1"),
         ({"epochs": 9}, r"train\.epochs = 3, not 9"),
+        ({"valid": 0.25}, r"data\.valid = 0, not 24"),
         ({"run": "other"}, "drop run= and recipe="),
         ({"train": (0.9 * toy_data()[0], toy_data()[1])}, r"data\.sha256 = '\w+', not '"),
         ({"method": amata.TRADES(ball=BALL)}, r"method\.name = 'pgd', not 'trades'"),

@@ -70,8 +70,10 @@ def check_same(now: Recipe, recorded: Recipe, folder: RunFolder) -> None:
     """Refuse to resume with other data, another model or other settings than were recorded."""
     for section, table in now.deciding().items():
         known = recorded.deciding().get(section, {})
-        # Names first: "another method" says more than a key that the two methods do not share.
-        keys = sorted(table.keys() | known.keys(), key=lambda k: (k not in ("name", "class"), k))
+        # Names first: "another method" says more than a key that the two methods do not share. And
+        # how many images were held out says more than a hash of the others.
+        first = "name", "class", "valid"
+        keys = sorted(table.keys() | known.keys(), key=lambda k: (k not in first, k))
         for key in keys:
             needed = not key.startswith("valid") or not folder.finished  # nothing to validate
             if needed and table.get(key) != known.get(key):
