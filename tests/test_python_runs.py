@@ -44,6 +44,16 @@ class Lazy(amata.Method):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Counting(amata.Method):
+    """Remembers a number that is no tensor."""
+
+    def step(self, net: Any, batch: Any, u: Any, rng: Any, memory: Any) -> None:
+        memory["n"] = 3
+        net.backward(batch.x, batch.y)
+        net.apply()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Idle(amata.Method):
     """Forgets the gradient."""
 
@@ -97,7 +107,11 @@ def test_fit_without_a_method_shows_the_shortest_right_call() -> None:
         ({"method": amata.PGD}, "must be a method such as amata.PGD"),
         ({"schedule": "linear"}, "schedule = 'linear' must be a schedule"),
         ({"schedule": lambda epoch, epochs: None}, r"must return \(steps, step_size\).* not None"),
-        ({"schedule": lambda epoch, epochs: (-1, 0.1)}, "steps of the schedule = -1 must"),
+        (
+            {"schedule": lambda epoch, epochs: (1 - epoch, 0.1)},
+            r"^in epoch 3 of 3: steps of the schedule = -1 must be at least 0",
+        ),
+        ({"method": Counting(ball=BALL)}, r"Counting.step\(\) keeps int as memory\['n'\]"),
         ({"optim": "sgd"}, r"optim = 'sgd' must be amata.SGD"),
         ({"epochs": 0}, r"fit\(\): epochs: input should be .*, not 0"),
         ({"model": None}, "model must be an nn.Module, not NoneType"),

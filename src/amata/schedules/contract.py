@@ -105,7 +105,14 @@ def planned_controls(schedule: AnySchedule, epochs: int) -> list[Control[float]]
         ) from None
     except ValueError:
         pass  # a built-in without a signature
-    return [read_control(schedule(epoch, epochs)) for epoch in range(epochs)]
+    found = []
+    for epoch in range(epochs):
+        value = schedule(epoch, epochs)
+        try:
+            found.append(read_control(value))
+        except InputError as error:
+            raise InputError(f"in epoch {epoch + 1} of {epochs}: {error}") from None
+    return found
 
 
 def largest_control(schedule: AnySchedule, epochs: int) -> Control:

@@ -364,8 +364,14 @@ class Trainer:
                 )
             loss = self.net.last_loss
             self.loss_sum += loss if len(parts) == 1 else loss * self.net.part_weight
+        name = type(method.base).__name__
+        for key, kept in self.memory.items():
+            if not isinstance(kept, Tensor):
+                raise InputError(
+                    f"{name}.step() keeps {type(kept).__name__} as memory[{key!r}]; checkpoints "
+                    "hold tensors only: torch.tensor(...)"
+                )
         if self.net.updates == 0:
-            name = type(method.base).__name__
             raise InputError(
                 f"{name}.step() never calls net.apply(), so no weight was updated; call it after "
                 "net.backward()"
