@@ -123,6 +123,7 @@ def test_fit_without_a_method_shows_the_shortest_right_call() -> None:
         ({"train": {"x": toy_data()[0]}}, "a dict with the keys 'x' needs .* a label"),
         ({"train": TensorDataset(toy_data()[0])}, "image 0: give .images, labels., or a dict"),
         ({"train": (255 * toy_data()[0], toy_data()[1])}, "normalisation inside the model"),
+        ({"train": (toy_data()[0].gt(0.5).byte(), toy_data()[1])}, r"no value above 1; give x.fl"),
         ({"train": [(torch.ones(1, 6, 6) * 3, 1)]}, "normalisation inside the model"),
         ({"train": [(torch.ones(1, 6, n), 1) for n in (6, 7)]}, "one image is .* and another"),
         ({"train": [(torch.ones(1, 6, 6), 0.5)] * 2}, "the label of an item must be one whole"),

@@ -113,6 +113,11 @@ class Arrays(ImageSet):
         if x.dtype != torch.uint8:
             x = x.float()
             check_range(x, where)
+        elif int(x.max()) == 1:
+            raise InputError(
+                f"{where}: uint8 images are in 0..255, and these have no value above 1; give "
+                "x.float(), or 255 * x"
+            )
         self.classes = int(y.max()) + 1 if classes is None else classes
         check_labels(y, self.classes, where)
         self.x, self.y = x, y
