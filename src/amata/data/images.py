@@ -113,7 +113,7 @@ class Arrays(ImageSet):
         if x.dtype != torch.uint8:
             x = x.float()
             check_range(x, where)
-        elif int(x.max()) == 1:
+        elif x.numel() and int(x.max()) == 1:
             raise InputError(
                 f"{where}: uint8 images are in 0..255, and these have no value above 1; give "
                 "x.float(), or 255 * x"
