@@ -162,6 +162,11 @@ def audit(
             "the model's outputs are probabilities: a softmax weakens attacks, so these accuracies "
             "are only upper bounds; drop it and audit the logits"
         )
+    if worst.n < max(result.n for result in inside):
+        warnings.append(
+            f"the worst case is that of the first {worst.n:,} images, which every attack saw; on "
+            "more images the accuracy under one attack may be lower"
+        )
     absent = [label for label, (_, n) in zip(names, worst.per_class, strict=True) if n == 0]
     if absent:
         some = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
