@@ -536,6 +536,8 @@ def test_train_runs_and_resumes_a_recipe_with_own_objects(tmp_path: Path) -> Non
             resume()
     with pytest.raises(InputError, match=r"method.fields = .*; resume with the same"):
         amata.train(replace(own, method=Noise(ball=base.ball, strength=0.5)), resume=run)
+    with pytest.raises(InputError, match=r"the method of this recipe was made in Python; change"):
+        amata.train(own, tmp_path / "other", method={"strength": 0.5})
     with pytest.raises(InputError, match=r"made in Python, for Linf.*make it again for Linf"):
         amata.train(own, tmp_path / "other", threat={"eps": 0.1})
     resumed = amata.train(own, resume=run, progress=False)
@@ -564,7 +566,7 @@ def test_train_runs_and_resumes_a_recipe_with_own_objects(tmp_path: Path) -> Non
         ({"recipe": "mnist5k-amata", "out": "x", "epochs": 1, "within": 9}, "drop --epochs"),
         ({"recipe": "mnist5k-amata", "out": "x", "epoch": 1}, "unknown table 'epoch'"),
         ({"recipe": "mnist5k-amata", "out": "x", "seed": 1}, r"write train=.'seed': ...."),
-        ({"recipe": "mnist5k-amata", "resume": "x"}, "pass either a recipe or resume="),
+        ({"recipe": "mnist5k-amata", "resume": "x"}, "takes the recipe from the run; drop yours"),
         (
             {"recipe": "mnist5k-amata", "out": "x", "progress": 3},
             r"train\(\): progress = 3 must be",

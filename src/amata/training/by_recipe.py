@@ -8,7 +8,7 @@ from amata import recipes
 from amata.errors import InputError
 from amata.recipes import Recipe
 from amata.recipes.length import stretched
-from amata.recipes.recorded import rebuilt
+from amata.recipes.recorded import own_objects, rebuilt
 from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.training import experiment
@@ -41,8 +41,10 @@ def train(
     from amata.console import reporting  # imports rich, which `import amata` does not need
 
     own = recipe if isinstance(recipe, Recipe) else None
-    if (recipe is None) == (resume is None) and (own is None or resume is None):
+    if recipe is None and resume is None:
         raise InputError("train(): pass either a recipe or resume=FOLDER")
+    if resume is not None and recipe is not own:
+        raise InputError("train(): resume= takes the recipe from the run; drop yours")
     for name, value in (("out", out), ("resume", resume)):
         if value is not None and not isinstance(value, str | Path):
             raise InputError(f"train(): {name} = {value!r} must be a folder")
@@ -62,6 +64,12 @@ def train(
         assert recipe is not None
         chosen = recipes.load(recipe, epochs=epochs, **tables)
     elif tables:
+        for section in own_objects(recipe):
+            if section in tables:
+                raise InputError(
+                    f"train(): the {section} of this recipe was made in Python; change it there, "
+                    f"with dataclasses.replace, not by {section}="
+                )
         changed = recipes.load(recipe.tables, name=recipe.name, epochs=epochs, **tables)
         chosen = rebuilt(changed, recipe)
     else:  # its objects may be of classes that no table names
