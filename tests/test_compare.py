@@ -472,7 +472,10 @@ def test_runs_that_trained_at_the_same_time_do_not_claim_comparable_times(
         ((14.0, 30.0), 1000, "44 s where 20 s"),
         ((10.0, 30.0), 1000, "40 s where 20 s"),
         ((14.0, 30.0), 2000, "44 s where 28 s"),  # equal epochs of its own
-        ((30.0, 30.0), 2000, None),  # nothing to compare it with
+        ((20.0, 25.0), 2000, None),
+        ((30.0, 30.0), 2000, "60 s where 40 s"),  # twice the work, at most twice the time
+        ((9.0, 9.0), 500, None),  # updates cost the same
+        ((14.0, 14.0), 500, "28 s where 20 s"),  # less work, no more time
     ],
 )
 def test_a_run_that_was_slowed_does_not_claim_a_speed_up(
