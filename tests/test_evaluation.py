@@ -33,7 +33,7 @@ from amata.recipes import load
 from amata.seeds import derive, generator
 from amata.threat import Linf
 from tests.conftest import Linear, images, labels, small_net
-from tests.toy import fit
+from tests.toy import fit, toy_data
 
 BALL = Linf(0.05)
 
@@ -693,3 +693,8 @@ def test_mistakes_in_the_arguments_are_named() -> None:
         with pytest.raises(RuntimeError, match=message):
             evaluate(Failing(message), (x, y), ball=BALL)
     assert list(evaluate(model, (x, y), ball=BALL, attacks="clean, pgd-2")) == ["clean", "pgd-2"]
+
+
+def test_an_evaluation_without_attacks_says_so() -> None:
+    with pytest.raises(InputError, match="attacks is empty; name at least one"):
+        evaluate(small_net(), toy_data(8), ball=Linf(0.1), attacks=[], progress=False)

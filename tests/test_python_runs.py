@@ -16,6 +16,8 @@ from torch.utils.data import TensorDataset
 
 import amata
 from amata.errors import InputError
+from amata.export import Trained
+from amata.export.card import card
 from amata.recipes import load
 from amata.runs import RunFolder
 from tests.conftest import ROOT, Called, small_net
@@ -546,6 +548,8 @@ def test_train_runs_and_resumes_a_recipe_with_own_objects(tmp_path: Path) -> Non
         without_times(row) for row in whole.epochs()
     ]
     assert RunFolder.open(whole.path)[1].train.seed == 4
+    names = "Method tests.test_python_runs.Noise, schedule tests.test_python_runs.halved"
+    assert names in card(Trained.of(whole.path), [])
     with pytest.raises(amata.Interrupted):
         amata.train(base, tmp_path / "plain", progress=StopAt(1, 1))
     with pytest.raises(InputError, match="needs no recipe to be resumed"):

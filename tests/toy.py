@@ -77,7 +77,7 @@ def fit(
 
 
 class Notes(Reporter):
-    """Keeps what it is told."""
+    """Keeps the notes of a training."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import fronts
 import stored
 import study_section
 
@@ -35,3 +36,8 @@ def test_trials_without_a_run_are_reported_and_none_is_chosen_yet(
     assert "`cifar10-1m-tuning`: 0 of 1 runs, commit `c0ffee`, a GPU." in found
     assert "| `optim.ema=0.9995 optim.ema_warmup=4` | 48.00 |" in found
     assert "**" not in found
+
+
+def test_the_pair_with_the_most_seeds_is_drawn_over_the_epochs() -> None:
+    """Linear 1 -> 3 and constant 2 are the study's first test, with three seeds."""
+    assert fronts.pair("cifar10-paper-recipe") == ("linear-1-5", "k3")

@@ -2,7 +2,6 @@
 slowed by other work on the machine."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -96,7 +95,7 @@ def _enough(evals: int, fastest: Mapping[int, float]) -> float:
     (5.0, 4.5)
     """
     return min(
-        seconds * max(evals / known, 1.0) if known else math.inf
+        seconds if evals <= known else seconds * evals / max(known, 1)
         for known, seconds in fastest.items()
     )
 

@@ -333,6 +333,7 @@ class Trainer:
     def _train_batch(self, batch: Batch, method: Method, u: Control) -> None:
         """One update, from the batch as a whole or from its parts."""
         batch, self.net.image_size = reduced(batch, u.size), u.size
+        name = type(method.base).__name__
         place = (self.recipe.train.seed, self.state.epoch, self.state.batch)
         parts = (
             batch.parts(self.recipe.train.accumulate)
@@ -358,13 +359,11 @@ class Trainer:
                 ) from None
             if self.net.last_loss is None:
                 raise InputError(
-                    f"with {u.steps} steps {type(method.base).__name__} does not update the "
-                    "weights: its step() never calls net.backward(). Call it, or raise K in "
-                    "[schedule]"
+                    f"with {u.steps} steps {name} does not update the weights: its step() never "
+                    "calls net.backward(). Call it, or raise K in [schedule]"
                 )
             loss = self.net.last_loss
             self.loss_sum += loss if len(parts) == 1 else loss * self.net.part_weight
-        name = type(method.base).__name__
         for key, kept in self.memory.items():
             if not isinstance(kept, Tensor):
                 raise InputError(
