@@ -19,6 +19,7 @@ ORDER = (
     "cifar10-headline",
     "cifar10-eps16",
     "mnist-equal-cost",
+    "mnist-few-steps",
     "mnist5k-equal-cost",
     "mnist5k-again",
     "mnist5k-order",

@@ -10,7 +10,7 @@ import stored
 from amata.report.figures import GREY, ORANGE, SERIES
 from definition import FRONT
 from differences import collapsed, main_attack, outcomes
-from page import picture
+from page import attack_name, picture
 from study import STUDIES
 
 LABEL = 8
@@ -35,15 +35,20 @@ def draw(study: str, file: Path) -> None:
         runs = stored.summaries(study)
         gradients = {title: stored.total_cost(own) for title, own in runs.items()}
         seconds = {title: stored.seconds(own) for title, own in runs.items()}
-        time = f"training seconds, {device(study)}"
+        cost, time = "gradient evaluations per image", f"training seconds, {device(study)}"
+        shared = stored.processes(study) > 1  # their seconds would say little
         if STUDIES[study].equal_seconds:
             clean = {title: 100 * stored.mean_accuracy(own, "clean") for title, own in runs.items()}
             draw_front(axes[0], study, seconds, time)
             draw_front(axes[1], study, clean, "clean accuracy (%)", LEAST_POINTS)
         else:
-            draw_front(axes[0], study, gradients, "gradient evaluations per image")
-            draw_front(axes[1], study, seconds, time)
-        axes[1].set_ylabel("")
+            draw_front(axes[0], study, gradients, cost)
+            if shared:
+                draw_front(axes[1], study, gradients, cost, attack=STUDIES[study].attacks[-1])
+            else:
+                draw_front(axes[1], study, seconds, time)
+        if not shared:
+            axes[1].set_ylabel("")
         if rows == 1:
             axes[1 if STUDIES[study].equal_seconds else 0].legend(frameon=False)
         else:
@@ -60,14 +65,19 @@ def device(study: str) -> str:
 
 
 def draw_front(
-    ax: Any, study: str, costs: dict[str, float], name: str, least: float | None = None
+    ax: Any,
+    study: str,
+    costs: dict[str, float],
+    name: str,
+    least: float | None = None,
+    attack: str | None = None,
 ) -> None:
     """Seeds as small marks, their means as large ones; a line joins the constants, unless they take
     the same time. A single seed beside arms of several stays small. Collapsed seeds are left out,
     and the mean of the others is hollow. The horizontal axis is at least `least` wide."""
     if least is None:
         least = LEAST_COST * max(costs.values())
-    own, attack = STUDIES[study], main_attack(study)
+    own, attack = STUDIES[study], attack or main_attack(study)
     found = {title: standing(study, title, attack) for title in costs}
     notes = {title: note for title, (_, note) in found.items()}
     points = {title: values for title, (values, _) in found.items() if values}
@@ -110,7 +120,7 @@ def draw_front(
             color=SERIES[0][0],
             bbox={"fc": "white", "ec": "none", "pad": 0.5},
         )
-    ax.set(xlabel=name, ylabel=f"{attack.upper()} accuracy (%)")
+    ax.set(xlabel=name, ylabel=f"{attack_name(attack)} accuracy (%)")
     ax.margins(0.14, 0.2)
     ax.set_xlim(widened(ax.get_xlim(), least))
     ax.set_ylim(widened(ax.get_ylim(), LEAST_POINTS))
@@ -121,9 +131,14 @@ def beside(cost: float, shift: float, taken: list[float]) -> float:
 
     >>> beside(9.0, 1.0, []), beside(9.0, 1.0, [9.0]), beside(9.0, 1.0, [8.5, 9.5])
     (9.0, 8.0, 7.0)
+    >>> beside(0.3, 0.1, [0.3, 0.2])
+    0.4
     """
     near = (cost + side * i * shift for i in range(len(taken) + 1) for side in (-1, 1))
-    return next(x for x in near if all(abs(x - other) >= shift for other in taken))  # one is free
+    apart = (
+        0.99 * shift
+    )  # rounding may bring neighbours closer than shift; each then covers three places
+    return next(x for x in near if all(abs(x - other) >= apart for other in taken))  # one is free
 
 
 def widened(limits: tuple[float, float], least: float) -> tuple[float, float]:

@@ -47,6 +47,11 @@ def rewrite(pages: Mapping[Path, Parts], script: str) -> None:
         page.write_text(text)
 
 
+def attack_name(attack: str) -> str:
+    """As it is written on pages and in pictures."""
+    return {"clean": "clean", "autoattack": "AutoAttack"}.get(attack, attack.upper())
+
+
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table."""
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from amata.runs import RunFolder
-from definition import RECORDS, RESULTS
+from definition import RECORDS, RESULTS, SHARED
 from study import STUDIES
 
 Rows = list[dict[str, Any]]
@@ -83,6 +83,12 @@ def autoattack(folder: Path, title: str) -> str:
     files = sorted(folder.glob(f"autoattack-{title}-seed*.json"))
     found = [json.loads(file.read_text())["autoattack@1000"]["accuracy"] for file in files]
     return mean(found, 1, 100) if found else ""
+
+
+def processes(study: str) -> int:
+    """How many runs shared the device. Their seconds depend on one another."""
+    file = RESULTS / study / SHARED
+    return int(json.loads(file.read_text())["parts"]) if file.is_file() else 1
 
 
 def seconds(runs: Rows) -> float:

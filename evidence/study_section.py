@@ -8,19 +8,14 @@ from typing import Any
 
 import steepness
 import stored
-from definition import FRONT, RESULTS, SHARED, Test, Tuning
+from definition import FRONT, RESULTS, Test, Tuning
 from differences import collapsed, difference
 from intervals import Estimate
-from page import markdown
+from page import attack_name, markdown
 from study import STUDIES
 
 LISTED = 10
 """Seeds of which every one is listed, at most."""
-ATTACKS = {"clean": "clean", "autoattack": "AutoAttack"}
-
-
-def named(attack: str) -> str:
-    return ATTACKS.get(attack, attack.upper())
 
 
 def arms_table(study: str) -> str:
@@ -46,7 +41,7 @@ def arms_table(study: str) -> str:
             ]
         )
     head = ["arm", "mean K", "gradients per image", "seconds"]
-    return markdown([*head, *(f"{named(a)} %" for a in attacks), "seeds"], rows)
+    return markdown([*head, *(f"{attack_name(a)} %" for a in attacks), "seeds"], rows)
 
 
 def seeds(study: str, title: str, runs: stored.Rows) -> str:
@@ -80,7 +75,7 @@ def differences_table(study: str) -> str:
     clear = sum(abs(cell.mean) > cell.half for cell in found)
     held = "seeds and images" if all(cell.images for cell in found) else "seeds, not images"
     return (
-        f"{markdown(['difference in points', *map(named, attacks), 'seeds'], rows)}\n\n"
+        f"{markdown(['difference in points', *map(attack_name, attacks), 'seeds'], rows)}\n\n"
         f"Mean ± half of the 95% interval, which holds {held}. Intervals that exclude zero: "
         f"{clear} of {len(found)}. Half-widths: {min(cell.half for cell in found):.2f} to "
         f"{max(cell.half for cell in found):.2f} points."
@@ -101,7 +96,7 @@ def tuning_table(study: str) -> str:
             cells[chosen] = f"**{cells[chosen]}**"
         columns.append(cells)
     clean = ", clean" if tuning.least_clean else ""
-    head = [f"held-out {named(tuning.attack)}{clean} %", *STUDIES[study].labels.values()]
+    head = [f"held-out {attack_name(tuning.attack)}{clean} %", *STUDIES[study].labels.values()]
     rows = [
         ["`" + " ".join(sets) + "`", *cells]
         for sets, *cells in zip(tuning.trials, *columns, strict=True)
@@ -188,11 +183,10 @@ def provenance(study: str) -> str:
 
 def shared(study: str) -> str:
     """A sentence about runs that did not have the device for themselves."""
-    file = RESULTS / study / SHARED
-    if not file.is_file():
+    count = stored.processes(study)
+    if count == 1:
         return ""
-    parts = json.loads(file.read_text())["parts"]
-    return f" {parts} runs at a time shared the device: alone, each takes fewer seconds."
+    return f" {count} runs at a time shared the device: alone, each takes fewer seconds."
 
 
 def section(study: str) -> str:

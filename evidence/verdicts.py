@@ -11,7 +11,7 @@ import stored
 from definition import FRONT, ROOT, Test
 from differences import collapsed, difference
 from intervals import Estimate, over_seeds
-from page import markdown
+from page import attack_name, markdown
 from steepness import rows_of, thirds
 from study import STUDIES
 
@@ -148,7 +148,7 @@ def verdicts_table() -> str:
         decision, number, study = verdict(claim, margin)
         if not study:
             continue
-        attack = claim.get("attack", "").upper().replace("AUTOATTACK", "AutoAttack")
+        attack = attack_name(claim.get("attack", ""))
         attack = "norm of dl/dx" if claim["kind"] == "steeper" else attack
         answer = decision if claim["source"] == "paper" else ANSWERS[decision]
         rows.append([claim["text"], claim["source"], f"**{answer}**", number, attack, study])

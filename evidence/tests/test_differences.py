@@ -215,15 +215,19 @@ def test_verdicts_on_steepness(
     assert (small / "s.svg").stat().st_size > 1000
 
 
+def at_equal_cost(monkeypatch: pytest.MonkeyPatch) -> tuple[Study, dict[str, Any]]:
+    """The small study with labels and an equal pair, and a claim on that pair."""
+    labels = {"k1": "constant 1", "k2": "constant 2", "rising": "linear 1 → 3"}
+    own = replace(study.STUDIES["small"], labels=labels, equal=(Test("rising", "k2"),))
+    monkeypatch.setitem(study.STUDIES, "small", own)
+    monkeypatch.setitem(readme.SHORT, "small", "a recipe")
+    return own, {"kind": "better", "attack": "pgd-20", "tests": [["small", "rising", "k2"]]}
+
+
 def test_the_readme_compares_at_equal_cost_as_soon_as_results_are_stored(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair = Test("rising", "k2")
-    labels = {"k1": "constant 1", "k2": "constant 2", "rising": "linear 1 → 3"}
-    own = replace(study.STUDIES["small"], labels=labels, equal=(pair,))
-    monkeypatch.setitem(study.STUDIES, "small", own)
-    monkeypatch.setitem(readme.SHORT, "small", "a recipe")
-    claim = {"kind": "better", "attack": "pgd-20", "tests": [["small", "rising", "k2"]]}
+    own, claim = at_equal_cost(monkeypatch)
     stated: list[dict[str, Any]] = [
         {**claim, "readme": True},
         claim,
@@ -244,13 +248,33 @@ def test_the_readme_compares_at_equal_cost_as_soon_as_results_are_stored(
     )
     assert lines[2:] == [row, "", last]
     # At equal time every constant counts, and the line between them does not.
-    every = (pair, Test("rising", "k1"))
+    every = (*own.equal, Test("rising", "k1"))
     monkeypatch.setitem(study.STUDIES, "small", replace(own, equal=(), equal_seconds=every))
     stated.append({**claim, "tests": [["small", "rising", FRONT]]})
     assert verdicts.at_equal_cost(stated[-1]) is None
     assert "better in 0, not in 1 (worse: a recipe: linear 1 → 3 minus constant 1, -1.00" in (
         readme.equal_cost()
     )
+
+
+def test_the_readme_says_what_autoattack_decides(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, claim = at_equal_cost(monkeypatch)
+    stated = [{**claim, "readme": True}, {**claim, "attack": "autoattack"}]
+    monkeypatch.setattr(readme, "claims", lambda: (stated, 0.5))
+    for title, robust, strict in (("k2", 0.4, 0.3), ("rising", 0.4, 0.32)):
+        for seed in range(3):
+            evaluation = {
+                name: {**RESULT, "n": 10, "accuracy": accuracy}
+                for name, accuracy in (("pgd-20", robust), ("autoattack", strict))
+            }
+            write_run(small / f"{title}-seed{seed}", [{}], evaluation=evaluation)
+    _, _, row, _, last = readme.equal_cost().splitlines()
+    assert row.endswith("| +0.00 ± 0.00 | +2.00 ± 0.00 | no; AutoAttack: yes |")
+    assert "1 of 1 arms" in last
+    assert "better in 0, not in 1, and 0 are open" in last
+    assert last.endswith("AutoAttack is known of 1: better in 1, not in 0, and 0 are open.")
 
 
 def test_claims_name_arms_that_exist_and_unmeasured_ones_are_open() -> None:
