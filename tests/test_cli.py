@@ -796,7 +796,7 @@ def test_a_folder_that_cannot_be_written_is_noticed_first(
 def test_a_missing_package_is_noticed_first(
     name: str, package: str, amata: Amata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("amata.cli.root.find_spec", lambda _: None)
+    monkeypatch.setattr("amata.errors.find_spec", lambda _: None)
     called = amata(*COMMANDS[name], "--out", tmp_path / "new")
     assert (called.code, called.err.count("\n")) == (2, 1), called.err
     assert f"needs the package {package}, which is not installed" in called.err

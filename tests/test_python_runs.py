@@ -538,7 +538,9 @@ def test_train_runs_and_resumes_a_recipe_with_own_objects(tmp_path: Path) -> Non
             resume()
     with pytest.raises(InputError, match=r"method.fields = .*; resume with the same"):
         amata.train(replace(own, method=Noise(ball=base.ball, strength=0.5)), resume=run)
-    with pytest.raises(InputError, match=r"the method of this recipe was made in Python; change"):
+    with pytest.raises(
+        InputError, match=r"method of recipe mnist5k-pgd was made in Python; change"
+    ):
         amata.train(own, tmp_path / "other", method={"strength": 0.5})
     with pytest.raises(InputError, match=r"made in Python, for Linf.*make it again for Linf"):
         amata.train(own, tmp_path / "other", threat={"eps": 0.1})
@@ -554,6 +556,64 @@ def test_train_runs_and_resumes_a_recipe_with_own_objects(tmp_path: Path) -> Non
         amata.train(base, tmp_path / "plain", progress=StopAt(1, 1))
     with pytest.raises(InputError, match="needs no recipe to be resumed"):
         amata.train(own, resume=tmp_path / "plain")
+
+
+def test_compare_trains_own_methods_beside_built_in_ones_and_resumes(tmp_path: Path) -> None:
+    tables: dict[str, Any] = {
+        "data": {"limit": 90, "valid": 30, "batch_size": 30},
+        "train": {"tensorboard": False, "valid_attack": "pgd-1"},
+        "eval": {"attacks": ["clean", "pgd-2"], "limit": 50},
+    }
+    base = load("mnist5k-pgd", epochs=2)
+    own = replace(base, name="noise", method=Noise(ball=base.ball), schedule=halved)
+    given = ["mnist5k-pgd", own]
+
+    def compare(out: str, progress: Any = False) -> amata.Comparison:
+        return amata.compare(given, tmp_path / out, seeds=2, epochs=2, progress=progress, **tables)
+
+    cut = StopAt(1, 1)
+    with pytest.raises(amata.Interrupted, match="interrupted in mnist5k-pgd-seed0"):
+        compare("cut", cut)
+    with pytest.raises(amata.Interrupted, match="interrupted in noise-seed0"):
+        compare("cut", StopAt(1, 1))
+    resumed, whole = compare("cut"), compare("whole")
+    assert [run.path.name for run in resumed.runs] == [
+        f"{name}-seed{seed}" for seed in (0, 1) for name in ("mnist5k-pgd", "noise")
+    ]
+    assert [row["recipe"] for row in whole.rows] == ["mnist5k-pgd", "noise"]
+    for one, other in zip(resumed.runs, whole.runs, strict=True):
+        assert [without_times(row) for row in one.epochs()] == [
+            without_times(row) for row in other.epochs()
+        ]
+    assert (resumed.path / "report.html").is_file()
+    assert "noise" in str(whole)
+    assert "tests.test_python_runs.Noise" in (whole.path / "differences.md").read_text()
+    changed = replace(own, method=Noise(ball=base.ball, strength=0.5))
+    with pytest.raises(InputError, match="holds another version of recipe noise"):
+        amata.compare(
+            ["mnist5k-pgd", changed], whole.path, seeds=2, epochs=2, progress=False, **tables
+        )
+
+
+@pytest.mark.parametrize(
+    ("recipes", "given", "message"),
+    [
+        ("mnist5k-pgd", {}, "pass a list of recipes, the baseline first"),
+        ([], {}, "the list of recipes is empty"),
+        (["mnist5k-pgd"], {"out": 3}, "out = 3 must be a folder"),
+        (["mnist5k-pgd"], {"seeds": 0}, "seeds = 0 must be a whole number of at least 1"),
+        (["mnist5k-pgd"], {"target": 2.0}, "target"),
+        (["mnist5k-pgd"], {"limit": 10}, r"write data=.'limit': ...."),
+        (["mnist5k-pgd", "mnist5k-pgd"], {}, r"two recipes are named .*load\(recipe, name="),
+        (["mnist5k-pgd", "cifar10-pgd10"], {}, r"differ in \[threat\] or \[data\]"),
+    ],
+)
+def test_wrong_arguments_of_compare_are_one_line_and_leave_nothing(
+    recipes: Any, given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        amata.compare(recipes, **{"out": tmp_path / "a" / "b", "progress": False, **given})
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ from .schedules import Linear as Linear
 from .schedules import Piecewise as Piecewise
 from .studies.audit import Audit as Audit
 from .studies.audit import audit as audit
+from .studies.comparison import Comparison as Comparison
+from .studies.comparison import compare as compare
 from .threat import L2 as L2
 from .threat import Ball as Ball
 from .threat import Linf as Linf

@@ -7,6 +7,7 @@ import shlex
 import textwrap
 from collections.abc import Iterable
 from importlib import metadata
+from importlib.util import find_spec
 
 
 class AmataError(Exception):
@@ -51,6 +52,12 @@ def missing(package: str, purpose: str, extra: str) -> InputError:
     return InputError(
         f"{purpose} needs the package {package}, which is not installed; {install(package, extra)}"
     )
+
+
+def check_installed(package: str, purpose: str, extra: str) -> None:
+    """Refuse what needs an optional package that is missing, before it works for minutes."""
+    if find_spec(package) is None:
+        raise missing("pillow" if package == "PIL" else package, purpose, extra)
 
 
 def install(package: str, extra: str) -> str:

@@ -11,12 +11,11 @@ from amata.cli.root import (
     Json,
     Set,
     app,
-    check_installed,
     complete_recipe,
     make_folder,
     whole_numbers,
 )
-from amata.errors import InputError
+from amata.errors import InputError, check_installed
 
 if TYPE_CHECKING:
     import torch

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from amata.cli.root import Epochs, Json, app, check_installed, complete_recipe
-from amata.errors import InputError, nearest, printable, unknown
+from amata.cli.root import Epochs, Json, app, complete_recipe
+from amata.errors import InputError, check_installed, nearest, printable, unknown
 
 if TYPE_CHECKING:
     from amata.data import Columns

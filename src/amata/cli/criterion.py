@@ -12,10 +12,10 @@ from amata.cli.root import (
     Trust,
     app,
     check_attacks,
-    check_installed,
     complete_recipe,
     make_folder,
 )
+from amata.errors import check_installed
 
 
 @app.command(

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from amata.cli.root import Set, Trust, app, check_installed, make_folder
+from amata.cli.root import Set, Trust, app, make_folder
+from amata.errors import check_installed
 
 
 @app.command(epilog="Example: amata export runs/mine --to onnx --out exported")

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from amata.cli.root import app, check_installed
-from amata.errors import InputError, quoted
+from amata.cli.root import app
+from amata.errors import InputError, check_installed, quoted
 
 
 @app.command("init", epilog="Example: amata init photos/ --out photos.toml")

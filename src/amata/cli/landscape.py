@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from amata.cli.root import Json, Set, Trust, app, check_installed, make_folder, whole_numbers
+from amata.cli.root import Json, Set, Trust, app, make_folder, whole_numbers
+from amata.errors import check_installed
 
 
 @app.command(epilog="Example: amata landscape runs/mine --epochs 1,4,8,10 --out runs/landscape")

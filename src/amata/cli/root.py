@@ -1,19 +1,15 @@
 """The Typer app, and options that several commands share."""
 
-import contextlib
 import logging
-import os
 import sys
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from amata.errors import InputError, Interrupted, missing, printable, unknown
+from amata.errors import InputError, Interrupted, printable, unknown
 
 if TYPE_CHECKING:
     from amata.reporter import Reporter
@@ -182,12 +178,6 @@ def whole_numbers(text: str, name: str, most: int = 10_000) -> list[int]:
     return numbers
 
 
-def check_installed(package: str, purpose: str, extra: str) -> None:
-    """Refuse a command whose optional package is missing, before it works for minutes."""
-    if find_spec(package) is None:
-        raise missing("pillow" if package == "PIL" else package, purpose, extra)
-
-
 def check_attacks(names: Iterable[str]) -> None:
     """Refuse unknown attacks."""
     from amata.evaluation import parse_attack
@@ -202,26 +192,16 @@ CREATED: list[Path] = []
 
 
 def make_folder(path: Path, *files: str) -> None:
-    """Create an output folder before the work begins. It must be writable, no run folder, and
-    without the files that the command writes."""
-    try:
-        if (path / "recipe.toml").is_file():
-            raise InputError(f"{path} is a run folder; choose another --out")
-        CREATED.extend(folder for folder in reversed((path, *path.parents)) if not folder.is_dir())
-        path.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=path):
-            pass
-        there = next((path / name for name in files if os.path.lexists(path / name)), None)
-    except OSError as error:
-        raise InputError(
-            f"cannot write to output folder {path} ({error.strerror}); choose another --out"
-        ) from None
-    if there is not None:
-        raise InputError(f"{there} exists already; choose another --out")
+    """Create an output folder before the work begins, and remember what was created."""
+    from amata.runs.files import make_output  # imports torch, which --help does not need
+
+    CREATED.extend(make_output(path, *files))
 
 
 def remove_empty_folders() -> None:
     """Remove the created folders that are still empty."""
-    while CREATED:
-        with contextlib.suppress(OSError):  # not empty, or not there
-            CREATED.pop().rmdir()
+    if CREATED:
+        from amata.runs.files import remove_empty
+
+        remove_empty(CREATED)
+        CREATED.clear()

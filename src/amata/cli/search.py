@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from amata.cli.root import Jobs, Json, Set, app, check_installed, complete_recipe, make_folder
-from amata.errors import InputError
+from amata.cli.root import Jobs, Json, Set, app, complete_recipe, make_folder
+from amata.errors import InputError, check_installed
 
 
 @app.command(

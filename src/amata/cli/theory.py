@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from amata.cli.root import Json, app, check_installed, make_folder
+from amata.cli.root import Json, app, make_folder
+from amata.errors import check_installed
 
 Out = Annotated[
     Path | None, typer.Option(help="A folder for figures and JSON; default: write none.")

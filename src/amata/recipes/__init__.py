@@ -2,6 +2,7 @@
 named by its place."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ __all__ = [
 
 
 def load(
-    recipe: str | Path | Mapping[str, Any],
+    recipe: Recipe | str | Path | Mapping[str, Any],
     overrides: Overrides = (),
     *,
     name: str | None = None,
@@ -32,6 +33,7 @@ def load(
     **tables: Any,
 ) -> Recipe:
     """A recipe: built-in by name, a TOML file by path, or a dict of tables, which may extend one.
+    A `Recipe` is changed: its method and schedule may be of your own classes, and then stay.
 
     Overrides are texts as for --set, or a dict; keyword arguments are tables:
 
@@ -45,7 +47,7 @@ def load(
     >>> load("cifar10-amata").optim.milestones, load("cifar10-amata", epochs=10).optim.milestones
     ([75.0, 90.0], [7.5, 9.0])
     """
-    found, known = read_recipe(recipe)
+    found, known = ({}, recipe.name) if isinstance(recipe, Recipe) else read_recipe(recipe)
     for section, table in tables.items():
         if section not in TABLES:
             raise InputError(f"recipe {known}: {_no_table(section)}")
@@ -55,8 +57,27 @@ def load(
                 f"for an object use dataclasses.replace(recipe, {section}=...)"
             )
     pairs = [*as_pairs(overrides), *as_pairs(tables)]
+    if isinstance(recipe, Recipe):
+        return _changed(recipe, name or known, epochs, pairs)
     loaded = parse(found, name or known, pairs)
     return loaded if epochs is None else _stretched(loaded, epochs, pairs)
+
+
+def _changed(recipe: Recipe, name: str, epochs: int | None, pairs: Sequence[Pair]) -> Recipe:
+    from amata.recipes.length import stretched
+    from amata.recipes.recorded import own_objects, rebuilt
+
+    named = replace(recipe, name=name)
+    if not pairs:
+        return named if epochs is None else stretched(named, epochs)
+    for section in own_objects(recipe):
+        if any(path.partition(".")[0] == section for path, _ in pairs):
+            raise InputError(
+                f"the {section} of recipe {name} was made in Python; change it there, with "
+                f"dataclasses.replace, not by {section}="
+            )
+    changed = parse(recipe.tables, name, pairs)
+    return rebuilt(changed if epochs is None else _stretched(changed, epochs, pairs), recipe)
 
 
 def _no_table(name: str) -> str:

@@ -11,7 +11,9 @@ import json
 import os
 import re
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -108,6 +110,35 @@ def refuse_links(*paths: Path) -> None:
                 f"{path} is a symbolic link, and nothing is written outside the folder that is "
                 "given; replace it by what it points to"
             )
+
+
+def make_output(path: Path, *files: str) -> list[Path]:
+    """Create an output folder. It must be writable, no run folder, and without these files. Returns
+    the folders that were created, the outermost first."""
+    created: list[Path] = []
+    try:
+        if (path / "recipe.toml").is_file():
+            raise InputError(f"{path} is a run folder; choose another --out")
+        created += (folder for folder in reversed((path, *path.parents)) if not folder.is_dir())
+        path.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass
+        there = next((path / name for name in files if os.path.lexists(path / name)), None)
+    except OSError as error:
+        remove_empty(created)
+        raise InputError(
+            f"cannot write to output folder {path} ({error.strerror}); choose another --out"
+        ) from None
+    if there is not None:
+        raise InputError(f"{there} exists already; choose another --out")
+    return created
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove those that are empty, the last one first."""
+    for folder in reversed(folders):
+        with contextlib.suppress(OSError):  # not empty, or not there
+            folder.rmdir()
 
 
 def remove_partial(folder: Path, name: str = "*") -> None:

@@ -5,7 +5,7 @@ All recipes use the first one's data, threat, evaluation and validation. An inte
 resumes where it stopped.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from amata.data import shared_data
 from amata.engine.worth import code_for
 from amata.errors import AmataError, InputError
 from amata.recipes import Recipe
+from amata.recipes.overrides import Overrides
+from amata.recipes.recorded import rebuilt
 from amata.recipes.schema import PythonData
 from amata.reporter import Reporter, run_infos
 from amata.runs import RunFolder
@@ -35,20 +37,20 @@ SHARED = (
 
 
 def plan(
-    names: Sequence[str],
-    overrides: Sequence[str],
+    given: Sequence[Recipe | str | Path | Mapping[str, Any]],
+    overrides: Overrides,
     seeds: int,
     note: Callable[[str], None] = lambda text: None,
     epochs: int | None = None,
 ) -> list[Recipe]:
     """The runs in training order: all recipes with the first seed, then with the next one. `note`
     receives the overridden keys. Recipes are stretched to `epochs`, if given."""
-    loaded = [recipes.load(name, overrides, epochs=epochs) for name in names]
+    loaded = [recipes.load(recipe, overrides, epochs=epochs) for recipe in given]
     titles = [recipe.name for recipe in loaded]
     if len(set(titles)) < len(titles):
         raise InputError(
             f"two recipes are named {next(t for t in titles if titles.count(t) > 1)!r}; rename one "
-            "file"
+            "(in Python, amata.recipes.load(recipe, name=...))"
         )
     first = loaded[0]
     for recipe in loaded:
@@ -78,7 +80,7 @@ def plan(
                             f"{first.name}"
                         )
             tables["train"]["seed"] = seed
-            planned.append(recipes.parse(tables, recipe.name))
+            planned.append(rebuilt(recipes.parse(tables, recipe.name), recipe))
     seen: dict[str, str] = {}
     for recipe in planned[: len(loaded)]:
         if (other := seen.setdefault(recipe.fingerprint(), recipe.name)) != recipe.name:

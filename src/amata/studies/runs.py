@@ -12,6 +12,7 @@ from amata.errors import InputError
 from amata.methods import planned_evals
 from amata.metrics import EpochRow
 from amata.recipes import Recipe
+from amata.recipes.recorded import own_objects
 from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.runs.files import refuse_links
@@ -115,4 +116,4 @@ def _train_or_resume(folder: Path, recipe: Recipe, reporter: Reporter) -> RunFol
         return train(recipe, folder, reporter)
     check_same_recipe(folder, recipe)
     remember(recipe, reporter.note)  # it is the user's own, and equal to the one in the folder
-    return resume(folder, reporter=reporter)
+    return resume(folder, reporter=reporter, own=recipe if own_objects(recipe) else None)

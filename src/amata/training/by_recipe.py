@@ -7,8 +7,6 @@ from typing import Any
 from amata import recipes
 from amata.errors import InputError
 from amata.recipes import Recipe
-from amata.recipes.length import stretched
-from amata.recipes.recorded import own_objects, rebuilt
 from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.training import experiment
@@ -60,19 +58,7 @@ def train(
     if out is None:
         raise InputError("train(): out= is needed: a new folder for the run")
     time = read_within(within, recipes.as_pairs(tables), epochs)
-    if not isinstance(recipe, Recipe):
-        assert recipe is not None
-        chosen = recipes.load(recipe, epochs=epochs, **tables)
-    elif tables:
-        for section in own_objects(recipe):
-            if section in tables:
-                raise InputError(
-                    f"train(): the {section} of this recipe was made in Python; change it there, "
-                    f"with dataclasses.replace, not by {section}="
-                )
-        changed = recipes.load(recipe.tables, name=recipe.name, epochs=epochs, **tables)
-        chosen = rebuilt(changed, recipe)
-    else:  # its objects may be of classes that no table names
-        chosen = recipe if epochs is None else stretched(recipe, epochs)
+    assert recipe is not None
+    chosen = recipes.load(recipe, epochs=epochs, **tables)
     with reporting(progress, "train()") as reporter:
         return experiment.train(chosen, Path(out).expanduser(), reporter, wall=wall, within=time)
