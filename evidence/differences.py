@@ -7,8 +7,8 @@ import numpy as np
 
 import stored
 from amata.evaluation.result import unpack
+from amata.studies.intervals import Estimate, Values, over_seeds, over_seeds_and_images
 from definition import FRONT, Test
-from intervals import Estimate, Values, over_seeds, over_seeds_and_images
 from study import STUDIES
 
 COLLAPSED = 0.8

@@ -8,9 +8,9 @@ from typing import Any
 
 import steepness
 import stored
+from amata.studies.intervals import Estimate
 from definition import FRONT, RESULTS, Test, Tuning
 from differences import collapsed, difference
-from intervals import Estimate
 from page import attack_name, markdown
 from study import STUDIES
 

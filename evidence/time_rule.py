@@ -18,11 +18,11 @@ import stored
 import within
 from amata import recipes
 from amata.errors import InputError
+from amata.studies.intervals import t_quantile
 from amata.training.time_plan import Prices, plan_within
 from amata.training.time_rule import are_related, time_rule
 from definition import RESULTS
 from differences import COLLAPSED
-from intervals import t_quantile
 from page import Parts, markdown, refuse_others, rewrite
 
 ROOT = Path(__file__).parents[1]

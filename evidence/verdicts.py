@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 import stored
+from amata.studies.intervals import Estimate, over_seeds
 from definition import FRONT, ROOT, Test
 from differences import collapsed, difference
-from intervals import Estimate, over_seeds
 from page import attack_name, markdown
 from steepness import rows_of, thirds
 from study import STUDIES

@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from amata.cli import main
@@ -28,7 +29,7 @@ from amata.console import PlainConsole, comparison_table
 from amata.data import DATASETS, Arrays, Splits
 from amata.engine import worth
 from amata.errors import InputError
-from amata.evaluation import Result, wilson
+from amata.evaluation import Result, unpack, wilson
 from amata.recipes import Recipe, load
 from amata.report.captions import setting
 from amata.report.comparison import _loss, comparison_figures, smooth
@@ -47,6 +48,7 @@ from amata.studies.compare_images import compare_images
 from amata.studies.comparison_rows import common_target
 from amata.studies.criterion import check_epochs, robust_attack
 from amata.studies.differences import recipe_differences
+from amata.studies.intervals import over_images, over_seeds_and_images
 from amata.studies.landscape import run_landscapes
 from amata.studies.plan import check_same_runs, find_runs, plan, run_name, run_plan
 from amata.studies.runs import check_runs
@@ -828,6 +830,78 @@ def test_the_interval_of_a_difference_is_newcombes() -> None:
     found = difference(one, other)
     assert found["accuracy"] == pytest.approx(0.2)
     assert (found["low"], found["high"]) == pytest.approx((0.0524, 0.3339), abs=1e-4)
+
+
+def test_a_difference_on_few_images_is_never_certain() -> None:
+    """Agresti and Min's interval, here by its four cells, and how often it holds the truth."""
+    both, first, second, none = 20.5, 12.5, 4.5, 14.5  # with half an image each
+    n = both + first + second + none
+    gap, apart = (first - second) / n, (first + second) / n
+    half = 1.959964 * math.sqrt((apart - gap**2) / n)
+    values = np.repeat([0.0, 1.0, -1.0], [34, 12, 4])
+    assert over_images(values) == pytest.approx((gap - half, gap + half))
+    low, high = over_images(np.zeros(10))
+    assert low < -0.1 < 0.1 < high
+    rng, held, repeats = np.random.default_rng(0), 0, 2000
+    for _ in range(repeats):
+        low, high = over_images(rng.choice([0.0, 1.0, -1.0], 40, p=[0.8, 0.15, 0.05]))
+        held += low <= 0.1 <= high
+    assert 0.93 <= held / repeats <= 0.98
+
+
+def right(run: RunFolder, attack: str) -> Any:
+    result = run.summary()["evaluation"][attack]
+    return np.array(unpack(result["outcomes"], result["n"]), dtype=float)
+
+
+@pytest.mark.slow
+def test_differences_are_paired_by_seed_and_image(compared: Path, tmp_path: Path) -> None:
+    result = json.loads((compared / "compare.json").read_text())
+    attack, (first, second) = result["shared"]["attack"], result["rows"][:2]
+    runs, _ = find_runs([compared])
+    by_title = {
+        row["recipe"]: [r for r in runs if r.path.name.rpartition("-")[0] == row["recipe"]]
+        for row in (first, second)
+    }
+    tables = [np.stack([right(run, attack) for run in own]) for own in by_title.values()]
+    found = over_seeds_and_images(tables[1] - tables[0])
+    assert result["shared"]["paired"]
+    assert second["difference"]["accuracy"] == pytest.approx(found.mean)
+    assert second["difference"]["high"] == pytest.approx(min(1.0, found.high))
+    assert "by seed and image" in about_lead(result)
+    alone = compare_runs([own[0] for own in by_title.values()])
+    low, high = over_images(right(by_title[second["recipe"]][0], attack) - tables[0][0])
+    gap = alone["rows"][1]["difference"]
+    assert (gap["low"], gap["high"]) == pytest.approx((low, high))
+    assert "image by image" in about_lead(alone)
+    # of other seeds only the intervals of both are known
+    uneven = compare_runs([*by_title[first["recipe"]], by_title[second["recipe"]][0]])
+    assert not uneven["shared"]["paired"]
+    assert "as independent" in about_lead(uneven)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"outcomes": "AAAA"}, "do not fit its images"),
+        ({"outcomes": "!"}, "not base64"),
+        ({"n": 10**12}, "do not fit its images"),
+        ({"accuracy": 0.9999}, "do not fit its accuracy"),
+    ],
+)
+def test_outcomes_that_do_not_fit_are_one_line(
+    change: dict[str, Any], problem: str, compared: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(compared / "runs", tmp_path / "runs")
+    runs, _ = find_runs([tmp_path / "runs"])
+    for run in runs:
+        summary = run.summary()
+        for result in summary["evaluation"].values():
+            result.update({**change, "low": 0.0, "high": 1.0})
+        run.write_summary(summary)
+    with pytest.raises(InputError, match=problem):
+        compare_runs(runs)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ import verdicts
 from amata.evaluation.result import pack
 from amata.evaluation.steepness import Steepness
 from amata.runs.files import write_record
+from amata.studies.intervals import Estimate, over_seeds, over_seeds_and_images, t_quantile
 from definition import FRONT, Sets, Study, Test
 from differences import difference
 from fronts import draw_front
-from intervals import Estimate, over_seeds, over_seeds_and_images, t_quantile
 from page import picture
 
 RESULT = {"low": 0, "high": 1, "grad_evals": 0, "seconds": 1, "params": {}, "warnings": []}

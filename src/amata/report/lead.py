@@ -78,10 +78,13 @@ def about_lead(result: dict[str, Any]) -> str:
         text = (
             f"The baseline and the {LONGEST - 1} most accurate recipes; {rest} more below. {text}"
         )
-    return (
-        f"{text} A difference is not significant if its interval contains 0. The interval treats "
-        "the accuracies as independent; on the same images this makes it wider."
-    )
+    if not shared["paired"]:
+        how = "treats the accuracies as independent; on the same images this makes it wider"
+    elif seeds == [1]:
+        how = "compares the recipes image by image; it does not hold the choice of the seed"
+    else:
+        how = "compares the recipes by seed and image, and holds the choice of both"
+    return f"{text} A difference is not significant if its interval contains 0. The interval {how}."
 
 
 def describe_attack(name: str, params: dict[str, Any]) -> str:

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from amata.checksums import damaged, of_text
+from amata.checksums import RESTORE, damaged, of_text
 from amata.errors import InputError
 from amata.runs.environment import environment
 from amata.runs.files import read_record, refuse_links, write_record
@@ -122,6 +124,19 @@ def read_evaluations(path: Path) -> dict[str, Any]:
     return record
 
 
+def read_outcomes(result: dict[str, Any], attack: str, run: Path) -> npt.NDArray[np.bool_] | None:
+    """Which images were right, by a result of the folder `run`; None if that was not stored."""
+    if not (text := result.get("outcomes")):
+        return None
+    n, packed = result["n"], _bytes(text, run, RESTORE)
+    if len(packed) != -(-n // 8):
+        raise damaged(run, f"its outcomes of {attack} do not fit its images", RESTORE)
+    outcomes = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=n).astype(bool)
+    if abs(float(outcomes.mean()) - result["accuracy"]) > 1e-6:
+        raise damaged(run, f"its outcomes of {attack} do not fit its accuracy", RESTORE)
+    return outcomes
+
+
 def _check_counts(record: dict[str, Any], path: Path) -> None:
     """Refuse counts that no evaluation has: more images than there are, batches of another size."""
     state, context = record["state"], record["context"]
@@ -149,8 +164,8 @@ def _check_counts(record: dict[str, Any], path: Path) -> None:
         raise damaged(path, "its counts do not fit each other", HINT)
 
 
-def _bytes(text: str, path: Path) -> bytes:
+def _bytes(text: str, path: Path, hint: str = HINT) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise damaged(path, "it has outcomes or labels that are not base64", HINT) from None
+        raise damaged(path, "it has outcomes or labels that are not base64", hint) from None

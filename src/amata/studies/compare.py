@@ -11,6 +11,7 @@ from amata.evaluation import grouped_warnings
 from amata.metrics import EpochRow
 from amata.recipes import Recipe
 from amata.runs import RunFolder
+from amata.runs.evaluations import read_outcomes
 from amata.runs.files import read_record
 from amata.studies.comparison_rows import common_target, recipe_rows
 from amata.studies.criterion_record import MEASURED
@@ -21,7 +22,7 @@ from amata.studies.differences import (
     same_test_images,
 )
 from amata.studies.plan import check_target
-from amata.studies.shared_attack import compare_under_one_attack
+from amata.studies.shared_attack import Flags, compare_under_one_attack
 from amata.studies.timing import slowed_runs, timing_facts, training_times
 from amata.studies.titles import recipe_titles
 from amata.training.evaluations import all_results
@@ -70,7 +71,21 @@ def compare_runs(
             row["speedup"] = row["speedup_to_target"] = None
     warnings += untested
     same_images = same_test_images(opened)
-    shared, not_compared = compare_under_one_attack(rows, same_images=same_images)
+
+    def outcomes(title: str, attack: str) -> dict[int, Flags] | None:
+        found: dict[int, Flags] = {}
+        for (run, recipe), own, summary in zip(opened, titles, summaries, strict=True):
+            if own == title:
+                result = summary["evaluation"].get(attack, {})
+                right = read_outcomes(result, attack, run.path)
+                if right is None:
+                    return None
+                found[recipe.train.seed] = right
+        return found
+
+    shared, not_compared = compare_under_one_attack(
+        rows, same_images=same_images, outcomes=outcomes
+    )
     for row in rows:
         found = {attack: a["warnings"] for attack, a in row["accuracies"].items()}
         warnings += [f"{row['recipe']}, {text}" for text in grouped_warnings(found)]

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from amata.evaluation import wilson
-
-T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""97.5% quantiles of Student's t for 1, 2, .. degrees of freedom."""
+from amata.studies.intervals import t_quantile
 
 
 def common_target(curves: Sequence[dict[str, Any]]) -> tuple[float | None, str | None]:
@@ -153,11 +151,8 @@ def _accuracy(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(values) == 1:
         low, high = wilson(round(mean * n), n)
     else:
-        over_seeds = (
-            T975[min(len(values) - 2, len(T975) - 1)]
-            * statistics.stdev(values)
-            / math.sqrt(len(values))
-        )
+        spread = statistics.stdev(values) / math.sqrt(len(values))
+        over_seeds = t_quantile(len(values) - 1) * spread
         below, above = wilson(round(mean * n), n)
         low, high = (
             max(0.0, mean - math.hypot(over_seeds, mean - below)),

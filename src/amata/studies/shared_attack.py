@@ -2,18 +2,27 @@
 to the baseline under it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from amata.studies.intervals import Values, over_images, over_seeds_and_images
+
 Row = dict[str, Any]
+Flags = npt.NDArray[np.bool_]
+Outcomes = Callable[[str, str], Mapping[int, Flags] | None]
+"""Of a recipe under an attack: by seed, which images were right; None if that was not stored."""
 
 
 def compare_under_one_attack(
-    rows: Sequence[Row], *, same_images: bool
+    rows: Sequence[Row], *, same_images: bool, outcomes: Outcomes = lambda recipe, attack: None
 ) -> tuple[Row | None, str | None]:
     """The attack, and a `difference` in every row, None for the baseline; or None and the reason.
 
-    Test accuracies are preferred to held-out accuracies.
+    Test accuracies are preferred to held-out accuracies. Differences are paired by seed and image,
+    if all recipes have the same seeds and the outcomes of all images are known.
     """
     for row in rows:
         row["difference"] = None
@@ -23,17 +32,45 @@ def compare_under_one_attack(
     if attack is None:
         return None, "the runs share no attack with the same parameters and number of images"
     baseline = rows[0]["accuracies"][attack]
-    for row in rows[1:]:
-        row["difference"] = difference(row["accuracies"][attack], baseline)
+    tables = _tables(rows, attack, outcomes)
+    for i, row in enumerate(rows[1:], start=1):
+        row["difference"] = (
+            difference(row["accuracies"][attack], baseline)
+            if tables is None
+            else paired_difference(tables[i], tables[0])
+        )
     found = {key: baseline[key] for key in ("split", "params", "n")}
-    return {"attack": attack, **found}, None
+    return {"attack": attack, "paired": tables is not None, **found}, None
+
+
+def _tables(rows: Sequence[Row], attack: str, outcomes: Outcomes) -> list[Values] | None:
+    """For each recipe, seeds by images: 1 where the image was right, else 0."""
+    seeds = {tuple(sorted(row["seeds"])) for row in rows}
+    if len(seeds) > 1 and any(len(of_recipe) > 1 for of_recipe in seeds):
+        return None
+    found = [outcomes(row["recipe"], attack) for row in rows]
+    known = [of_recipe for of_recipe in found if of_recipe is not None]
+    if len(known) < len(found):
+        return None
+    return [np.array([of[seed] for seed in sorted(of)], dtype=float) for of in known]
+
+
+def paired_difference(one: Values, other: Values) -> dict[str, float]:
+    """one - other with a 95% interval, from the outcomes of the same images. With several seeds it
+    holds which of them were trained, too."""
+    values = one - other
+    if len(values) == 1:
+        low, high = over_images(values[0])
+        return {"accuracy": float(values.mean()), "low": low, "high": high}
+    found = over_seeds_and_images(values)
+    return {"accuracy": found.mean, "low": max(-1.0, found.low), "high": min(1.0, found.high)}
 
 
 def difference(one: Row, other: Row) -> dict[str, float]:
     """one - other with a 95% interval, from the intervals of both (Newcombe 1998, method 10).
 
-    It treats the two as independent. On the same test images they are not, and the interval is
-    wider than it had to be.
+    For accuracies of which the outcomes are not known. It treats the two as independent. On the
+    same test images they are not, and the interval is wider than it had to be.
     """
     value = one["accuracy"] - other["accuracy"]
     below = math.hypot(one["accuracy"] - one["low"], other["high"] - other["accuracy"])

@@ -1,4 +1,4 @@
-"""Intervals of a difference between two arms that hold both sources of chance: which seeds were
+"""Intervals of a difference between two recipes that hold both sources of chance: which seeds were
 trained and which images were tested.
 
 Every seed is tested on the same images, so d(seed, image) = mean + seed + image + rest with crossed
@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 Values = npt.NDArray[np.float64]
+Z975 = 1.959964
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with half of its 95% interval, in percentage points."""
+    """A mean with half of its 95% interval, in the unit of the values."""
 
     mean: float
     half: float
@@ -54,6 +55,20 @@ def over_seeds(values: Values) -> Estimate:
     """From one value per seed: the images are taken as given."""
     spread = float(values.std(ddof=1)) / math.sqrt(len(values))
     return Estimate(float(values.mean()), t_quantile(len(values) - 1) * spread, len(values), False)
+
+
+def over_images(values: Values) -> tuple[float, float]:
+    """The 95% interval of a mean difference from one value per image: 1 if the first recipe alone
+    was right, 0 if both or none, -1 if the second alone.
+
+    Half an image is added to each of the four cases (Agresti and Min 2005), so that few images do
+    not seem certain.
+    """
+    n = len(values) + 2
+    first, second = ((float((values == v).sum()) + 0.5) / n for v in (1, -1))
+    centre = first - second
+    half = Z975 * math.sqrt((first + second - centre**2) / n)
+    return max(-1.0, centre - half), min(1.0, centre + half)
 
 
 def over_seeds_and_images(values: Values) -> Estimate:
