@@ -20,6 +20,7 @@ from amata.export import Trained
 from amata.export.card import card
 from amata.recipes import load
 from amata.runs import RunFolder
+from amata.studies.compare import compare_runs
 from tests.conftest import ROOT, Called, small_net
 from tests.toy import Notes, StopAt, toy_data, without_times
 
@@ -550,6 +551,9 @@ def test_train_runs_and_resumes_a_recipe_with_own_objects(tmp_path: Path) -> Non
         without_times(row) for row in whole.epochs()
     ]
     assert RunFolder.open(whole.path)[1].train.seed == 4
+    plain = amata.train(base, tmp_path / "base", progress=False)
+    titles = [row["recipe"] for row in compare_runs([plain, whole])["rows"]]
+    assert titles == ["mnist5k-pgd (method.name=pgd)", "mnist5k-pgd (method.name=Noise)"]
     names = "Method tests.test_python_runs.Noise, schedule tests.test_python_runs.halved"
     assert names in card(Trained.of(whole.path), [])
     with pytest.raises(amata.Interrupted):

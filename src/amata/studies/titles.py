@@ -42,7 +42,12 @@ def recipe_titles(opened: Sequence[tuple[RunFolder, Recipe]]) -> list[str]:
 
 
 def _flat(tables: dict[str, Any]) -> dict[str, Any]:
-    return {f"{section}.{key}": v for section, table in tables.items() for key, v in table.items()}
+    """All keys with their values. A user-defined object is called as its class."""
+    found = {f"{section}.{k}": v for section, table in tables.items() for k, v in table.items()}
+    for section, table in tables.items():
+        if "class" in table:
+            found[f"{section}.name"] = str(found.pop(f"{section}.class")).rpartition(".")[2]
+    return found
 
 
 def _variants(name: str, variants: list[dict[str, Any]]) -> list[str]:
