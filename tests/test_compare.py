@@ -832,23 +832,6 @@ def test_the_interval_of_a_difference_is_newcombes() -> None:
     assert (found["low"], found["high"]) == pytest.approx((0.0524, 0.3339), abs=1e-4)
 
 
-def test_a_difference_on_few_images_is_never_certain() -> None:
-    """Agresti and Min's interval, here by its four cells, and how often it holds the truth."""
-    both, first, second, none = 20.5, 12.5, 4.5, 14.5  # with half an image each
-    n = both + first + second + none
-    gap, apart = (first - second) / n, (first + second) / n
-    half = 1.959964 * math.sqrt((apart - gap**2) / n)
-    values = np.repeat([0.0, 1.0, -1.0], [34, 12, 4])
-    assert over_images(values) == pytest.approx((gap - half, gap + half))
-    low, high = over_images(np.zeros(10))
-    assert low < -0.1 < 0.1 < high
-    rng, held, repeats = np.random.default_rng(0), 0, 2000
-    for _ in range(repeats):
-        low, high = over_images(rng.choice([0.0, 1.0, -1.0], 40, p=[0.8, 0.15, 0.05]))
-        held += low <= 0.1 <= high
-    assert 0.93 <= held / repeats <= 0.98
-
-
 def right(run: RunFolder, attack: str) -> Any:
     result = run.summary()["evaluation"][attack]
     return np.array(unpack(result["outcomes"], result["n"]), dtype=float)

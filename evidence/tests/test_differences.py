@@ -16,47 +16,13 @@ import verdicts
 from amata.evaluation.result import pack
 from amata.evaluation.steepness import Steepness
 from amata.runs.files import write_record
-from amata.studies.intervals import Estimate, over_seeds, over_seeds_and_images, t_quantile
+from amata.studies.intervals import Estimate, over_seeds_and_images
 from definition import FRONT, Sets, Study, Test
 from differences import difference
 from fronts import draw_front
 from page import picture
 
 RESULT = {"low": 0, "high": 1, "grad_evals": 0, "seconds": 1, "params": {}, "warnings": []}
-
-
-def test_quantiles_of_student() -> None:
-    known = {1: 12.706, 2: 4.303, 4: 2.776, 10: 2.228, 100: 1.984, 1e9: 1.960}
-    assert {df: t_quantile(df) for df in known} == pytest.approx(known, abs=1e-3)
-
-
-@pytest.mark.parametrize("seeds", [3, 5])
-@pytest.mark.parametrize(
-    ("of_seed", "of_image", "rest"), [(3, 0, 40), (0, 40, 10), (2, 30, 40), (0, 0, 50)]
-)
-def test_intervals_hold_seeds_and_images(
-    seeds: int, of_seed: float, of_image: float, rest: float
-) -> None:
-    rng, held, repeats = np.random.default_rng(0), 0, 400
-    for _ in range(repeats):
-        values = (
-            rng.normal(0, of_seed, (seeds, 1))
-            + rng.normal(0, of_image, (1, 300))
-            + rng.normal(0, rest, (seeds, 300))
-        )
-        held += abs((found := over_seeds_and_images(values)).mean) < found.half
-    assert 0.93 <= held / repeats <= 0.995
-
-
-def test_either_source_alone_would_be_too_narrow() -> None:
-    rng, by_seed, by_image, repeats = np.random.default_rng(1), 0, 0, 400
-    for _ in range(repeats):
-        values = rng.normal(0, 5, (3, 1)) + rng.normal(0, 60, (1, 300)) + rng.normal(0, 5, (3, 300))
-        by_seed += abs((found := over_seeds(values.mean(1))).mean) < found.half
-        columns = values.mean(0)
-        by_image += abs(columns.mean()) < 1.96 * columns.std(ddof=1) / 300**0.5
-    assert by_seed / repeats < 0.94
-    assert by_image / repeats < 0.9
 
 
 @pytest.fixture
