@@ -87,7 +87,8 @@ def equal_cost() -> str:
             rows.append([*equal_row(*found, claim["attack"]), answer_of(claim, *found, margin)])
             seeds.append(len(stored.summaries(found[0])[found[1].arm]))
         lost += lost_seeds(*found)
-        if (gain := difference(*found, claim["attack"])) and gain.high < 0:
+        gain = difference(*found, claim["attack"])
+        if kept is answers and gain and gain.high < 0:
             worse.append(f"{SHORT[found[0]]}: {test_name(*found)}, {gain}")
     head = [
         "recipe",
@@ -102,7 +103,8 @@ def equal_cost() -> str:
     known = [column for column in zip(head, *rows, strict=True) if set(column[1:]) != {UNKNOWN}]
     head, *rows = map(list, zip(*known, strict=True))
     harm = f" (worse: {'; '.join(worse)})" if worse else ""
-    under = f" AutoAttack is known of {len(strict)}: {counted(strict)}." if strict else ""
+    were = "1 of them was" if len(strict) == 1 else f"{len(strict)} of them were"
+    under = f" Under AutoAttack {were} compared: {counted(strict)}." if strict else ""
     return (
         f"{markdown(head, rows)}\n\n{' '.join([seeds_of(seeds), *dict.fromkeys(lost)])} The table "
         f"shows {len(rows)} of {len(answers)} arms that were compared at equal cost "

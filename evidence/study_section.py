@@ -22,7 +22,7 @@ def arms_table(study: str) -> str:
     """The arms that have runs, by rising cost."""
     own, found = STUDIES[study], stored.summaries(study)
     attacks = [*own.attacks, *(["autoattack"] if own.autoattack else [])]
-    rows = []
+    timed, rows = stored.processes(study) == 1, []
     for title, runs in sorted(found.items(), key=lambda item: stored.total_cost(item[1])):
         steps = [row["steps"] for row in stored.epochs(study, title)[0]]
         rows.append(
@@ -30,7 +30,7 @@ def arms_table(study: str) -> str:
                 own.labels[title],
                 f"{statistics.mean(steps):.2f}",
                 f"{stored.total_cost(runs):.1f}",
-                f"{stored.seconds(runs):.1f}",
+                *([f"{stored.seconds(runs):.1f}"] if timed else []),
                 *(
                     ""
                     if title not in own.autoattack and attack not in own.attacks
@@ -40,7 +40,7 @@ def arms_table(study: str) -> str:
                 seeds(study, title, runs),
             ]
         )
-    head = ["arm", "mean K", "gradients per image", "seconds"]
+    head = ["arm", "mean K", "gradients per image", *(["seconds"] if timed else [])]
     return markdown([*head, *(f"{attack_name(a)} %" for a in attacks), "seeds"], rows)
 
 
@@ -186,7 +186,7 @@ def shared(study: str) -> str:
     count = stored.processes(study)
     if count == 1:
         return ""
-    return f" {count} runs at a time shared the device: alone, each takes fewer seconds."
+    return f" {count} runs at a time shared the device, so their seconds are not given."
 
 
 def section(study: str) -> str:

@@ -29,7 +29,7 @@ from amata.console import PlainConsole, comparison_table
 from amata.data import DATASETS, Arrays, Splits
 from amata.engine import worth
 from amata.errors import InputError
-from amata.evaluation import Result, unpack, wilson
+from amata.evaluation import Result, pack, unpack, wilson
 from amata.recipes import Recipe, load
 from amata.report.captions import setting
 from amata.report.comparison import _loss, comparison_figures, smooth
@@ -52,7 +52,7 @@ from amata.studies.intervals import over_images, over_seeds_and_images
 from amata.studies.landscape import run_landscapes
 from amata.studies.plan import check_same_runs, find_runs, plan, run_name, run_plan
 from amata.studies.runs import check_runs
-from amata.studies.shared_attack import compare_under_one_attack, difference
+from amata.studies.shared_attack import compare_under_one_attack, difference, paired_difference
 from amata.studies.timing import timing_facts
 from amata.training import fit
 from amata.training.setup import load_data
@@ -735,6 +735,7 @@ def lead_row(recipe: str, params: dict[str, Any] | None = None, **accuracies: fl
             "n": 1000,
             "params": {} if name == "clean" else inside,
             "split": "test",
+            "alike": True,
         }
     return {
         "recipe": recipe,
@@ -863,13 +864,39 @@ def test_differences_are_paired_by_seed_and_image(compared: Path, tmp_path: Path
     assert "as independent" in about_lead(uneven)
 
 
+def test_several_seeds_on_few_images_are_never_certain() -> None:
+    every, nothing = np.ones((3, 10), dtype=bool), np.zeros((3, 10), dtype=bool)
+    assert paired_difference(every, every)["low"] < -0.1
+    assert paired_difference(every, nothing)["low"] < 0.9
+    alone = paired_difference(every[:2, :1], nothing[:2, :1])
+    assert (alone["accuracy"], alone["high"]) == (1.0, 1.0)
+    assert alone["low"] < 0.5
+
+
+def test_seeds_that_were_tested_differently_are_not_paired(compared: Path, tmp_path: Path) -> None:
+    shutil.copytree(compared / "runs", tmp_path / "runs")
+    runs, _ = find_runs([tmp_path / "runs"])
+    for run in runs:
+        if run.path.name.endswith("seed1"):
+            summary = run.summary()
+            for result in summary["evaluation"].values():
+                result["outcomes"] = pack(unpack(result["outcomes"], result["n"])[:40])
+                result["accuracy"] = sum(unpack(result["outcomes"], 40)) / 40
+                result.update({"n": 40, "low": 0.0, "high": 1.0})
+            run.write_summary(summary)
+    result = compare_runs(runs)
+    assert result["shared"] is None
+    assert any("tested on other numbers of images" in text for text in result["warnings"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
         ({"outcomes": "AAAA"}, "do not fit its images"),
         ({"outcomes": "!"}, "not base64"),
-        ({"n": 10**12}, "do not fit its images"),
+        ({"n": 10**7}, "do not fit its images"),
+        ({"n": 10**12}, "are of 1,000,000,000,000 images"),
         ({"accuracy": 0.9999}, "do not fit its accuracy"),
     ],
 )

@@ -13,7 +13,7 @@ def test_quantiles_of_student() -> None:
     assert {df: t_quantile(df) for df in known} == pytest.approx(known, abs=1e-3)
 
 
-@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize("seeds", [2, 3, 5])
 @pytest.mark.parametrize(
     ("of_seed", "of_image", "rest"), [(3, 0, 40), (0, 40, 10), (2, 30, 40), (0, 0, 50)]
 )
@@ -28,7 +28,7 @@ def test_intervals_hold_seeds_and_images(
             + rng.normal(0, rest, (seeds, 300))
         )
         held += abs((found := over_seeds_and_images(values)).mean) < found.half
-    assert 0.93 <= held / repeats <= 0.995
+    assert (0.93 if seeds > 2 else 0.89) <= held / repeats <= 0.995
 
 
 def test_either_source_alone_would_be_too_narrow() -> None:

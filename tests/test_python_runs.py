@@ -19,6 +19,7 @@ from amata.errors import InputError
 from amata.export import Trained
 from amata.export.card import card
 from amata.recipes import load
+from amata.recipes.recorded import describe_object
 from amata.runs import RunFolder
 from amata.studies.compare import compare_runs
 from tests.conftest import ROOT, Called, small_net
@@ -562,6 +563,16 @@ def test_train_runs_and_resumes_a_recipe_with_own_objects(tmp_path: Path) -> Non
         amata.train(own, resume=tmp_path / "plain")
 
 
+def test_a_description_is_the_same_in_every_process() -> None:
+    @dataclass(frozen=True)
+    class Late:
+        curve: Any
+        other: Any
+
+    found = describe_object(Late(halved, object()))["fields"]
+    assert found == {"curve": "tests.test_python_runs.halved", "other": "<object object>"}
+
+
 def test_compare_trains_own_methods_beside_built_in_ones_and_resumes(tmp_path: Path) -> None:
     tables: dict[str, Any] = {
         "data": {"limit": 90, "valid": 30, "batch_size": 30},
@@ -606,7 +617,17 @@ def test_compare_trains_own_methods_beside_built_in_ones_and_resumes(tmp_path: P
         ([], {}, "the list of recipes is empty"),
         (["mnist5k-pgd"], {"out": 3}, "out = 3 must be a folder"),
         (["mnist5k-pgd"], {"seeds": 0}, "seeds = 0 must be a whole number of at least 1"),
-        (["mnist5k-pgd"], {"target": 2.0}, "target"),
+        (["mnist5k-pgd"], {"target": "2"}, "must be an accuracy between 0 and 1"),
+        (["mnist5k-pgd"], {"out": ""}, "out = '' must be a folder"),
+        ([load("mnist5k-pgd", name="../evil")], {}, "'../evil' cannot be the name of a folder"),
+        ([load("mnist5k-pgd", name="x" * 300)], {}, "too long for the name of a folder"),
+        ([replace(load("mnist5k-pgd"), name=3)], {}, "recipe name 3 cannot be the name"),
+        ([replace(load("mnist5k-pgd"), method=halved)], {}, "must be a method, as amata.PGD"),
+        (
+            [load("mnist5k-pgd", {"schedule": {"name": "python", "class": "mine.late"}})],
+            {},
+            "recorded with the Python object mine.late",
+        ),
         (["mnist5k-pgd"], {"limit": 10}, r"write data=.'limit': ...."),
         (["mnist5k-pgd", "mnist5k-pgd"], {}, r"two recipes are named .*load\(recipe, name="),
         (["mnist5k-pgd", "cifar10-pgd10"], {}, r"differ in \[threat\] or \[data\]"),

@@ -240,7 +240,9 @@ def test_the_readme_says_what_autoattack_decides(
     assert row.endswith("| +0.00 ± 0.00 | +2.00 ± 0.00 | no; AutoAttack: yes |")
     assert "1 of 1 arms" in last
     assert "better in 0, not in 1, and 0 are open" in last
-    assert last.endswith("AutoAttack is known of 1: better in 1, not in 0, and 0 are open.")
+    assert last.endswith(
+        "Under AutoAttack 1 of them was compared: better in 1, not in 0, and 0 are open."
+    )
 
 
 def test_claims_name_arms_that_exist_and_unmeasured_ones_are_open() -> None:

@@ -64,9 +64,15 @@ def load(
 
 
 def _changed(recipe: Recipe, name: str, epochs: int | None, pairs: Sequence[Pair]) -> Recipe:
+    from amata.methods import Method
     from amata.recipes.length import stretched
     from amata.recipes.recorded import own_objects, rebuilt
 
+    if not isinstance(recipe.method, Method):
+        what = shorten(repr(recipe.method), 80)
+        raise InputError(
+            f"recipe {name}: method = {what} must be a method, as amata.PGD(ball=ball)"
+        )
     named = replace(recipe, name=name)
     if not pairs:
         return named if epochs is None else stretched(named, epochs)

@@ -7,6 +7,7 @@ error where the object itself would be needed.
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,6 +17,7 @@ from amata.methods import Method
 if TYPE_CHECKING:
     from amata.recipes.recipe import Recipe
 
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 NAME = "python"
 """The name in the table of a user-defined object."""
 
@@ -31,12 +33,15 @@ def describe_object(value: object) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The value if TOML can hold it, else its representation."""
+    """The value if TOML can hold it, else its representation, which must be the same in another
+    process: a function is called by its name, and addresses are left out."""
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
     try:
         written = json.dumps(value)
     except (TypeError, ValueError):
-        return repr(value)
-    return repr(value) if "null" in written else json.loads(written)
+        written = "null"
+    return ADDRESS.sub("", repr(value)) if "null" in written else json.loads(written)
 
 
 def _missing(about: dict[str, Any]) -> InputError:
@@ -49,6 +54,13 @@ def _missing(about: dict[str, Any]) -> InputError:
 def own_objects(recipe: "Recipe") -> list[str]:
     """Which of method and schedule are user-defined, or placeholders for such."""
     return [section for section in ("method", "schedule") if "class" in recipe.tables[section]]
+
+
+def refuse_placeholders(recipe: "Recipe") -> None:
+    """Refuse a recipe whose method or schedule is only recorded, before anything is trained."""
+    for value in (recipe.method.base, recipe.schedule):
+        if isinstance(value, RecordedMethod | RecordedSchedule):
+            raise _missing(value.about)
 
 
 def rebuilt(recipe: "Recipe", source: "Recipe") -> "Recipe":

@@ -84,6 +84,7 @@ def about_lead(result: dict[str, Any]) -> str:
         how = "compares the recipes image by image; it does not hold the choice of the seed"
     else:
         how = "compares the recipes by seed and image, and holds the choice of both"
+        how += " (with two seeds in about 90% of cases only)" if seeds == [2] else ""
     return f"{text} A difference is not significant if its interval contains 0. The interval {how}."
 
 

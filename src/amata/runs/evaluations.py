@@ -21,6 +21,8 @@ from amata.runs.files import read_record, refuse_links, write_record
 from amata.runs.records import EVALUATIONS
 
 HINT = "delete it, and evaluate again"
+MOST_IMAGES = 10_000_000
+"""Of a test set whose outcomes are read."""
 
 
 class StoredEvaluation:
@@ -129,6 +131,8 @@ def read_outcomes(result: dict[str, Any], attack: str, run: Path) -> npt.NDArray
     if not (text := result.get("outcomes")):
         return None
     n, packed = result["n"], _bytes(text, run, RESTORE)
+    if n > MOST_IMAGES:
+        raise damaged(run, f"its outcomes of {attack} are of {n:,} images", RESTORE)
     if len(packed) != -(-n // 8):
         raise damaged(run, f"its outcomes of {attack} do not fit its images", RESTORE)
     outcomes = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=n).astype(bool)

@@ -1,12 +1,12 @@
 """amata.compare: train recipes under the same conditions, and write a report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from amata.errors import InputError, check_installed, printable
-from amata.quantity import whole
+from amata.quantity import number, whole
 from amata.recipes import Recipe, load
 from amata.reporter import Reporter
 from amata.runs import RunFolder
@@ -46,7 +46,7 @@ class Comparison:
 
 
 def compare(
-    recipes: Sequence[Recipe | str | Path | Mapping[str, Any]],
+    recipes: Iterable[Recipe | str | Path | Mapping[str, Any]],
     out: str | Path,
     *,
     seeds: int = 1,
@@ -66,14 +66,17 @@ def compare(
     """
     from amata.console import reporting
 
-    if isinstance(recipes, str) or not isinstance(recipes, Sequence):
+    if isinstance(recipes, Recipe | str | bytes | Path | Mapping | None):
         raise InputError("compare(): pass a list of recipes, the baseline first")
-    if not recipes:
+    given = list(recipes)
+    if not given:
         raise InputError("compare(): the list of recipes is empty")
-    if not isinstance(out, str | Path):
+    if not isinstance(out, str | Path) or not str(out):
         raise InputError(f"compare(): out = {out!r} must be a folder")
+    if target is not None:
+        target = number(target, "target")
     seeds = whole(seeds, "seeds", 1, MOST_SEEDS)
-    loaded = [load(recipe, epochs=epochs, **tables) for recipe in recipes]
+    loaded = [load(recipe, epochs=epochs, **tables) for recipe in given]
     folder = Path(out).expanduser()
     with reporting(progress, "compare()") as reporter:
         planned = plan(loaded, (), seeds, reporter.note)

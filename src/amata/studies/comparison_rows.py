@@ -140,6 +140,13 @@ def _reached(curve: dict[str, Any], target: float | None) -> dict[str, Any] | No
     )
 
 
+def tested(result: dict[str, Any]) -> dict[str, Any]:
+    """What two results must share to be compared; tf32 or fp32 is left out: it changes an image in
+    thousands at most."""
+    params = {key: v for key, v in result["params"].items() if key != "precision"}
+    return {"split": result["split"], "n": result["n"], **params}
+
+
 def _accuracy(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The mean over seeds with a 95% interval.
 
@@ -159,6 +166,9 @@ def _accuracy(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
             min(1.0, mean + math.hypot(over_seeds, above - mean)),
         )
     warnings = sorted({w for r in results for w in r["warnings"]})
+    alike = all(tested(r) == tested(results[0]) for r in results)
+    if not alike:
+        warnings.append("the seeds were tested on other numbers of images or with other parameters")
     return {
         "accuracy": mean,
         "n": n,
@@ -167,5 +177,6 @@ def _accuracy(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "high": high,
         "per_seed": values,
         "params": results[0]["params"],
+        "alike": alike,
         "warnings": warnings,
     }

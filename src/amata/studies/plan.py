@@ -12,10 +12,10 @@ from typing import Any
 from amata import recipes
 from amata.data import shared_data
 from amata.engine.worth import code_for
-from amata.errors import AmataError, InputError
+from amata.errors import AmataError, InputError, shorten
 from amata.recipes import Recipe
 from amata.recipes.overrides import Overrides
-from amata.recipes.recorded import rebuilt
+from amata.recipes.recorded import rebuilt, refuse_placeholders
 from amata.recipes.schema import PythonData
 from amata.reporter import Reporter, run_infos
 from amata.runs import RunFolder
@@ -34,6 +34,8 @@ SHARED = (
     "train.valid_every",
 )
 """Keys that all recipes of a comparison take from the first one, besides [eval]."""
+LONGEST_NAME = 200
+"""Bytes of a recipe's name, to which the seed is added."""
 
 
 def plan(
@@ -46,6 +48,9 @@ def plan(
     """The runs in training order: all recipes with the first seed, then with the next one. `note`
     receives the overridden keys. Recipes are stretched to `epochs`, if given."""
     loaded = [recipes.load(recipe, overrides, epochs=epochs) for recipe in given]
+    for recipe in loaded:
+        check_name(recipe.name)
+        refuse_placeholders(recipe)
     titles = [recipe.name for recipe in loaded]
     if len(set(titles)) < len(titles):
         raise InputError(
@@ -90,6 +95,16 @@ def plan(
     return planned
 
 
+def check_name(name: str) -> None:
+    """Refuse a name that is not that of one folder: runs are called by it."""
+    if not isinstance(name, str) or not name.strip(". ") or set(name) & set("/\\\0"):
+        raise InputError(f"recipe name {shorten(repr(name), 80)} cannot be the name of a folder")
+    if len(name.encode(errors="replace")) > LONGEST_NAME:
+        raise InputError(
+            f"recipe name {shorten(repr(name), 80)} is too long for the name of a folder"
+        )
+
+
 def run_name(recipe: Recipe) -> str:
     return f"{recipe.name}-seed{recipe.train.seed}"
 
@@ -112,21 +127,22 @@ def run_plan(
     names = [run_name(recipe) for recipe in planned]
     with hold(out, "comparing recipes"), shared_data(), code_for(len(planned)):
         check_same_runs(out, names)
-        check_runs([(out / "runs" / run_name(recipe), recipe) for recipe in planned])
+        folders = [out / "runs" / name for name in names]
+        check_runs(list(zip(folders, planned, strict=True)))
+        costs = [planned_cost(*of_run) for of_run in zip(folders, planned, strict=True)]
         write_record(out / "plan.json", {"order": names, "target": target})
-        return _train(planned, out, reporter, variables)
+        return _train(planned, folders, costs, reporter, variables)
 
 
 def _train(
     planned: Sequence[Recipe],
-    out: Path,
+    folders: Sequence[Path],
+    costs: Sequence[float],
     reporter: Reporter,
     variables: Sequence[dict[str, str]] = (),
 ) -> tuple[list[RunFolder], list[str]]:
     runs: list[RunFolder] = []
     failures: list[str] = []
-    folders = [out / "runs" / run_name(recipe) for recipe in planned]
-    costs = [planned_cost(folder, recipe) for folder, recipe in zip(folders, planned, strict=True)]
     infos = run_infos([folder.name for folder in folders], costs)
     if variables:
         every = zip(folders, planned, infos, strict=True)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from amata.studies.intervals import Values, over_images, over_seeds_and_images
+from amata.studies.comparison_rows import tested
+from amata.studies.intervals import Z975, over_images, over_seeds, over_seeds_and_images
 
 Row = dict[str, Any]
 Flags = npt.NDArray[np.bool_]
@@ -43,8 +44,8 @@ def compare_under_one_attack(
     return {"attack": attack, "paired": tables is not None, **found}, None
 
 
-def _tables(rows: Sequence[Row], attack: str, outcomes: Outcomes) -> list[Values] | None:
-    """For each recipe, seeds by images: 1 where the image was right, else 0."""
+def _tables(rows: Sequence[Row], attack: str, outcomes: Outcomes) -> list[Flags] | None:
+    """For each recipe, seeds by images: whether the image was right."""
     seeds = {tuple(sorted(row["seeds"])) for row in rows}
     if len(seeds) > 1 and any(len(of_recipe) > 1 for of_recipe in seeds):
         return None
@@ -52,18 +53,21 @@ def _tables(rows: Sequence[Row], attack: str, outcomes: Outcomes) -> list[Values
     known = [of_recipe for of_recipe in found if of_recipe is not None]
     if len(known) < len(found):
         return None
-    return [np.array([of[seed] for seed in sorted(of)], dtype=float) for of in known]
+    return [np.stack([of[seed] for seed in sorted(of)]) for of in known]
 
 
-def paired_difference(one: Values, other: Values) -> dict[str, float]:
+def paired_difference(one: Flags, other: Flags) -> dict[str, float]:
     """one - other with a 95% interval, from the outcomes of the same images. With several seeds it
     holds which of them were trained, too."""
-    values = one - other
-    if len(values) == 1:
+    values = one.astype(float) - other.astype(float)
+    seeds, images = values.shape
+    mean = float(values.mean())
+    if seeds == 1:
         low, high = over_images(values[0])
-        return {"accuracy": float(values.mean()), "low": low, "high": high}
-    found = over_seeds_and_images(values)
-    return {"accuracy": found.mean, "low": max(-1.0, found.low), "high": min(1.0, found.high)}
+        return {"accuracy": mean, "low": low, "high": high}
+    half = (over_seeds_and_images(values) if images > 1 else over_seeds(values[:, 0])).half
+    half = max(half, Z975 / (images + 2))  # the least of over_images: few images are not certain
+    return {"accuracy": mean, "low": max(-1.0, mean - half), "high": min(1.0, mean + half)}
 
 
 def difference(one: Row, other: Row) -> dict[str, float]:
@@ -95,10 +99,4 @@ def _strongest(rows: Sequence[Row], split: str) -> str | None:
 
 
 def _same(one: Row | None, other: Row) -> bool:
-    return one is not None and _tested(one) == _tested(other)
-
-
-def _tested(accuracy: Row) -> Row:
-    """What must be equal; tf32 or fp32 is left out: it changes an image in thousands at most."""
-    params = {key: v for key, v in accuracy["params"].items() if key != "precision"}
-    return {"split": accuracy["split"], "n": accuracy["n"], **params}
+    return one is not None and one["alike"] and tested(one) == tested(other)
