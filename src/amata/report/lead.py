@@ -81,10 +81,10 @@ def about_lead(result: dict[str, Any]) -> str:
     if not shared["paired"]:
         how = "treats the accuracies as independent; on the same images this makes it wider"
     elif seeds == [1]:
-        how = "compares the recipes image by image; it does not hold the choice of the seed"
+        how = "pairs the recipes image by image; it does not cover chance between seeds"
     else:
-        how = "compares the recipes by seed and image, and holds the choice of both"
-        how += " (with two seeds in about 90% of cases only)" if seeds == [2] else ""
+        how = "pairs the recipes by seed and image, and covers chance in both"
+        how += " (with two seeds in about 90% of cases)" if seeds == [2] else ""
     return f"{text} A difference is not significant if its interval contains 0. The interval {how}."
 
 
