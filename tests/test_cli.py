@@ -821,7 +821,7 @@ def test_no_command_overwrites(name: str, file: str, amata: Amata, tmp_path: Pat
     (tmp_path / file).write_text("precious")
     called = amata(*COMMANDS[name], "--out", tmp_path)
     assert (called.code, called.err.count("\n")) == (2, 1), called.err
-    assert f"{file} exists already; choose another --out" in called.err
+    assert f"{file} exists already; choose another folder" in called.err
     assert [p.read_text() for p in tmp_path.iterdir()] == ["precious"]
 
 

@@ -191,7 +191,7 @@ def test_bad_comparisons_are_refused(tmp_path: Path, amata: Any) -> None:
     with pytest.raises(InputError, match="are named"):
         plan(["mnist5k-amata", "mnist5k-amata"], [], 1)
     assert (
-        "error: --target 45 must be an accuracy"
+        "error: the target 45 must be an accuracy"
         in amata("report", _one_run(tmp_path), "--out", tmp_path / "r", "--target", "45").err
     )
     again = amata(
@@ -375,7 +375,7 @@ REFUSED = {
     "other recipes": (["mnist5k-pgd", "--seeds", "2"], "with other runs ("),
     "another version": (
         [*RECIPES, "--seeds", "2", "--set", "optim.lr=0.06"],
-        "holds another version of recipe mnist5k-pgd2; choose another --out",
+        "holds another version of recipe mnist5k-pgd2; choose another folder",
     ),
     "a third recipe that cannot train": (
         [*RECIPES, "THIRD", "--seeds", "2"],
@@ -1319,7 +1319,8 @@ def test_a_report_needs_no_weights(
     )
     one = next((kept / "runs").iterdir())
     assert (
-        "is a run folder; choose another --out" in amata("report", str(kept), "--out", str(one)).err
+        "is a run folder; choose another folder"
+        in amata("report", str(kept), "--out", str(one)).err
     )
     failed = amata("eval", str(one))
     assert (failed.code, "its weights were not kept" in failed.err) == (2, True)

@@ -190,5 +190,5 @@ def test_a_damaged_study_is_one_line(text: str, amata: Amata, tmp_path: Path) ->
     (tmp_path / "msa.json").write_text(text)
     called = amata("msa", "mnist5k-amata", *OPTIONS, "--out", tmp_path)
     assert (called.code, called.err.count("\n")) == (2, 1), called.err
-    assert "choose another --out" in called.err
+    assert "choose another folder" in called.err
     assert not (tmp_path / "runs").exists()

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -581,7 +581,7 @@ def test_compare_trains_own_methods_beside_built_in_ones_and_resumes(tmp_path: P
     }
     base = load("mnist5k-pgd", epochs=2)
     own = replace(base, name="noise", method=Noise(ball=base.ball), schedule=halved)
-    given = ["mnist5k-pgd", own]
+    given: list[Any] = ["mnist5k-pgd", own]
 
     def compare(out: str, progress: Any = False) -> amata.Comparison:
         return amata.compare(given, tmp_path / out, seeds=2, epochs=2, progress=progress, **tables)
@@ -621,8 +621,12 @@ def test_compare_trains_own_methods_beside_built_in_ones_and_resumes(tmp_path: P
         (["mnist5k-pgd"], {"out": ""}, "out = '' must be a folder"),
         ([load("mnist5k-pgd", name="../evil")], {}, "'../evil' cannot be the name of a folder"),
         ([load("mnist5k-pgd", name="x" * 300)], {}, "too long for the name of a folder"),
-        ([replace(load("mnist5k-pgd"), name=3)], {}, "recipe name 3 cannot be the name"),
-        ([replace(load("mnist5k-pgd"), method=halved)], {}, "must be a method, as amata.PGD"),
+        ([replace(load("mnist5k-pgd"), name=cast(Any, 3))], {}, "recipe name 3 cannot be the name"),
+        (
+            [replace(load("mnist5k-pgd"), method=cast(Any, halved))],
+            {},
+            "must be a method, as amata.PGD",
+        ),
         (
             [load("mnist5k-pgd", {"schedule": {"name": "python", "class": "mine.late"}})],
             {},

@@ -613,13 +613,13 @@ def test_a_study_does_not_train_through_links(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("criterion.json", "{", "; delete it, or choose another --out"),
-        ("criterion.json", '{"strategies": 1}', "; delete it, or choose another --out"),
+        ("criterion.json", "{", "; delete it, or choose another folder"),
+        ("criterion.json", '{"strategies": 1}', "; delete it, or choose another folder"),
         ("mnist5k-pgd2.criterion.json", "[]", "; delete it to measure mnist5k-pgd2"),
         (
             "criterion.json",
             '{"settings": {"k_max": 2}, "strategies": []}',
-            "holds the criterion of other strategies or settings; choose another --out",
+            "holds the criterion of other strategies or settings; choose another folder",
         ),
         (
             "criterion.json",
@@ -631,7 +631,7 @@ def test_a_study_does_not_train_through_links(name: str, tmp_path: Path) -> None
                     ],
                 }
             ),
-            "holds the criterion of other strategies or settings; choose another --out",
+            "holds the criterion of other strategies or settings; choose another folder",
         ),
     ],
 )

@@ -47,7 +47,7 @@ def export(
     if to not in WRITERS:
         raise unknown("--to", to, WRITERS)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"output folder {out} exists and is not empty; choose another --out")
+        raise InputError(f"output folder {out} exists and is not empty; choose another folder")
     trained = Trained.of(
         run,
         name,

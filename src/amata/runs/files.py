@@ -118,7 +118,7 @@ def make_output(path: Path, *files: str) -> list[Path]:
     created: list[Path] = []
     try:
         if (path / "recipe.toml").is_file():
-            raise InputError(f"{path} is a run folder; choose another --out")
+            raise InputError(f"{path} is a run folder; choose another folder")
         created += (folder for folder in reversed((path, *path.parents)) if not folder.is_dir())
         path.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=path):
@@ -127,10 +127,10 @@ def make_output(path: Path, *files: str) -> list[Path]:
     except OSError as error:
         remove_empty(created)
         raise InputError(
-            f"cannot write to output folder {path} ({error.strerror}); choose another --out"
+            f"cannot write to output folder {path} ({error.strerror}); choose another folder"
         ) from None
     if there is not None:
-        raise InputError(f"{there} exists already; choose another --out")
+        raise InputError(f"{there} exists already; choose another folder")
     return created
 
 

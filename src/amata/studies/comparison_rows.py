@@ -23,8 +23,8 @@ def common_target(curves: Sequence[dict[str, Any]]) -> tuple[float | None, str |
         worst = next(run for run, best in bests.items() if best == low)
         return (
             None,
-            f"{worst} never exceeded {low:.0%}, so the runs have no common target; set one with "
-            "--target",
+            f"{worst} never exceeded {low:.0%}, so the runs have no common target; set one "
+            "(--target, in Python target=)",
         )
     return math.floor(100 * low + 1e-9) / 100 or None, None
 

@@ -134,14 +134,14 @@ def check_strategies(plans: Plan, settings: CriterionSettings, out: Path) -> Non
     file = out / "criterion.json"
     if not file.is_file():
         return
-    known = read_record(file, MEASURED, hint="delete it, or choose another --out")
+    known = read_record(file, MEASURED, hint="delete it, or choose another folder")
     there = {row["strategy"] for row in known["strategies"]}
     before = {"search": "", **known["settings"]}
     given = settings.to_dict(before["k_max"])
     other = measurement(given) != measurement(before)
     if other or not there <= {Path(name).name for name, _ in plans}:
         raise InputError(
-            f"{out} holds the criterion of other strategies or settings; choose another --out"
+            f"{out} holds the criterion of other strategies or settings; choose another folder"
         )
 
 

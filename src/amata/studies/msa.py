@@ -140,12 +140,12 @@ class Msa:
         self.about = {"fingerprint": recipe.fingerprint(), **asdict(settings)}
         refuse_links(out / "runs", out / "msa.json", out / "best.toml")
         if (out / "msa.json").is_file():
-            known = read_record(out / "msa.json", STUDY, hint="choose another --out")["about"]
+            known = read_record(out / "msa.json", STUDY, hint="choose another folder")["about"]
             changed = [key for key in self.about if known.get(key) != self.about[key]]
             if changed:
                 raise InputError(
                     f"{out} holds a study with a different {', '.join(changed)}; use the same "
-                    "settings or choose another --out"
+                    "settings or choose another folder"
                 )
         start = self.recipe_of(self._start())
         check_runs([(self._folder(start), start)])

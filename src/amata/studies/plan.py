@@ -170,7 +170,7 @@ def check_same_runs(out: Path, names: Sequence[str]) -> None:
     if others := [name for name in dict.fromkeys(before) if name not in names]:
         raise InputError(
             f"{out} holds a comparison with other runs ({', '.join(others[:3])}"
-            f"{', ...' if len(others) > 3 else ''}); choose another --out"
+            f"{', ...' if len(others) > 3 else ''}); choose another folder"
         )
 
 
@@ -180,7 +180,7 @@ def _reported(out: Path) -> list[str]:
     try:
         return [str(name) for name in read_json(file)["order"]] if file.is_file() else []
     except (KeyError, TypeError, ValueError):
-        raise InputError(f"{file} is damaged; delete it, or choose another --out") from None
+        raise InputError(f"{file} is damaged; delete it, or choose another folder") from None
 
 
 def find_runs(targets: Sequence[Path]) -> tuple[list[RunFolder], float | None]:
@@ -233,6 +233,4 @@ def _read_plan(folder: Path) -> dict[str, Any]:
 
 def check_target(target: float | None) -> None:
     if target is not None and not 0 < target < 1:
-        raise InputError(
-            f"--target {target:g} must be an accuracy between 0 and 1, as in --target 0.45"
-        )
+        raise InputError(f"the target {target:g} must be an accuracy between 0 and 1, such as 0.45")

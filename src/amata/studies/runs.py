@@ -60,7 +60,7 @@ def check_runs(planned: Sequence[tuple[Path, Recipe]]) -> None:
             ):
                 raise InputError(
                     f"{folder} was trained on other images than there are now; restore them, or "
-                    "choose another --out"
+                    "choose another folder"
                 )
 
 
@@ -97,7 +97,7 @@ def run_controls(run: RunFolder) -> dict[int, Control[float]]:
 def check_same_recipe(folder: Path, recipe: Recipe) -> None:
     if RunFolder.open(folder)[1].fingerprint() != recipe.fingerprint():
         raise InputError(
-            f"{folder} holds another version of recipe {recipe.name}; choose another --out"
+            f"{folder} holds another version of recipe {recipe.name}; choose another folder"
         )
 
 

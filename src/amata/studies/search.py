@@ -147,7 +147,7 @@ class Search:
                 raise
             except (sqlalchemy.exc.SQLAlchemyError, LookupError, TypeError, ValueError):
                 raise InputError(
-                    f"{out / 'study.db'} is not a readable study; choose another --out"
+                    f"{out / 'study.db'} is not a readable study; choose another folder"
                 ) from None
 
     def _open_study(self) -> optuna.Study:
@@ -185,7 +185,7 @@ class Search:
             changed = ", ".join(k for k in about if known.get(k) != about[k])
             raise InputError(
                 f"{out} holds a study with a different {changed}; use the same settings or "
-                "choose another --out"
+                "choose another folder"
             )
         return study
 
