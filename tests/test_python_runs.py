@@ -614,6 +614,7 @@ def test_compare_trains_own_methods_beside_built_in_ones_and_resumes(tmp_path: P
     ("recipes", "given", "message"),
     [
         ("mnist5k-pgd", {}, "pass a list of recipes, the baseline first"),
+        (load("mnist5k-pgd"), {}, "pass a list of recipes, the baseline first"),
         ([], {}, "the list of recipes is empty"),
         (["mnist5k-pgd"], {"out": 3}, "out = 3 must be a folder"),
         (["mnist5k-pgd"], {"seeds": 0}, "seeds = 0 must be a whole number of at least 1"),

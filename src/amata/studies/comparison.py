@@ -66,7 +66,7 @@ def compare(
     """
     from amata.console import reporting
 
-    if isinstance(recipes, Recipe | str | bytes | Path | Mapping | None):
+    if isinstance(recipes, str | bytes | Mapping) or not isinstance(recipes, Iterable):
         raise InputError("compare(): pass a list of recipes, the baseline first")
     given = list(recipes)
     if not given:
