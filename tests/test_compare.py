@@ -375,7 +375,7 @@ REFUSED = {
     "other recipes": (["mnist5k-pgd", "--seeds", "2"], "with other runs ("),
     "another version": (
         [*RECIPES, "--seeds", "2", "--set", "optim.lr=0.06"],
-        "holds another version of recipe mnist5k-pgd2; choose another folder",
+        "holds another version of recipe mnist5k-pgd2, with ",
     ),
     "a third recipe that cannot train": (
         [*RECIPES, "THIRD", "--seeds", "2"],

@@ -1,6 +1,7 @@
 """Runs made in Python by amata.fit: what they take, what they record, and how they are resumed."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -75,6 +76,23 @@ class Averaging(amata.Method):
         if self.attack:
             net.ascent(self.ball.around(batch.x), batch.x, batch.y, 1, 0.1, loss=cross_entropy)
         net.backward(batch.x, batch.y, loss=cross_entropy)
+
+
+def nothing(z: Tensor, y: Tensor) -> None:
+    """A loss that forgets its return."""
+
+
+def not_a_number(z: Tensor, y: Tensor) -> Tensor:
+    return z.sum(1) * float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lossy(amata.Method):
+    loss: Any
+
+    def step(self, net: Any, batch: Any, *_: Any) -> None:
+        net.backward(batch.x, batch.y, loss=self.loss)
+        net.apply()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +181,7 @@ def test_fit_without_a_method_shows_the_shortest_right_call() -> None:
         ({"method": Lazy(ball=BALL)}, r"Lazy.step\(\) never calls net.apply\(\)"),
         ({"method": Idle(ball=BALL)}, r"Idle does not update .*never calls net.backward\(\)"),
         ({"method": Averaging(ball=BALL)}, r"one value for each of 16 images, not the shape \(\)"),
+        ({"method": Lossy(ball=BALL, loss=nothing)}, "must return a tensor, not NoneType"),
         ({"method": Averaging(ball=BALL, attack=True)}, "one value for each of 16 images"),
         ({"method": Backwards(ball=BALL)}, "at least 0 steps; not LinfRegion and -1"),
         ({"method": Boundless(ball=BALL)}, r"self.ball.around\(batch.x\).*; not Linf and 1"),
@@ -538,8 +557,9 @@ def test_train_runs_and_resumes_a_recipe_with_own_objects(tmp_path: Path) -> Non
     ):
         with pytest.raises(InputError, match=r"amata.train\(recipe, resume="):
             resume()
+    stronger = replace(own, method=Noise(ball=base.ball, strength=0.5))
     with pytest.raises(InputError, match=r"method.fields = .*; resume with the same"):
-        amata.train(replace(own, method=Noise(ball=base.ball, strength=0.5)), resume=run)
+        amata.train(stronger, resume=run)
     with pytest.raises(
         InputError, match=r"method of recipe mnist5k-pgd was made in Python; change"
     ):
@@ -547,6 +567,8 @@ def test_train_runs_and_resumes_a_recipe_with_own_objects(tmp_path: Path) -> Non
     with pytest.raises(InputError, match=r"made in Python, for Linf.*make it again for Linf"):
         amata.train(own, tmp_path / "other", threat={"eps": 0.1})
     resumed = amata.train(own, resume=run, progress=False)
+    with pytest.raises(InputError, match=r"method.fields = .*; resume with the same"):
+        amata.train(stronger, resume=run)
     whole = amata.train(own, tmp_path / "whole", progress=False, train={"seed": 4})
     assert [without_times(row) for row in resumed.epochs()] == [
         without_times(row) for row in whole.epochs()
@@ -601,13 +623,29 @@ def test_compare_trains_own_methods_beside_built_in_ones_and_resumes(tmp_path: P
             without_times(row) for row in other.epochs()
         ]
     assert (resumed.path / "report.html").is_file()
-    assert "noise" in str(whole)
+    assert re.search(r"noise: [+−]?[\d.]+ points from mnist5k-pgd under pgd-2 \(", str(whole))
     assert "tests.test_python_runs.Noise" in (whole.path / "differences.md").read_text()
     changed = replace(own, method=Noise(ball=base.ball, strength=0.5))
-    with pytest.raises(InputError, match="holds another version of recipe noise"):
+    with pytest.raises(InputError, match=r"of recipe noise, with method.fields = .*strength"):
         amata.compare(
             ["mnist5k-pgd", changed], whole.path, seeds=2, epochs=2, progress=False, **tables
         )
+
+
+def test_a_comparison_says_that_its_baseline_failed(tmp_path: Path) -> None:
+    base = load("mnist5k-pgd")
+    failing = replace(base, name="failing", method=Lossy(ball=base.ball, loss=not_a_number))
+    compared = amata.compare(
+        [failing, "mnist5k-pgd"],
+        tmp_path / "out",
+        epochs=1,
+        progress=False,
+        data={"limit": 60, "valid": 30, "batch_size": 30},
+        train={"tensorboard": False, "valid_attack": "pgd-1"},
+        eval={"attacks": ["clean"], "limit": 20},
+    )
+    assert [row["recipe"] for row in compared.rows] == ["mnist5k-pgd"]
+    assert "failing failed, so another recipe is the baseline" in str(compared)
 
 
 @pytest.mark.parametrize(

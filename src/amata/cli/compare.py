@@ -109,11 +109,14 @@ def make_report_folder(out: Path) -> None:
 def _show(result: dict[str, Any], out: Path, json_: bool) -> None:
     from amata.console import comparison_table
     from amata.console import out as console
+    from amata.report.lead import gap_lines
 
     if json_:
         print(json.dumps(result, indent=2))
         return
     console.print(comparison_table(result))
+    for line in gap_lines(result):
+        console.say(line)
     for warning in result["warnings"]:
         console.say(f"note: {warning}")
     console.print(f"report {out / 'report.html'}", soft_wrap=True)

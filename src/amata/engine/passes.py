@@ -34,6 +34,8 @@ def forward(model: nn.Module, x: Tensor, bf16: bool) -> Tensor:
 def per_image(losses: Tensor, n: int) -> Tensor:
     """The losses of n images. A loss that is already a mean or a sum is refused: it would have
     neither class weights nor parts of a batch."""
+    if not isinstance(losses, Tensor):
+        raise InputError(f"the loss must return a tensor, not {type(losses).__name__}")
     if losses.shape != (n,):
         raise InputError(
             f"the loss must return one value for each of {n} images, not the shape "

@@ -49,8 +49,8 @@ def read_recipe(recipe: str | Path | Mapping[str, Any]) -> tuple[Tables, str]:
         return merge(below, tables), name
     if not isinstance(recipe, str | Path):
         raise InputError(
-            f"recipe = {shorten(repr(recipe), 80)} must be the name of a recipe, a TOML file or a "
-            "dict of tables"
+            f"recipe = {shorten(repr(recipe), 80)} must be the name of a recipe, a TOML file, a "
+            "dict of tables or a Recipe"
         )
     return _read_file(recipe)
 

@@ -122,6 +122,16 @@ def lead_table(result: dict[str, Any]) -> list[list[Cell]]:
     return table
 
 
+def gap_lines(result: dict[str, Any]) -> list[str]:
+    """The differences to the baseline for a terminal."""
+    if result["shared"] is None:
+        return []
+    baseline, *others = result["rows"]
+    under = f"points from {baseline['recipe']} under {result['shared']['attack']}"
+    found = [(row["recipe"], _gap(row)) for row in others]
+    return [f"{name}: {gap[0]} {under} ({gap[1]})" for name, gap in found]
+
+
 def _gap(row: Row) -> Cell:
     if (gap := row["difference"]) is None:
         return "baseline"

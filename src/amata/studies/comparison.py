@@ -8,12 +8,13 @@ from typing import Any
 from amata.errors import InputError, check_installed, printable
 from amata.quantity import number, whole
 from amata.recipes import Recipe, load
+from amata.report.lead import gap_lines
 from amata.reporter import Reporter
 from amata.runs import RunFolder
 from amata.runs.files import make_output, refuse_links, remove_empty, write_atomic, write_json
 from amata.studies.compare import compare_runs
 from amata.studies.compare_images import ComparedImages, compare_images
-from amata.studies.plan import plan, run_plan
+from amata.studies.plan import plan, run_name, run_plan
 
 MOST_SEEDS = 1_000
 TABLES = ("results", "differences", "environment")
@@ -42,7 +43,8 @@ class Comparison:
         from amata.console import comparison_table  # imports rich, which `import amata` does not
 
         table = [line.plain for line in comparison_table(self.result).lines(80)]
-        return "\n".join([*table, *(f"note: {printable(text)}" for text in self.warnings)])
+        told = [*gap_lines(self.result), *(f"note: {text}" for text in self.warnings)]
+        return "\n".join([*table, *map(printable, told)])
 
 
 def compare(
@@ -96,6 +98,9 @@ def run_comparison(
 ) -> Comparison:
     """Train what is planned, compare it and write the report."""
     runs, failures = run_plan(planned, out, reporter, target, jobs)
+    first = planned[0].name
+    if not {run.path.name for run in runs} & {run_name(r) for r in planned if r.name == first}:
+        failures.append(f"{first} failed, so another recipe is the baseline")
     result = compare_runs(runs, target, out / "criterion.json", failures=failures)
     titles = [curve["recipe"] for curve in result["curves"]]
     write_report(result, out, compare_images(runs, titles, reporter.note))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from amata.data import Splits
-from amata.errors import InputError
+from amata.errors import InputError, shorten
 from amata.methods import planned_evals
 from amata.metrics import EpochRow
 from amata.recipes import Recipe
@@ -95,10 +95,21 @@ def run_controls(run: RunFolder) -> dict[int, Control[float]]:
 
 
 def check_same_recipe(folder: Path, recipe: Recipe) -> None:
-    if RunFolder.open(folder)[1].fingerprint() != recipe.fingerprint():
-        raise InputError(
-            f"{folder} holds another version of recipe {recipe.name}; choose another folder"
-        )
+    known = RunFolder.open(folder)[1]
+    if known.fingerprint() == recipe.fingerprint():
+        return
+    there, here = known.deciding(), recipe.deciding()
+    section, key = next(
+        (section, key)
+        for section in {**here, **there}
+        for key in {**here.get(section, {}), **there.get(section, {})}
+        if here.get(section, {}).get(key) != there.get(section, {}).get(key)
+    )
+    old, new = (shorten(repr(t.get(section, {}).get(key)), 60) for t in (there, here))
+    raise InputError(
+        f"{folder} holds another version of recipe {recipe.name}, with {section}.{key} = {old}, "
+        f"not {new}; choose another folder"
+    )
 
 
 def train_or_resume(folder: Path, recipe: Recipe, reporter: Reporter) -> RunFolder:

@@ -101,21 +101,21 @@ def resume(
         call = resume_call(path, recipe)
         raise InputError(f"{path} was trained in Python, on its own data and model: call {call}")
     reporter = reporter or Reporter()
-    if run.finished:
-        reporter.note(f"{path} is finished already")
-        return run
     made = recorded.own_objects(recipe)
-    if made and own is None:
-        raise InputError(
-            f"{path} was trained with a {' and a '.join(made)} of Python, which its recipe cannot "
-            f"rebuild; pass the recipe that had it: {resume_call(path, recipe)}"
-        )
     if own is not None:
         if not made:
             raise InputError(f"{path} needs no recipe to be resumed: it has its own; drop yours")
         whole = recorded.rebuilt(recipe, own)
         check_same(whole, recipe, run)
         recipe = whole
+    if run.finished:
+        reporter.note(f"{path} is finished already")
+        return run
+    if made and own is None:
+        raise InputError(
+            f"{path} was trained with a {' and a '.join(made)} of Python, which its recipe cannot "
+            f"rebuild; pass the recipe that had it: {resume_call(path, recipe)}"
+        )
     review(recipe, path / "recipe.toml", reporter.note, given=overrides, trust=trust)
     return _run(recipe, lambda _: run, reporter, wall or WallClock())
 
