@@ -36,18 +36,17 @@ def draw(study: str, file: Path) -> None:
         gradients = {title: stored.total_cost(own) for title, own in runs.items()}
         seconds = {title: stored.seconds(own) for title, own in runs.items()}
         cost, time = "gradient evaluations per image", f"training seconds, {device(study)}"
-        shared = stored.processes(study) > 1  # their seconds would say little
         if STUDIES[study].equal_seconds:
             clean = {title: 100 * stored.mean_accuracy(own, "clean") for title, own in runs.items()}
             draw_front(axes[0], study, seconds, time)
             draw_front(axes[1], study, clean, "clean accuracy (%)", LEAST_POINTS)
         else:
             draw_front(axes[0], study, gradients, cost)
-            if shared:
-                draw_front(axes[1], study, gradients, cost, attack=STUDIES[study].attacks[-1])
-            else:
+            if stored.processes(study) == 1:
                 draw_front(axes[1], study, seconds, time)
-        if not shared:
+            else:  # seconds would say little
+                draw_front(axes[1], study, gradients, cost, attack=STUDIES[study].attacks[-1])
+        if axes[1].get_ylabel() == axes[0].get_ylabel():
             axes[1].set_ylabel("")
         if rows == 1:
             axes[1 if STUDIES[study].equal_seconds else 0].legend(frameon=False)
@@ -131,14 +130,12 @@ def beside(cost: float, shift: float, taken: list[float]) -> float:
 
     >>> beside(9.0, 1.0, []), beside(9.0, 1.0, [9.0]), beside(9.0, 1.0, [8.5, 9.5])
     (9.0, 8.0, 7.0)
-    >>> beside(0.3, 0.1, [0.3, 0.2])
-    0.4
+    >>> round(beside(206.2, 7.7, [206.2, 198.5]), 1)
+    213.9
     """
+    # A mark covers two of these places at most; by rounding, a distance may be just below shift.
     near = (cost + side * i * shift for i in range(len(taken) + 1) for side in (-1, 1))
-    apart = (
-        0.99 * shift
-    )  # rounding may bring neighbours closer than shift; each then covers three places
-    return next(x for x in near if all(abs(x - other) >= apart for other in taken))  # one is free
+    return next(x for x in near if all(abs(x - other) >= 0.99 * shift for other in taken))
 
 
 def widened(limits: tuple[float, float], least: float) -> tuple[float, float]:

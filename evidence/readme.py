@@ -84,7 +84,8 @@ def equal_cost() -> str:
         kept = strict if claim["attack"] == STRICT else answers
         kept[arm] = min(answer, kept.get(arm, answer), key=WORST_FIRST.index)
         if claim.get("readme"):
-            rows.append([*equal_row(*found, claim["attack"]), answer_of(claim, *found, margin)])
+            under = under_autoattack(claim, *found, margin)
+            rows.append([*equal_row(*found, claim["attack"]), f"{ANSWERS[answer]}{under}"])
             seeds.append(len(stored.summaries(found[0])[found[1].arm]))
         lost += lost_seeds(*found)
         gain = difference(*found, claim["attack"])
@@ -104,12 +105,12 @@ def equal_cost() -> str:
     head, *rows = map(list, zip(*known, strict=True))
     harm = f" (worse: {'; '.join(worse)})" if worse else ""
     were = "1 of them was" if len(strict) == 1 else f"{len(strict)} of them were"
-    under = f" Under AutoAttack {were} compared: {counted(strict)}." if strict else ""
+    too = f" Under AutoAttack {were} compared: {counted(strict)}." if strict else ""
     return (
         f"{markdown(head, rows)}\n\n{' '.join([seeds_of(seeds), *dict.fromkeys(lost)])} The table "
         f"shows {len(rows)} of {len(answers)} arms that were compared at equal cost "
         f"([all](docs/claims.md)). Annealing is {counted(answers, harm)}; the number of tests is "
-        f"not corrected for.{under}"
+        f"not corrected for.{too}"
     )
 
 
@@ -122,13 +123,12 @@ def counted(answers: dict[tuple[str, str], str], harm: str = "") -> str:
     )
 
 
-def answer_of(claim: dict[str, Any], study: str, pair: Test, margin: float) -> str:
-    """The verdict on a claim, and under AutoAttack where that is known."""
-    answer = ANSWERS[verdict(claim, margin)[0]]
+def under_autoattack(claim: dict[str, Any], study: str, pair: Test, margin: float) -> str:
+    """What AutoAttack says on a claim about another attack, where that is known."""
     if claim["attack"] == STRICT or difference(study, pair, STRICT) is None:
-        return answer
-    under = {**claim, "attack": STRICT, "tests": [[study, pair.arm, pair.against]]}
-    return f"{answer}; AutoAttack: {ANSWERS[verdict(under, margin)[0]]}"
+        return ""
+    same = {**claim, "attack": STRICT, "tests": [[study, pair.arm, pair.against]]}
+    return f"; AutoAttack: {ANSWERS[verdict(same, margin)[0]]}"
 
 
 def seeds_of(counts: list[int]) -> str:

@@ -608,9 +608,8 @@ def test_compare_trains_own_methods_beside_built_in_ones_and_resumes(tmp_path: P
     def compare(out: str, progress: Any = False) -> amata.Comparison:
         return amata.compare(given, tmp_path / out, seeds=2, epochs=2, progress=progress, **tables)
 
-    cut = StopAt(1, 1)
     with pytest.raises(amata.Interrupted, match="interrupted in mnist5k-pgd-seed0"):
-        compare("cut", cut)
+        compare("cut", StopAt(1, 1))
     with pytest.raises(amata.Interrupted, match="interrupted in noise-seed0"):
         compare("cut", StopAt(1, 1))
     resumed, whole = compare("cut"), compare("whole")

@@ -61,7 +61,7 @@ def compare(
     from amata.studies.comparison import run_comparison
     from amata.studies.plan import plan
 
-    make_report_folder(out)
+    _make_report_folder(out)
     set_ = [*set_, *short_forms(data_limit=limit)]
     if jobs > 1 and log:
         raise InputError(f"--log {log[0]} follows one run at a time; drop it or --jobs")
@@ -90,7 +90,7 @@ def report(
     from amata.studies.comparison import write_report
     from amata.studies.plan import check_same_runs, find_runs
 
-    make_report_folder(out)
+    _make_report_folder(out)
     runs, planned = find_runs(folders)
     check_same_runs(out, [run.path.name for run in runs])
     result = compare_runs(
@@ -100,7 +100,7 @@ def report(
     _show(result, out, json_)
 
 
-def make_report_folder(out: Path) -> None:
+def _make_report_folder(out: Path) -> None:
     from amata.studies.comparison import report_folder
 
     CREATED.extend(report_folder(out))

@@ -2,6 +2,7 @@
 keys that differ."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,20 +72,8 @@ def compare_runs(
             row["speedup"] = row["speedup_to_target"] = None
     warnings += untested
     same_images = same_test_images(opened)
-
-    def outcomes(title: str, attack: str) -> dict[int, Flags] | None:
-        found: dict[int, Flags] = {}
-        for (run, recipe), own, summary in zip(opened, titles, summaries, strict=True):
-            if own == title:
-                result = summary["evaluation"].get(attack, {})
-                right = read_outcomes(result, attack, run.path)
-                if right is None:
-                    return None
-                found[recipe.train.seed] = right
-        return found
-
     shared, not_compared = compare_under_one_attack(
-        rows, same_images=same_images, outcomes=outcomes
+        rows, same_images=same_images, outcomes=partial(_outcomes, opened, titles, summaries)
     )
     for row in rows:
         found = {attack: a["warnings"] for attack, a in row["accuracies"].items()}
@@ -118,6 +107,24 @@ def compare_runs(
         "other_environments": _distinct(environments)[1:],
         "warnings": warnings,
     }
+
+
+def _outcomes(
+    opened: Sequence[tuple[RunFolder, Recipe]],
+    titles: Sequence[str],
+    summaries: Sequence[dict[str, Any]],
+    title: str,
+    attack: str,
+) -> dict[int, Flags] | None:
+    """By seed, which images the recipe of this title got right; None if a run did not store it."""
+    found: dict[int, Flags] = {}
+    for (run, recipe), own, summary in zip(opened, titles, summaries, strict=True):
+        if own == title:
+            right = read_outcomes(summary["evaluation"].get(attack, {}), attack, run.path)
+            if right is None:
+                return None
+            found[recipe.train.seed] = right
+    return found
 
 
 def _data(recipe: Recipe) -> str:

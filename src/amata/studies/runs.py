@@ -19,6 +19,7 @@ from amata.runs.files import refuse_links
 from amata.schedules import Control, largest_control, planned_controls
 from amata.studies.differences import which_images
 from amata.training import Interrupted
+from amata.training.described import changed_keys
 from amata.training.device import resolve_device
 from amata.training.evaluations import check_attacks
 from amata.training.experiment import resume, train
@@ -98,17 +99,11 @@ def check_same_recipe(folder: Path, recipe: Recipe) -> None:
     known = RunFolder.open(folder)[1]
     if known.fingerprint() == recipe.fingerprint():
         return
-    there, here = known.deciding(), recipe.deciding()
-    section, key = next(
-        (section, key)
-        for section in {**here, **there}
-        for key in {**here.get(section, {}), **there.get(section, {})}
-        if here.get(section, {}).get(key) != there.get(section, {}).get(key)
-    )
-    old, new = (shorten(repr(t.get(section, {}).get(key)), 60) for t in (there, here))
+    key, *values = next(changed_keys(recipe, known))
+    there, here = (shorten(repr(value), 60) for value in values)
     raise InputError(
-        f"{folder} holds another version of recipe {recipe.name}, with {section}.{key} = {old}, "
-        f"not {new}; choose another folder"
+        f"{folder} holds another version of recipe {recipe.name}, with {key} = {there}, not "
+        f"{here}; choose another folder"
     )
 
 

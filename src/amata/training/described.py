@@ -1,5 +1,6 @@
 """What a run made in Python records of its data and its model, and checks when it is resumed."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import ValidationError
@@ -68,19 +69,25 @@ def describe_model(model: nn.Module, first_layer: str | None) -> PythonModel:
 
 def check_same(now: Recipe, recorded: Recipe, folder: RunFolder) -> None:
     """Refuse to resume with other data, another model or other settings than were recorded."""
+    for key, known, given in changed_keys(now, recorded):
+        # A finished run has nothing to validate.
+        if not (folder.finished and key.partition(".")[2].startswith("valid")):
+            raise InputError(
+                f"{folder.path} was trained with {key} = {known!r}, not {given!r}; resume with the "
+                "same, or start a new run"
+            )
+
+
+def changed_keys(now: Recipe, recorded: Recipe) -> Iterator[tuple[str, Any, Any]]:
+    """The keys that decide a run and differ, each with its recorded value and that of now."""
     for section, table in now.deciding().items():
         known = recorded.deciding().get(section, {})
         # Names first: "another method" says more than a key that the two methods do not share. And
         # how many images were held out says more than a hash of the others.
         first = "name", "class", "valid"
-        keys = sorted(table.keys() | known.keys(), key=lambda k: (k not in first, k))
-        for key in keys:
-            needed = not key.startswith("valid") or not folder.finished  # nothing to validate
-            if needed and table.get(key) != known.get(key):
-                raise InputError(
-                    f"{folder.path} was trained with {section}.{key} = {known.get(key)!r}, not "
-                    f"{table.get(key)!r}; resume with the same, or start a new run"
-                )
+        for key in sorted(table.keys() | known.keys(), key=lambda k: (k not in first, k)):
+            if table.get(key) != known.get(key):
+                yield f"{section}.{key}", known.get(key), table.get(key)
 
 
 def sizes_of(images: Any) -> dict[str, Any]:
