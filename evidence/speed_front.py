@@ -51,15 +51,15 @@ class Arm:
 
 
 def arms_of(study: str) -> list[Arm]:
-    """Annealed and constant arms with enough seeds, of which none collapsed."""
-    if not (measured := stored.summaries(study)):
+    """Annealed and constant arms of which no seed collapsed, once all of them have enough seeds: an
+    annealed arm alone would seem to be ahead of the constants that it was measured with."""
+    measured = stored.summaries(study)
+    labels = STUDIES[study].labels
+    titles = [title for title in labels if labels[title].partition(" ")[0] in KINDS]
+    if any(len(measured.get(title, [])) < SEEDS for title in titles):
         return []
-    labels, lost = STUDIES[study].labels, collapsed(study)
-    return [
-        Arm(labels[title], study, runs)
-        for title, runs in measured.items()
-        if len(runs) >= SEEDS and not lost[title] and labels[title].partition(" ")[0] in KINDS
-    ]
+    lost = collapsed(study)
+    return [Arm(labels[title], study, measured[title]) for title in titles if not lost[title]]
 
 
 def before() -> list[Arm]:

@@ -2,7 +2,10 @@
 
 from typing import Any
 
-from speed_front import Arm, after, before, front
+import pytest
+
+import stored
+from speed_front import Arm, after, arms_of, before, front
 
 
 def arm(seconds: float, accuracy: float) -> Arm:
@@ -26,3 +29,13 @@ def test_collapsed_arms_and_other_methods_are_left_out() -> None:
     assert ("cifar10-quick-equal-cost", "constant 1, α = 10/255") in found
     assert ("cifar10-quick-equal-cost", "constant 1") not in found
     assert ("cifar10-fast-recipe", "linear 1 → 2") not in found
+
+
+def test_a_study_counts_once_annealed_and_constant_arms_have_enough_seeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured = stored.summaries("cifar10-13s")
+    assert len(arms_of("cifar10-13s")) == 2
+    fewer = measured | {"k2": measured["k2"][:2]}
+    monkeypatch.setattr(stored, "summaries", lambda study: fewer)
+    assert arms_of("cifar10-13s") == []
