@@ -34,6 +34,7 @@ ORDER = (
     "cifar10-13s-ema",
     "cifar10-18s",
     "cifar10-27s",
+    "cifar10-27s-tuning",
     "cifar10-1m",
     "cifar10-1m-tuning",
     "cifar10-5m-tuning",

@@ -38,6 +38,7 @@ SHORT = {
     "cifar10-13s-ema": "fast, tuned",
     "cifar10-18s": "`cifar10-20s`",
     "cifar10-27s": "fast, tuned",
+    "cifar10-27s-tuning": "fast, tuned",
     "cifar10-1m": "`cifar10-1m`, 50 s",
     "mnist-equal-cost": "MNIST",
     "mnist-few-steps": "MNIST",

@@ -57,6 +57,7 @@ STUDIES_OF = {
     ("cifar10-13s", "linear-1-2"): [CLAIMS["pgd20"]],
     ("cifar10-13s-ema", "linear-1-2"): [CLAIMS["pgd20"]],
     ("cifar10-27s", "linear-2-3"): [{"autoattack": 0.46}],
+    ("cifar10-27s-tuning", "k2"): [{"autoattack": 0.46}],
     ("cifar10-1m", "linear-2-4"): [{"autoattack": 0.46}, {"autoattack": 0.48}],
     ("cifar10-long", "linear-2-4"): [{"autoattack": 0.50, "clean": 0.78}],
 }

@@ -22,6 +22,7 @@ AFTER = (
     "cifar10-13s",
     "cifar10-13s-ema",
     "cifar10-27s",
+    "cifar10-27s-tuning",
     "cifar10-1m",
 )
 """Studies of the recipes of the speed records, at eps 8/255 on an H200."""

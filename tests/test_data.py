@@ -7,6 +7,7 @@ import json
 import pickle
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -442,6 +443,26 @@ def test_crop_and_flip_are_what_a_loop_would_do() -> None:
     assert 70 < sum(flipped for *_, flipped in seen) < 130
     assert {(dy, dx) for dy, dx, _ in seen} == {(dy, dx) for dy in range(5) for dx in range(5)}
     assert torch.equal(crop_flip(x, generator(1), pad=2)[0], out)
+
+
+def test_alternating_flips_mirror_each_image_in_every_second_epoch() -> None:
+    subset = Arrays(images(200), labels(200)).subset(torch.arange(100, 200))
+    loader = Loader(subset, 16, CPU, seed=1, flip=True, alternating=True)
+    mirrored = [set[int](), set[int](), set[int]()]
+    for epoch, found in enumerate(mirrored):
+        for batch in loader.epoch(epoch):
+            for x, number in zip(batch.x, batch.ids.tolist(), strict=True):
+                plain = subset.x[number - 100]
+                assert torch.equal(x, plain) != torch.equal(x, plain.flip(2))
+                if torch.equal(x, plain.flip(2)):
+                    found.add(number)
+    assert mirrored[0] == mirrored[2] == set(range(100, 200)) - mirrored[1]
+    assert 30 < len(mirrored[0]) < 70
+    # Resumed within an epoch, and on two processes: the same images.
+    whole, resumed = list(loader.epoch(1)), list(loader.epoch(1, start=3))
+    assert torch.equal(resumed[0].x, whole[3].x)
+    parts = [next(replace(loader, rank=r, size=2).epoch(1)).x for r in range(2)]
+    assert torch.equal(torch.cat(parts), whole[0].x)
 
 
 def test_a_validation_split_keeps_the_ids_of_the_whole_set() -> None:

@@ -238,6 +238,10 @@ def test_fractions_are_exact_quotients(top: int, bottom: int) -> None:
         ("optm.lr=1", "recipe mnist5k-amata: optm: unknown key; did you mean 'optim'?"),
         ("schedule.kmin=1", "schedule.kmin: unknown key; did you mean 'k_min'?"),
         ("optim.momentum=0", "optim: nesterov needs a momentum above 0"),
+        (
+            "data.flip=alternating",
+            'data: flip = "alternating" needs augment = "flip" or "crop-flip"',
+        ),
         ("optim.lr=fast", "optim.lr: value = 'fast' is not a number"),
         ("train.epochs=ten", "train.epochs: input should be a valid integer"),
         ("train.epochs=0", "train.epochs: input should be greater than or equal to 1, not 0"),

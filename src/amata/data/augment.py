@@ -13,12 +13,12 @@ def crop_flip(
     rng: torch.Generator,
     *,
     pad: int = 4,
-    flip: bool = True,
+    flip: bool | Tensor = True,
     rows: Rows | None = None,
 ) -> tuple[Tensor, Frame]:
     """Random crops of zero-padded images, offsets 0 to 2 pad in both directions, mirrored with
-    probability 1/2. Returns the images and their frames. `rows`: which rows of a larger batch these
-    images are."""
+    probability 1/2, or where the tensor `flip` is true. Returns the images and their frames.
+    `rows`: which rows of a larger batch these images are."""
     (n, _, height, width), device = x.shape, x.device
     part = rows or Rows(0, n, n)
     mine = slice(part.first, part.last)
@@ -27,8 +27,9 @@ def crop_flip(
     ]
     lines = dy + torch.arange(height, device=device)
     columns = dx + torch.arange(width, device=device)
-    if flip:
-        mirrored = torch.rand(part.total, 1, generator=rng, device=device)[mine] < 0.5
-        columns = torch.where(mirrored, columns.flip(1), columns)
+    if flip is True:
+        flip = torch.rand(part.total, generator=rng, device=device)[mine] < 0.5
+    if isinstance(flip, Tensor):
+        columns = torch.where(flip[:, None], columns.flip(1), columns)
     frame = Frame(lines, columns, pad)
     return frame.cut(F.pad(x, [pad] * 4)), frame

@@ -183,6 +183,8 @@ class Loader:
     seed: int | None = None
     pad: int = 0
     flip: bool = False
+    alternating: bool = False
+    """Whether flips alternate: each image is mirrored in every second epoch."""
     drop_last: bool = False
     rank: int = 0
     size: int = 1
@@ -217,6 +219,7 @@ class Loader:
             else wholes
         )
         draw = None if self.seed is None else Draw(self.seed, epoch)
+        mirrored = self._mirrored(epoch)
         named = _on(self.device, [self.images.ids[positions] for positions in batches])
         for number, (ids, (x, y)) in enumerate(
             zip(named, self.images.read(batches, self.device, draw), strict=True)
@@ -225,8 +228,16 @@ class Loader:
             if self.seed is not None and (self.pad or self.flip):
                 index = start + number * stride
                 rng = generator(self.seed, epoch, index, "augment", device=self.device)
-                x, frame = crop_flip(x, rng, pad=self.pad, flip=self.flip, rows=rows)
+                flip = self.flip if mirrored is None else mirrored[ids]
+                x, frame = crop_flip(x, rng, pad=self.pad, flip=flip, rows=rows)
             yield Batch(x, y, ids, total, epoch, frame, rows)
+
+    def _mirrored(self, epoch: int) -> Tensor | None:
+        """Which ids alternating flips mirror in this epoch."""
+        if self.seed is None or not (self.flip and self.alternating):
+            return None
+        coins = torch.rand(int(self.images.ids.max()) + 1, generator=generator(self.seed, "flip"))
+        return ((coins < 0.5) ^ (epoch % 2 == 1)).to(self.device)
 
     def _rows(self, n: int) -> Rows:
         """This process's rows of a batch of n images, as split by `tensor_split`."""

@@ -79,7 +79,10 @@ class Data(Table):
     batch_size: Count = 128
     """Images per update, over all processes."""
     augment: Literal["none", "flip", "crop-flip"] = "none"
-    """Augmentation of training images: random flips, or random crops and flips."""
+    """Augmentation of training images: flips, or random crops and flips."""
+    flip: Literal["random", "alternating"] = "random"
+    """random: an image is mirrored with probability 1/2. alternating: in every second epoch; chance
+    decides whether in the first."""
     pad: Int = Field(default=4, ge=0, le=1000)
     """crop-flip: zero padding on each side, in pixels."""
     limit: Count | None = None
@@ -109,6 +112,12 @@ class Data(Table):
     """parquet and hf: the column of labels; by default label, labels, fine_label or class."""
     skip_bad: bool = False
     """Image folders: go on without files that cannot be used; all images are decoded once first."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Data":
+        if self.flip == "alternating" and self.augment == "none":
+            raise ValueError('flip = "alternating" needs augment = "flip" or "crop-flip"')
+        return self
 
 
 class Model(Table):

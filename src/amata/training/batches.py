@@ -81,6 +81,7 @@ def training_batches(data: Any, recipe: Recipe, device: torch.device) -> Batches
         seed=recipe.train.seed,
         pad=pad,
         flip=flip,
+        alternating=c.flip == "alternating",
         drop_last=c.drop_last,
         rank=rank,
         size=size,
