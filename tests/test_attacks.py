@@ -620,12 +620,11 @@ def test_autoattack_runs_what_the_number_of_classes_allows(
 def test_autoattack_names_its_parts_and_finds_the_same_images(short_autoattack: None) -> None:
     model, x = Linear(5), images(40)
     y, ball = model(x).argmax(1), Linf(0.02)
-    parts: list[str] = []
+    parts: list[tuple[str, int]] = []
     attack = parse_attack("autoattack")
-    plain, watched = (
-        a(model, x, y, ball=ball, seed=3) for a in (attack, attack.reporting(parts.append))
-    )
-    assert parts == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    reporting = attack.reporting(lambda *part: parts.append(part))
+    plain, watched = (a(model, x, y, ball=ball, seed=3) for a in (attack, reporting))
+    assert [name for name, _ in parts] == ["apgd-ce", "apgd-t", "fab-t", "square"]
     assert torch.equal(plain, watched)
     assert 0 < (model(plain).argmax(1) == y).sum() < 40, "some are broken, some are not"
 

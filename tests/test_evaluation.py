@@ -86,10 +86,11 @@ def test_every_image_has_an_outcome_in_order_and_every_class_its_accuracy() -> N
         assert unpack(stored["outcomes"], stored["n"]) == expected.tolist()
 
 
-def test_processes_join_their_outcomes_in_the_order_of_the_images() -> None:
+def test_processes_join_their_outcomes_in_the_order_of_the_images(short_autoattack: None) -> None:
     model, x, y = Linear(4), images(23), labels(23)
     batches = list(zip(x.split(5), y.split(5), strict=True))
-    given: dict[str, Any] = {"ball": BALL, "attacks": ["clean", "pgd-2@11"], "batch_size": 5}
+    attacks = ["clean", "pgd-2@11", "autoattack"]
+    given: dict[str, Any] = {"ball": BALL, "attacks": attacks, "batch_size": 5}
     alone = evaluate(model, batches, **given)
     rows: dict[int, list[float]] = {}
     barrier = threading.Barrier(2)
@@ -114,6 +115,7 @@ def test_processes_join_their_outcomes_in_the_order_of_the_images() -> None:
             for name, result in evaluate(model, split, **given).items() if known else ():
                 assert found[name].outcomes == result.outcomes
                 assert found[name].per_class == result.per_class
+                assert found[name].parts == pytest.approx(result.parts)
             if not known:
                 assert found["clean"].outcomes is None
                 assert found["clean"].accuracy == alone["clean"].accuracy
@@ -144,11 +146,13 @@ class Counted(Linear):
 
 
 @pytest.mark.parametrize("stop", [1, 2, 5, 9, 14, 23, 24])
-def test_an_interrupted_evaluation_continues_with_the_same_results(stop: int) -> None:
+def test_an_interrupted_evaluation_continues_with_the_same_results(
+    stop: int, short_autoattack: None
+) -> None:
     x, y = images(23), labels(23)
     given: dict[str, Any] = {
         "ball": BALL,
-        "attacks": ["clean", "pgd-2-2", "cw-pgd-3@9"],
+        "attacks": ["clean", "pgd-2-2", "cw-pgd-3@9", "autoattack"],
         "batch_size": 5,
         "seed": 4,
     }
@@ -438,6 +442,25 @@ def test_gradients_that_are_not_finite_are_a_warning_that_names_the_attack() -> 
     assert warning.startswith("7.5% of the input gradients of fgsm are not finite: it cannot")
     assert results["fgsm"].non_finite == 0
     assert results["fgsm"].accuracy >= 3 / 40
+
+
+def test_autoattack_has_the_accuracy_after_each_of_its_parts(short_autoattack: None) -> None:
+    model, x = Linear(5), images(40)
+    y = model(x).argmax(1)
+    given: dict[str, Any] = {"ball": Linf(0.02), "attacks": "autoattack", "batch_size": 16}
+    found = evaluate(model, (x, y), **given)["autoattack"]
+    assert list(found.parts) == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    assert 1 > found.parts["apgd-ce"] >= found.parts["apgd-t"] >= found.parts["fab-t"] > 0
+    assert found.parts["square"] == found.accuracy
+    # The first part alone, from the same random starts.
+    alone, right = parse_attack("apgd-ce"), 0
+    for number, (a, b) in enumerate(zip(x.split(16), y.split(16), strict=True)):
+        x_adv = alone(model, a, b, ball=Linf(0.02), seed=derive(0, number, "autoattack"))
+        right += int((model(x_adv).argmax(1) == b).sum())
+    assert found.parts["apgd-ce"] == right / 40
+    # Nothing is left for the others.
+    all_broken = evaluate(model, (x, y), **{**given, "ball": Linf(1)})["autoattack"]
+    assert all_broken.parts == {"apgd-ce": 0}
 
 
 def test_what_few_classes_leave_of_autoattack_is_a_warning() -> None:

@@ -342,6 +342,15 @@ def describe_ball(norm: str, eps: float) -> str:
     return f"{NORMS.get(norm, norm)} {short_number(eps)}"
 
 
+def describe_parts(parts: Mapping[str, float]) -> str:
+    """The accuracy after each part of an attack.
+
+    >>> describe_parts({"apgd-ce": 0.488, "apgd-t": 0.458})
+    'after apgd-ce 48.8%, apgd-t 45.8%'
+    """
+    return "after " + ", ".join(f"{name} {right:.1%}" for name, right in parts.items())
+
+
 def to_text(value: Any) -> str:
     """A recipe's value for a table or a title, without float noise.
 

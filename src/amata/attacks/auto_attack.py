@@ -9,7 +9,6 @@ The DLR loss compares three logits, its targeted form four. Models with fewer cl
 by the others alone. Targeted attacks have nine target classes, or all but one of fewer.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from amata import seeds
 from amata.attacks.apgd import apgd, dlr, targeted_dlr, untargeted_ce
-from amata.attacks.base import Attack
+from amata.attacks.base import Attack, OnPart
 from amata.attacks.checks import check_images, check_model, check_module
 from amata.attacks.fab import fab
 from amata.attacks.preserve import untouched
@@ -82,7 +81,7 @@ def _run(
     plan: _Plan,
     batch_size: int,
     seed: int,
-    report: Callable[[str], None] = lambda part: None,
+    starts: OnPart = lambda part, left: None,
 ) -> Tensor:
     """Every attack of the plan on all images that are left, in batches."""
     check_module(model)
@@ -103,7 +102,7 @@ def _run(
             left = robust.nonzero().squeeze(1)
             if len(left) == 0:
                 break
-            report(name)
+            starts(name, len(left))
             rng = seeds.generator(seed, name, device=x.device)
             for rows in left.split(batch_size):
                 found = Found(x[rows], min(batch_size, len(x)), judge_of(model))
@@ -149,11 +148,12 @@ class AutoAttack(Attack):
     pattern: ClassVar[str] = "autoattack"
     examples: ClassVar[tuple[str, ...]] = ("autoattack",)
     gathers: ClassVar[bool] = True
+    parts: ClassVar[tuple[str, ...]] = PARTS
 
     batch: Count | None = None
     """How many images it attacks at a time; None: all."""
-    part: Callable[[str], None] = field(default=lambda part: None, compare=False, repr=False)
-    """Called with the name of each of PARTS as it starts."""
+    starts: OnPart = field(default=lambda part, left: None, compare=False, repr=False)
+    """Called as each of the parts starts."""
 
     def params(self, ball: Ball) -> dict[str, Any]:
         return {
@@ -165,13 +165,13 @@ class AutoAttack(Attack):
         }
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, ball: Ball, seed: int) -> Tensor:
-        return _run(model, x, y, ball, _PLANS["standard"], self.batch or len(x), seed, self.part)
+        return _run(model, x, y, ball, _PLANS["standard"], self.batch or len(x), seed, self.starts)
 
     def in_batches(self, size: int) -> Attack:
         return replace(self, batch=size)
 
-    def reporting(self, part: Callable[[str], None]) -> Attack:
-        return replace(self, part=part)
+    def reporting(self, starts: OnPart) -> Attack:
+        return replace(self, starts=starts)
 
     def caveats(self, classes: int) -> list[str]:
         if classes >= 4:

@@ -17,6 +17,10 @@ INT = r"(?:0|[1-9]\d{0,8})"
 it."""
 
 
+OnPart = Callable[[str, int], None]
+"""Called with the name of a part and how many images no part before it broke."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Attack(ABC):
     """One attack with its parameters; calling it returns adversarial images.
@@ -35,6 +39,8 @@ class Attack(ABC):
     """Whether it is given many images at once, because it soon works on few of them."""
     in_ball: ClassVar[bool] = True
     """False for minimum-norm attacks: the ball does not limit their perturbations."""
+    parts: ClassVar[tuple[str, ...]] = ()
+    """The attacks that it consists of, in order."""
 
     name: str
     """As the user wrote it. Results are stored under this name."""
@@ -73,8 +79,8 @@ class Attack(ABC):
         """The same attack. One that `gathers` batches works on `size` images at a time."""
         return self
 
-    def reporting(self, part: Callable[[str], None]) -> "Attack":
-        """The same attack. If it has parts, it calls `part` with the name of each as it starts."""
+    def reporting(self, starts: OnPart) -> "Attack":
+        """The same attack. If it has parts, it calls `starts` as each of them does."""
         return self
 
     def caveats(self, classes: int) -> list[str]:

@@ -9,7 +9,7 @@ from amata.console.grid import Cell, Column, Grid, flow
 from amata.console.numbers import WALL_PARTS, short_count
 from amata.console.streams import out
 from amata.errors import printable
-from amata.quantity import describe_ball, short_number
+from amata.quantity import describe_ball, describe_parts, short_number
 
 TESTED = (
     Column("attack"),
@@ -24,7 +24,7 @@ def results_table(results: dict[str, dict[str, Any]]) -> Grid:
     """Accuracy with n, interval, cost and parameters, one row per attack."""
     table = Grid(*TESTED, Column("parameters", 3, text=True))
     for name, r in results.items():
-        table.add_row(*_tested(name, r), _describe(r["params"]))
+        table.add_row(*_tested(name, r), _describe(r["params"], r.get("parts", {})))
     return table
 
 
@@ -45,8 +45,8 @@ def _tested(name: str, r: dict[str, Any]) -> tuple[Cell, ...]:
     return name, f"{r['accuracy']:.1%}", interval, count, gradients
 
 
-def _describe(params: dict[str, Any]) -> str:
-    """An attack's main parameters; the JSON has all of them."""
+def _describe(params: dict[str, Any], after: dict[str, float]) -> str:
+    """An attack's main parameters, and the accuracy after each of its parts; the JSON has all."""
     steps, norm = params.get("steps", "?"), str(params.get("norm", "?"))  # a file may lack them
     parts = [describe_ball(norm, params["eps"])] if "eps" in params else []
     if "step_size" in params:
@@ -57,6 +57,8 @@ def _describe(params: dict[str, Any]) -> str:
         parts.append(f"L2, c {params['c']:g}, {steps} steps")
     if "version" in params:
         parts.append(params["version"])
+    if after:
+        parts.append(describe_parts(after))
     return ", ".join(parts)
 
 

@@ -187,7 +187,15 @@ class Loop:
         counter.reset(self.device)
         started = time.perf_counter()
         seed = derive(self.seed, batches[0].number, attack.name)
-        run = attack.in_batches(sizes[0]).reporting(lambda part: self._report(attack, part))
+        left: dict[str, int] = {}  # images that were not broken as each part started
+
+        def starts(part: str, images: int) -> None:
+            if part in left:
+                left.clear()  # the attack runs again, in TF32
+            left[part] = images
+            self._report(attack, part)
+
+        run = attack.in_batches(sizes[0]).reporting(starts)
         x_adv = self._search(run, counter, x, y, z, seed, sizes[0])
         z_adv = (
             torch.cat([self.judge(part) for part in x_adv.split(sizes)]) if attack.perturbs else z
@@ -196,7 +204,9 @@ class Loop:
         *flat, bad_gradients = torch.cat([rows.flatten(), counter.non_finite[None]]).tolist()
         outcomes, non_finite = [value == 1 for value in flat[: len(x)]], flat[len(x) :]
         seconds, grad_evals = time.perf_counter() - started, counter.grad_evals
-        tally, end = self.state.tally(attack), 0
+        # What a part leaves is what the next one starts with.
+        parts = dict(zip(left, [*left.values(), sum(outcomes)][1:], strict=True))
+        tally, end = self.state.tally(attack).plus_parts(parts), 0
         for size in sizes:
             start, end = end, end + size
             tally = tally.plus(

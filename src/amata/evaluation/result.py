@@ -28,6 +28,8 @@ class Result:
     batches of unequal sizes, whose order is unknown."""
     per_class: list[tuple[int, int]] = field(default_factory=list, repr=False)
     """For each class: its images that are classified correctly, and all of its images."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """AutoAttack: the accuracy after each of its attacks, which follow one another."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; the outcomes as packed bits in base64."""

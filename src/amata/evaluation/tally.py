@@ -1,7 +1,7 @@
 """What an evaluation has done so far. It can be stored, and a later call continues there."""
 
 import base64
-from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +26,8 @@ class Tally:
     seconds: float = 0.0
     outcomes: tuple[bool, ...] = ()
     """Whether each image is classified correctly, in order."""
+    parts: dict[str, int] = field(default_factory=dict)
+    """Of an attack with parts: the images that are still correct after each of those that ran."""
 
     def plus(
         self, outcomes: list[bool], bad: int, bad_gradients: int, grad_evals: int, seconds: float
@@ -39,7 +41,13 @@ class Tally:
             self.grad_evals + grad_evals,
             self.seconds + seconds,
             (*self.outcomes, *outcomes),
+            self.parts,
         )
+
+    def plus_parts(self, parts: dict[str, int]) -> "Tally":
+        """With the parts on more images. A part that did not run there had none left."""
+        both = {**self.parts, **parts}
+        return replace(self, parts={n: self.parts.get(n, 0) + parts.get(n, 0) for n in both})
 
     def seconds_left(self, goal: int | None) -> float | None:
         """The time for the rest of `goal` images, at the speed so far."""
@@ -56,9 +64,11 @@ class Tally:
         per_class: list[tuple[int, int]],
     ) -> Result:
         """The result over all processes. Its time is their mean."""
-        right, counts = sum(self.outcomes), astuple(self)[1:-1]
-        *totals, seconds = part.sum([right, *counts])
+        counts = [sum(self.outcomes), self.images, self.non_finite, self.bad_gradients]
+        *totals, seconds = part.sum([*counts, self.grad_evals, self.seconds])
         correct, images, non_finite, bad_gradients, grad_evals = map(int, totals)
+        ran = part.sum([float(name in self.parts) for name in attack.parts])
+        after = part.sum([float(self.parts.get(name, 0)) for name in attack.parts])
         warnings = []
         if non_finite:
             warnings.append(
@@ -81,6 +91,11 @@ class Tally:
             non_finite,
             self._all_outcomes(images, part, batch_size),
             per_class,
+            {
+                n: right / images
+                for n, right, any_ in zip(attack.parts, after, ran, strict=True)
+                if any_
+            },
         )
 
     def _all_outcomes(self, images: int, part: Shard, batch_size: int) -> list[bool] | None:

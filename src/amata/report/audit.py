@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from amata.quantity import short_number
+from amata.quantity import describe_parts, short_number
 from amata.report.escape import for_html
 from amata.report.gallery import Pixels, amplification, gallery
 from amata.report.page import Section, document, html_table, soft
@@ -55,6 +55,7 @@ def _results(audit: dict[str, Any]) -> list[list[Cell]]:
     ]
     for name, r in (*audit["results"].items(), ("worst case", audit["worst"])):
         about = _parameters(r["params"]) if name != "worst case" else "over all attacks"
+        about += f"; {describe_parts(r['parts'])}" if r["parts"] else ""
         bad = f"{r['non_finite']:,} with logits that are not finite" if r["non_finite"] else ""
         rows.append(
             [

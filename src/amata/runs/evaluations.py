@@ -160,6 +160,7 @@ def _check_counts(record: dict[str, Any], path: Path) -> None:
             and tally["images"] <= seen
             and tally["non_finite"] <= tally["images"]
             and tally["bad_gradients"] <= tally["grad_evals"]
+            and max(tally["parts"].values(), default=0) <= tally["images"]
             and tally["batches"] == -(-tally["images"] // context["batch_size"])
         )
     for result in record["results"].values():

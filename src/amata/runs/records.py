@@ -1,6 +1,6 @@
 """The types of the files in a run folder, against which they are checked when they are read."""
 
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
@@ -20,6 +20,10 @@ class Params(TypedDict, total=False):
     version: str
 
 
+Part = Literal["apgd-ce", "apgd-t", "fab-t", "square"]
+"""Of AutoAttack."""
+
+
 class Evaluation(TypedDict):
     """The accuracy under one attack, as `Result.to_dict` writes it."""
 
@@ -35,6 +39,7 @@ class Evaluation(TypedDict):
     outcomes: NotRequired[str | None]
     """One bit per image, in base64."""
     per_class: NotRequired[list[list[Index]]]
+    parts: NotRequired[dict[Part, Share]]
 
 
 class WallSeconds(TypedDict):
@@ -156,6 +161,7 @@ class Tally(TypedDict):
     grad_evals: Index
     seconds: Amount
     outcomes: str
+    parts: dict[Part, Index]
 
 
 class EvaluationState(TypedDict):

@@ -14,7 +14,7 @@ from amata.attacks import parse_attack
 from amata.data import ImageSet
 from amata.errors import InputError, printable
 from amata.evaluation import Progress, Result, class_counts, evaluate, grouped_warnings, wilson
-from amata.quantity import describe_ball, whole
+from amata.quantity import describe_ball, describe_parts, whole
 from amata.runs.environment import environment
 from amata.runs.records import Environment
 from amata.studies.examples import Collector, Example
@@ -68,10 +68,15 @@ class Audit:
 
     @property
     def remarks(self) -> list[str]:
-        """Lines below the table: the weakest class, and the warnings."""
+        """Lines below the table: AutoAttack's parts, the weakest class, and the warnings."""
         counted = zip(self.classes, self.worst.per_class, strict=True)
         accuracy, name = min((right / n, name) for name, (right, n) in counted if n)
         return [
+            *(
+                f"{printable(name)}: {describe_parts(result.parts)}"
+                for name, result in self.results.items()
+                if result.parts
+            ),
             f"weakest class: {printable(name)}, {accuracy:.1%} in the worst case",
             *(f"warning: {printable(warning)}" for warning in self.warnings),
         ]
