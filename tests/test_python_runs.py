@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -93,6 +94,18 @@ class Lossy(amata.Method):
     def step(self, net: Any, batch: Any, *_: Any) -> None:
         net.backward(batch.x, batch.y, loss=self.loss)
         net.apply()
+
+
+def constant(z: Tensor, y: Tensor) -> Tensor:
+    return torch.ones(len(y))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calling(amata.Method):
+    """Takes net for the model."""
+
+    def step(self, net: Any, batch: Any, *_: Any) -> None:
+        net(batch.x)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +196,8 @@ def test_fit_without_a_method_shows_the_shortest_right_call() -> None:
         ({"method": Averaging(ball=BALL)}, r"one value for each of 16 images, not the shape \(\)"),
         ({"method": Lossy(ball=BALL, loss=nothing)}, "must return a tensor, not NoneType"),
         ({"method": Averaging(ball=BALL, attack=True)}, "one value for each of 16 images"),
+        ({"method": Lossy(ball=BALL, loss=constant)}, r"Lossy.step\(\) asks for a gradient that"),
+        ({"method": Calling(ball=BALL)}, r"calls net like a model; net.logits\(x\) gives its"),
         ({"method": Backwards(ball=BALL)}, "at least 0 steps; not LinfRegion and -1"),
         ({"method": Boundless(ball=BALL)}, r"self.ball.around\(batch.x\).*; not Linf and 1"),
         ({"schedule": amata.Linear}, "must be a schedule such as amata.Linear"),
@@ -583,6 +598,42 @@ def test_train_runs_and_resumes_a_recipe_with_own_objects(tmp_path: Path) -> Non
         amata.train(base, tmp_path / "plain", progress=StopAt(1, 1))
     with pytest.raises(InputError, match="needs no recipe to be resumed"):
         amata.train(own, resume=tmp_path / "plain")
+
+
+def test_a_step_with_other_arguments_is_refused_where_it_is_defined() -> None:
+    with pytest.raises(InputError, match=r"^Short.step\(self, net, batch\) must be step"):
+
+        class Short(amata.Method):
+            def step(self, net: Any, batch: Any) -> None:  # type: ignore[override]
+                pass
+
+
+def test_attributes_of_a_plain_class_are_recorded_too() -> None:
+    class Steps:
+        name = "steps"
+
+        def __init__(self, steps: int) -> None:
+            self.steps, self._seen = steps, 0
+
+        @cached_property
+        def twice(self) -> int:
+            return 2 * self.steps
+
+        def __call__(self, epoch: int, epochs: int) -> tuple[int, float]:
+            return self.steps, 0.1
+
+    class Weighted(amata.Method):
+        def __init__(self, weight: float) -> None:
+            super().__init__(ball=BALL)
+            object.__setattr__(self, "weight", weight)
+
+        def step(self, *_: Any) -> None: ...
+
+    steps = Steps(2)
+    assert steps.twice == 4
+    assert describe_object(steps)["fields"] == {"steps": 2}
+    assert describe_object(Weighted(3.0))["fields"] == {"weight": 3.0}
+    assert "fields" not in describe_object(halved)
 
 
 def test_a_description_is_the_same_in_every_process() -> None:

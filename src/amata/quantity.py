@@ -84,9 +84,7 @@ def not_negative(value: Any, name: str) -> float:
 def whole(value: Any, name: str, least: int, most: int = MOST) -> int:
     """Parse an integer from `least` to `most`; 2.0 and "2" become 2."""
     try:
-        result = number(value, name) if isinstance(value, bool | str) else operator.index(value)
-    except TypeError:
-        result = number(value, name)
+        result = _exact(value, name)
     except InputError:
         result = None  # no number at all
     if result is None or result != int(result) or result < least:
@@ -94,6 +92,16 @@ def whole(value: Any, name: str, least: int, most: int = MOST) -> int:
     if result > most:
         raise InputError(f"{name} = {shown(value)} must be at most {most:,}")
     return int(result)
+
+
+def _exact(value: Any, name: str) -> float:
+    """A number; integers are not rounded to floats."""
+    if not isinstance(value, bool | str):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    return number(value, name)
 
 
 DIGITS = r"(\d+(?:\.\d+)?)"

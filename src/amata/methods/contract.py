@@ -5,6 +5,7 @@ them is computed. A method file holds the paper's algorithm box and its hyper-pa
 nothing else.
 """
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -184,6 +185,11 @@ class Method(ABC):
     own_loss: ClassVar[bool] = False
     """Whether updates minimise a loss of its own, which `optim.label_smoothing` does not change."""
 
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        if "step" in vars(cls):
+            _check_step(cls)
+
     def __post_init__(self) -> None:
         check_ball(self.ball)
         read_fields(self)
@@ -235,3 +241,18 @@ class Method(ABC):
         Draw noise with `region.start(rng, batch.rows)` or `seeds.draw(..., rows=batch.rows)`: the
         parts of a batch share one seed, and `rows` gives each part its own numbers.
         """
+
+
+def _check_step(method: type[Method]) -> None:
+    """Refuse a step() that the trainer cannot call, where its class is defined."""
+    signature, given = (
+        inspect.signature(method.step),
+        ["self", "net", "batch", "u", "rng", "memory"],
+    )
+    try:
+        signature.bind(*given)
+    except TypeError:
+        found = ", ".join(signature.parameters)
+        raise InputError(
+            f"{method.__name__}.step({found}) must be step({', '.join(given)})"
+        ) from None

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from amata.errors import InputError
@@ -23,12 +24,16 @@ NAME = "python"
 
 
 def describe_object(value: object) -> dict[str, Any]:
-    """The class of an object, and its fields as JSON."""
+    """The class of an object, and as JSON its fields and other public attributes."""
     kind = value if callable(value) and hasattr(value, "__qualname__") else type(value)
     found: dict[str, Any] = {"class": f"{kind.__module__}.{kind.__qualname__}"}
-    if dataclasses.is_dataclass(value):
-        own = [f.name for f in dataclasses.fields(value) if f.name != "ball"]
-        found["fields"] = {name: _plain(getattr(value, name)) for name in own}
+    names = [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+    for name in getattr(value, "__dict__", {}):
+        computed = isinstance(getattr(kind, name, None), cached_property)
+        if name not in names and not name.startswith("_") and not computed:
+            names.append(name)
+    if names:
+        found["fields"] = {n: _plain(getattr(value, n)) for n in names if n != "ball"}
     return found
 
 

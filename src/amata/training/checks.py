@@ -217,3 +217,16 @@ def check_divisible(recipe: Recipe, ranks: Ranks) -> None:
             "train.sync_bn would synchronise processes in every attack step; set "
             "train.attack_mode=eval"
         )
+
+
+def misuse(error: Exception) -> str | None:
+    """What a user's step() did wrong, if Python's or PyTorch's message does not tell."""
+    if "does not require grad" in str(error):
+        return (
+            "asks for a gradient that does not exist: its loss does not depend on the network's "
+            "output, or is a loss of net.logits(), which are constants. Take net.backward(x, y, "
+            "loss=...) or net.input_grad(x, y, loss=...), and detach nothing in the loss"
+        )
+    if "Net' object is not callable" in str(error):
+        return "calls net like a model; net.logits(x) gives its output"
+    return None

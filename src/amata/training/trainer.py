@@ -31,7 +31,7 @@ from amata.schedules import (
 )
 from amata.seeds import derive, seed_global
 from amata.training.batches import Batches, CheckedStream, Expected
-from amata.training.checks import check_consistent, check_divisible, check_equal_batches
+from amata.training.checks import check_consistent, check_divisible, check_equal_batches, misuse
 from amata.training.class_weights import class_weights
 from amata.training.clock import Clock
 from amata.training.optim import learning_rate, make_optimizer
@@ -357,6 +357,10 @@ class Trainer:
                     f"batch {self.state.batch + 1} has {len(part.x)} image, too few for this "
                     "model's BatchNorm; set data.drop_last=true, or another data.batch_size"
                 ) from None
+            except (RuntimeError, TypeError) as error:
+                if (problem := misuse(error)) is None:
+                    raise
+                raise InputError(f"{name}.step() {problem}") from error
             if self.net.last_loss is None:
                 raise InputError(
                     f"with {u.steps} steps {name} does not update the weights: its step() never "
