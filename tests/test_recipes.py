@@ -102,6 +102,8 @@ def test_overrides_take_numbers_fractions_words_and_lists() -> None:
         {"width": 8},
     )
     assert 'eps = "8/255"' in r.to_toml()
+    for attacks in ("clean,pgd-2", "clean, pgd-2", '["clean", "pgd-2"]'):
+        assert load("mnist5k-amata", [f"eval.attacks={attacks}"]).eval.attacks == ["clean", "pgd-2"]
 
 
 def test_naming_another_schedule_starts_its_table_afresh() -> None:

@@ -23,6 +23,11 @@ from amata.recipes.problems import first_problem
 from amata.threat import Ball
 
 
+def _names(value: Any) -> Any:
+    """A text is a list with commas, as in --set eval.attacks=clean,pgd-20."""
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
+
 def _not_bool(value: Any) -> Any:
     if isinstance(value, bool):
         raise InputError(f"{value} is not a whole number")
@@ -63,6 +68,7 @@ Count = Annotated[int, Field(ge=1, le=MOST), BeforeValidator(_not_bool)]
 CountOrShare = Annotated[int | float, BeforeValidator(_count_or_share)]
 ClassWeights = Annotated[Literal["none", "balanced"] | list[float], BeforeValidator(_class_weights)]
 Pixels = Annotated[int, Field(ge=1, le=10_000), BeforeValidator(_not_bool)]
+Names = Annotated[list[str], BeforeValidator(_names)]
 
 
 class Table(BaseModel):
@@ -237,7 +243,7 @@ class Train(Table):
 
 
 class Eval(Table):
-    attacks: list[str] = Field(default=["clean", "pgd-20"], max_length=100)
+    attacks: Names = Field(default=["clean", "pgd-20"], max_length=100)
     """Attacks on the trained model: clean, fgsm, pgd-K, pgd-K-RESTARTS, cw-pgd-K, cw-l2-K,
     autoattack or its parts apgd-ce, apgd-t, fab-t, square; @N after a name attacks N images only.
     corruptions is the accuracy on CIFAR-10-C or CIFAR-100-C."""
