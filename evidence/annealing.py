@@ -23,6 +23,7 @@ ORDER = (
     "mnist5k-equal-cost",
     "mnist5k-again",
     "mnist5k-order",
+    "mnist5k-closed-loop",
     "cifar10-closed-loop",
     "cifar10-100-epochs",
     "cifar10-fastat",
