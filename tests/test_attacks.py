@@ -629,6 +629,25 @@ def test_autoattack_names_its_parts_and_finds_the_same_images(short_autoattack: 
     assert 0 < (model(plain).argmax(1) == y).sum() < 40, "some are broken, some are not"
 
 
+def test_autoattack_attacks_what_the_judge_classifies_correctly(short_autoattack: None) -> None:
+    class Copy(nn.Module):
+        """An imprecise copy: wrong on some clean images."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.judge = Linear(5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z: Tensor = self.judge(x)
+            return torch.where(x[:, 0, 0, :1] > 0.7, z.roll(1, 1), z)
+
+    copy, x = Copy(), images(40)
+    y = copy.judge(x).argmax(1)
+    assert 5 < (copy(x).argmax(1) != y).sum() < 20
+    x_adv = autoattack(copy, x, y, ball=Linf(0.5))
+    assert not (copy.judge(x_adv).argmax(1) == y).any()
+
+
 def test_autoattack_needs_two_classes() -> None:
     with pytest.raises(InputError, match="at least 2 classes, and the model has 1"):
         autoattack(Linear(1), images(), labels(classes=1), ball=LINF)

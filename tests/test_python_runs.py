@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import wraps
 from pathlib import Path
 from typing import Any, cast
 
@@ -90,6 +90,7 @@ def not_a_number(z: Tensor, y: Tensor) -> Tensor:
 @dataclass(frozen=True, kw_only=True)
 class Lossy(amata.Method):
     loss: Any
+    more: Any = None
 
     def step(self, net: Any, batch: Any, *_: Any) -> None:
         net.backward(batch.x, batch.y, loss=self.loss)
@@ -608,32 +609,69 @@ def test_a_step_with_other_arguments_is_refused_where_it_is_defined() -> None:
                 pass
 
 
-def test_attributes_of_a_plain_class_are_recorded_too() -> None:
-    class Steps:
-        name = "steps"
+def test_a_step_that_can_be_called_is_accepted() -> None:
+    def adapted(step: Any) -> Any:
+        @wraps(step)
+        def wrapper(self: Any, net: Any, batch: Any, *_: Any) -> None:
+            step(self, net, batch)
 
-        def __init__(self, steps: int) -> None:
-            self.steps, self._seen = steps, 0
+        return wrapper
 
-        @cached_property
-        def twice(self) -> int:
-            return 2 * self.steps
+    class Wrapped(amata.Method):
+        @adapted
+        def step(self, net: Any, batch: Any) -> None:
+            net.backward(batch.x, batch.y)
+            net.apply()
 
-        def __call__(self, epoch: int, epochs: int) -> tuple[int, float]:
-            return self.steps, 0.1
+    class Static(amata.Method):
+        @staticmethod
+        def step(net: Any, batch: Any, *_: Any) -> None:
+            net.backward(batch.x, batch.y)
+            net.apply()
 
+    for method in (Wrapped(ball=BALL), Static(ball=BALL)):
+        amata.fit(small_net(), toy_data(), **{**QUICK, "epochs": 1, "method": method})
+
+
+def test_settings_of_a_method_with_its_own_init_are_recorded_too() -> None:
     class Weighted(amata.Method):
         def __init__(self, weight: float) -> None:
             super().__init__(ball=BALL)
-            object.__setattr__(self, "weight", weight)
+            vars(self).update(weight=weight, _seen=0, kept=torch.zeros(3))
 
         def step(self, *_: Any) -> None: ...
 
-    steps = Steps(2)
-    assert steps.twice == 4
-    assert describe_object(steps)["fields"] == {"steps": 2}
     assert describe_object(Weighted(3.0))["fields"] == {"weight": 3.0}
-    assert "fields" not in describe_object(halved)
+
+
+def test_any_value_of_a_field_can_be_written_and_read_back(tmp_path: Path) -> None:
+    for value in (float("inf"), 2**80, list(range(200_000)), {"b", "a"}, [0.5, "8/255"]):
+        run = tmp_path / str(len(list(tmp_path.iterdir())))
+        given = {**QUICK, "method": Lossy(ball=BALL, loss=None, more=value)}
+        amata.fit(small_net(), toy_data(), run=run, **given)
+        written = RunFolder.open(run)[1].tables["method"]["fields"]["more"]
+        assert written == describe_object(given["method"])["fields"]["more"]
+        assert len(str(written)) < 100
+    assert describe_object(Lossy(ball=BALL, loss=None, more={"b", "a"}))["fields"]["more"] == [
+        "a",
+        "b",
+    ]
+
+
+def test_a_model_without_gradients_is_named() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = small_net()
+
+        @torch.no_grad()
+        def forward(self, x: Tensor) -> Tensor:
+            z: Tensor = self.net(x)
+            return z
+
+    for method in (amata.PGD(ball=BALL), Lossy(ball=BALL, loss=None)):
+        with pytest.raises(InputError, match=r"^the model.s output has no gradient; remove"):
+            amata.fit(Frozen(), toy_data(), **{**QUICK, "method": method})
 
 
 def test_a_description_is_the_same_in_every_process() -> None:

@@ -94,18 +94,20 @@ def _run(
             raise InputError("AutoAttack needs at least 2 classes, and the model has 1")
         with torch.no_grad():
             z = torch.cat([model(part) for part in x.split(batch_size)])
-        x_adv, robust = x.clone(), correct(z, y)
+            judge = judge_of(model)
+            own = z if judge is None else torch.cat([judge(part) for part in x.split(batch_size)])
+        x_adv, robust = x.clone(), correct(own, y)
         ranked = z.argsort(1, descending=True)[:, 1 : 1 + min(MAX_TARGETS, classes - 1)]
         for name in plan.parts:
             if classes < _MIN_CLASSES.get(name, 2):
                 continue  # its loss compares more logits
             left = robust.nonzero().squeeze(1)
-            if len(left) == 0:
-                break
             starts(name, len(left))
+            if len(left) == 0:
+                continue
             rng = seeds.generator(seed, name, device=x.device)
             for rows in left.split(batch_size):
-                found = Found(x[rows], min(batch_size, len(x)), judge_of(model))
+                found = Found(x[rows], min(batch_size, len(x)), judge)
                 _attack(model, name, plan, x[rows], y[rows], ranked[rows].T, ball, rng, found)
                 x_adv[rows], robust[rows] = found.x_adv, ~found.broken
     return x_adv

@@ -245,10 +245,10 @@ class Method(ABC):
 
 def _check_step(method: type[Method]) -> None:
     """Refuse a step() that the trainer cannot call, where its class is defined."""
-    signature, given = (
-        inspect.signature(method.step),
-        ["self", "net", "batch", "u", "rng", "memory"],
-    )
+    step, given = vars(method)["step"], ["self", "net", "batch", "u", "rng", "memory"]
+    if not inspect.isfunction(step):
+        return  # a static method, say
+    signature = inspect.signature(step, follow_wrapped=False)
     try:
         signature.bind(*given)
     except TypeError:

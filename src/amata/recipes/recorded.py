@@ -9,9 +9,9 @@ import dataclasses
 import json
 import re
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from amata.checksums import of_text
 from amata.errors import InputError
 from amata.methods import Method
 
@@ -19,34 +19,48 @@ if TYPE_CHECKING:
     from amata.recipes.recipe import Recipe
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+LARGE = re.compile(r"\d{19}")
+"""In a number: TOML's integers have 64 bits."""
+LONGEST = 1000
+"""Characters of a value that is recorded as it is; of a longer one it is the hash."""
 NAME = "python"
 """The name in the table of a user-defined object."""
 
 
 def describe_object(value: object) -> dict[str, Any]:
-    """The class of an object, and as JSON its fields and other public attributes."""
+    """The class of an object, and its fields as JSON."""
     kind = value if callable(value) and hasattr(value, "__qualname__") else type(value)
     found: dict[str, Any] = {"class": f"{kind.__module__}.{kind.__qualname__}"}
-    names = [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
-    for name in getattr(value, "__dict__", {}):
-        computed = isinstance(getattr(kind, name, None), cached_property)
-        if name not in names and not name.startswith("_") and not computed:
-            names.append(name)
-    if names:
-        found["fields"] = {n: _plain(getattr(value, n)) for n in names if n != "ball"}
+    if dataclasses.is_dataclass(value):
+        own = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        own |= _settings(value) if isinstance(value, Method) else {}
+        found["fields"] = {name: _plain(own[name]) for name in own if name != "ball"}
     return found
+
+
+def _settings(method: Method) -> dict[str, Any]:
+    """The settings of a method with an __init__ of its own, which are no fields. Whatever else it
+    keeps may change in training."""
+    simple = bool | int | float | str
+    return {k: v for k, v in vars(method).items() if isinstance(v, simple) and k[0] != "_"}
 
 
 def _plain(value: Any) -> Any:
     """The value if TOML can hold it, else its representation, which must be the same in another
-    process: a function is called by its name, and addresses are left out."""
+    process: a function is called by its name, sets are sorted, and addresses are left out."""
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=repr)
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     try:
-        written = json.dumps(value)
+        written = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
         written = "null"
-    return ADDRESS.sub("", repr(value)) if "null" in written else json.loads(written)
+    plain = "null" not in written and not LARGE.search(written)
+    text = written if plain else ADDRESS.sub("", repr(value))
+    if len(text) > LONGEST:
+        return f"{type(value).__name__}, sha256 {of_text(text)}"
+    return json.loads(text) if plain else text
 
 
 def _missing(about: dict[str, Any]) -> InputError:

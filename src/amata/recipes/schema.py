@@ -87,8 +87,8 @@ class Data(Table):
     augment: Literal["none", "flip", "crop-flip"] = "none"
     """Augmentation of training images: flips, or random crops and flips."""
     flip: Literal["random", "alternating"] = "random"
-    """random: an image is mirrored with probability 1/2. alternating: in every second epoch; chance
-    decides whether in the first."""
+    """random: an image is mirrored with probability 1/2. alternating: in every second epoch, from
+    the first or the second on at random."""
     pad: Int = Field(default=4, ge=0, le=1000)
     """crop-flip: zero padding on each side, in pixels."""
     limit: Count | None = None

@@ -3,17 +3,19 @@ what cannot be divided among them or into parts of a batch."""
 
 import hashlib
 import platform
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 import amata
 from amata.distributed import Ranks
 from amata.errors import InputError
-from amata.methods import AWP, MART, METHODS, PGD, TRADES, planned_evals
+from amata.methods import AWP, MART, METHODS, PGD, TRADES, Method, planned_evals
 from amata.quantity import short_number
 from amata.recipes import Recipe
 from amata.schedules import Adaptive, Control, closed_loop
@@ -219,14 +221,22 @@ def check_divisible(recipe: Recipe, ranks: Ranks) -> None:
         )
 
 
-def misuse(error: Exception) -> str | None:
-    """What a user's step() did wrong, if Python's or PyTorch's message does not tell."""
+def misuse(error: Exception, method: Method, model: nn.Module, x: Tensor) -> str | None:
+    """What a model or a user's step() did wrong, if Python's or PyTorch's message does not tell."""
+    name, own = type(method).__name__, not type(method).__module__.startswith("amata.")
     if "does not require grad" in str(error):
-        return (
-            "asks for a gradient that does not exist: its loss does not depend on the network's "
-            "output, or is a loss of net.logits(), which are constants. Take net.backward(x, y, "
-            "loss=...) or net.input_grad(x, y, loss=...), and detach nothing in the loss"
-        )
-    if "Net' object is not callable" in str(error):
-        return "calls net like a model; net.logits(x) gives its output"
+        z = model(x)
+        if isinstance(z, Tensor) and not z.requires_grad:
+            return (
+                "the model's output has no gradient; remove no_grad(), detach() and numpy() from "
+                "its forward()"
+            )
+        if own:
+            return (
+                f"{name}.step() asks for a gradient that does not exist: its loss does not depend "
+                "on the network's output, or is a loss of net.logits(), which are constants. Take "
+                "net.backward(x, y, loss=...) or net.input_grad(x, y, loss=...)"
+            )
+    if own and re.search(r"'(Plain|Fast)Net' object is not callable", str(error)):
+        return f"{name}.step() calls net like a model; net.logits(x) gives its output"
     return None

@@ -127,9 +127,9 @@ def fit(
         )
     if isinstance(images, ImageSet) and batches_per_epoch is not None:
         raise InputError("batches_per_epoch= is for iterables of batches; drop it")
-    data = updated(
-        chosen.data, {"batch_size": batch_size, "augment": augment, "limit": limit, "valid": 0}
-    )
+    flip = "random" if augment == "none" else None  # a recipe's alternating flips need flips
+    given = {"batch_size": batch_size, "augment": augment, "flip": flip, "limit": limit, "valid": 0}
+    data = updated(chosen.data, given)
     options = {
         "epochs": epochs,
         "seed": seed,

@@ -358,9 +358,9 @@ class Trainer:
                     "model's BatchNorm; set data.drop_last=true, or another data.batch_size"
                 ) from None
             except (RuntimeError, TypeError) as error:
-                if (problem := misuse(error)) is None:
+                if (problem := misuse(error, method.base, self.model, part.x)) is None:
                     raise
-                raise InputError(f"{name}.step() {problem}") from error
+                raise InputError(problem) from error
             if self.net.last_loss is None:
                 raise InputError(
                     f"with {u.steps} steps {name} does not update the weights: its step() never "
