@@ -36,16 +36,15 @@ def draw(study: str, file: Path) -> None:
         gradients = {title: stored.total_cost(own) for title, own in runs.items()}
         seconds = {title: stored.seconds(own) for title, own in runs.items()}
         cost, time = "gradient evaluations per image", f"training seconds, {device(study)}"
-        if STUDIES[study].equal_seconds:
-            clean = {title: 100 * stored.mean_accuracy(own, "clean") for title, own in runs.items()}
-            draw_front(axes[0], study, seconds, time)
-            draw_front(axes[1], study, clean, "clean accuracy (%)", LEAST_POINTS)
+        clean = {title: 100 * stored.mean_accuracy(own, "clean") for title, own in runs.items()}
+        equal, last = STUDIES[study].equal_seconds, STUDIES[study].attacks[-1]
+        draw_front(axes[0], study, *((seconds, time) if equal else (gradients, cost)))
+        if not equal and stored.processes(study) == 1:
+            draw_front(axes[1], study, seconds, time)
+        elif not equal and last != main_attack(study):  # seconds would say little
+            draw_front(axes[1], study, gradients, cost, attack=last)
         else:
-            draw_front(axes[0], study, gradients, cost)
-            if stored.processes(study) == 1:
-                draw_front(axes[1], study, seconds, time)
-            else:  # seconds would say little
-                draw_front(axes[1], study, gradients, cost, attack=STUDIES[study].attacks[-1])
+            draw_front(axes[1], study, clean, "clean accuracy (%)", LEAST_POINTS)
         if axes[1].get_ylabel() == axes[0].get_ylabel():
             axes[1].set_ylabel("")
         if rows == 1:

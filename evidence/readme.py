@@ -45,7 +45,6 @@ SHORT = {
     "mnist5k-equal-cost": "5,000 digits, CPU",
     "mnist5k-again": "5,000 digits, CPU",
     "mnist5k-order": "5,000 digits, CPU",
-    "mnist5k-closed-loop": "5,000 digits, CPU",
 }
 """The recipes of the studies, as the README's table names them, with seconds where these are what
 is equal."""
