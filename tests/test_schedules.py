@@ -79,7 +79,7 @@ def test_exponential_matches_the_appendix_and_ends_where_it_should() -> None:
         (10, 5, "epoch = 10 is not between 0 and epochs = 5"),
         (0, 0, "epochs = 0 must be a whole number of at least 1"),
         (-5, -2, "epochs = -2 must be a whole number of at least 1"),
-        (0, math.nan, "epochs = nan is not finite"),
+        (0, math.nan, "epochs = nan must be a whole number"),
         (1.5, 10, "epoch = 1.5 must be a whole number"),
         (0, 10**20, "epochs = 100000000000000000000 must be at most 1,000,000,000"),
     ],

@@ -6,12 +6,12 @@ error where the object itself would be needed.
 """
 
 import dataclasses
+import hashlib
 import json
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from amata.checksums import of_text
 from amata.errors import InputError
 from amata.methods import Method
 
@@ -59,7 +59,7 @@ def _plain(value: Any) -> Any:
     plain = "null" not in written and not LARGE.search(written)
     text = written if plain else ADDRESS.sub("", repr(value))
     if len(text) > LONGEST:
-        return f"{type(value).__name__}, sha256 {of_text(text)}"
+        return f"{type(value).__name__}, sha256 {hashlib.sha256(text.encode()).hexdigest()}"
     return json.loads(text) if plain else text
 
 
