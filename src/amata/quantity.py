@@ -104,6 +104,15 @@ def _exact(value: Any, name: str) -> float:
     return number(value, name)
 
 
+def split_names(text: str) -> list[str]:
+    """The names in a text with commas.
+
+    >>> split_names("clean, pgd-20")
+    ['clean', 'pgd-20']
+    """
+    return [name.strip() for name in text.split(",")]
+
+
 DIGITS = r"(\d+(?:\.\d+)?)"
 TIME = re.compile(rf"(?:{DIGITS}h)?(?:{DIGITS}m)?(?:{DIGITS}s)?|{DIGITS}")
 

@@ -17,7 +17,7 @@ from amata.evaluation.loop import Attacked, Loop, in_fp16
 from amata.evaluation.masking import ModelStats, add_warnings
 from amata.evaluation.result import Result
 from amata.evaluation.tally import Store
-from amata.quantity import choice, positive, whole
+from amata.quantity import choice, positive, split_names, whole
 from amata.reporter import Reporter
 from amata.threat import Ball, check_ball
 
@@ -88,7 +88,7 @@ def evaluate(
         raise InputError(f"attacks = {attacks!r} must be a list of names, such as ['pgd-20']")
     if store is not None and part.size > 1:
         raise InputError("an evaluation by several processes has no store")
-    named = attacks.split(",") if isinstance(attacks, str) else attacks
+    named = split_names(attacks) if isinstance(attacks, str) else attacks
     every = [parse_attack(name, step_size=step_size, c=cw_c) for name in named]
     parsed = list({attack.name: attack for attack in every}.values())
     if not parsed:

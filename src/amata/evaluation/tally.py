@@ -27,7 +27,7 @@ class Tally:
     outcomes: tuple[bool, ...] = ()
     """Whether each image is classified correctly, in order."""
     parts: dict[str, int] = field(default_factory=dict)
-    """Of an attack with parts: the images that are still correct after each of those that ran."""
+    """Of an attack with parts: the images that are still correct after each of them."""
 
     def plus(
         self, outcomes: list[bool], bad: int, bad_gradients: int, grad_evals: int, seconds: float
@@ -45,9 +45,8 @@ class Tally:
         )
 
     def plus_parts(self, parts: dict[str, int]) -> "Tally":
-        """With the parts on more images. A part that did not run there had none left."""
-        both = {**self.parts, **parts}
-        return replace(self, parts={n: self.parts.get(n, 0) + parts.get(n, 0) for n in both})
+        """With the parts on more images."""
+        return replace(self, parts={n: self.parts.get(n, 0) + left for n, left in parts.items()})
 
     def seconds_left(self, goal: int | None) -> float | None:
         """The time for the rest of `goal` images, at the speed so far."""
@@ -67,8 +66,9 @@ class Tally:
         counts = [sum(self.outcomes), self.images, self.non_finite, self.bad_gradients]
         *totals, seconds = part.sum([*counts, self.grad_evals, self.seconds])
         correct, images, non_finite, bad_gradients, grad_evals = map(int, totals)
+        # Few classes leave some parts out, and a process without images all of them.
         ran = part.sum([float(name in self.parts) for name in attack.parts])
-        after = part.sum([float(self.parts.get(name, 0)) for name in attack.parts])
+        left = part.sum([float(self.parts.get(name, 0)) for name in attack.parts])
         warnings = []
         if non_finite:
             warnings.append(
@@ -91,11 +91,7 @@ class Tally:
             non_finite,
             self._all_outcomes(images, part, batch_size),
             per_class,
-            {
-                n: right / images
-                for n, right, any_ in zip(attack.parts, after, ran, strict=True)
-                if any_
-            },
+            {n: left[i] / images for i, n in enumerate(attack.parts) if ran[i]},
         )
 
     def _all_outcomes(self, images: int, part: Shard, batch_size: int) -> list[bool] | None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from amata.recipes.recipe import Recipe
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-LARGE = re.compile(r"\d{19}")
-"""In a number: TOML's integers have 64 bits."""
+LARGE = re.compile(r"(?<![\d.])\d{19}")
+"""In JSON: TOML's integers have 64 bits."""
 LONGEST = 1000
 """Characters of a value that is recorded as it is; of a longer one it is the hash."""
 NAME = "python"

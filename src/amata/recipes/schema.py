@@ -17,7 +17,7 @@ from pydantic import (
 
 from amata.errors import InputError
 from amata.methods import AWP, Method
-from amata.quantity import MOST, number, shown, steps_of
+from amata.quantity import MOST, number, shown, split_names, steps_of
 from amata.recipes.files import TABLES
 from amata.recipes.problems import first_problem
 from amata.threat import Ball
@@ -25,7 +25,7 @@ from amata.threat import Ball
 
 def _names(value: Any) -> Any:
     """A text is a list with commas, as in --set eval.attacks=clean,pgd-20."""
-    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    return split_names(value) if isinstance(value, str) else value
 
 
 def _not_bool(value: Any) -> Any:

@@ -21,7 +21,7 @@ class Params(TypedDict, total=False):
 
 
 Part = Literal["apgd-ce", "apgd-t", "fab-t", "square"]
-"""Of AutoAttack."""
+"""PARTS of attacks/auto_attack.py."""
 
 
 class Evaluation(TypedDict):

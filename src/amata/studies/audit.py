@@ -14,7 +14,7 @@ from amata.attacks import parse_attack
 from amata.data import ImageSet
 from amata.errors import InputError, printable
 from amata.evaluation import Progress, Result, class_counts, evaluate, grouped_warnings, wilson
-from amata.quantity import describe_ball, describe_parts, whole
+from amata.quantity import describe_ball, describe_parts, split_names, whole
 from amata.runs.environment import environment
 from amata.runs.records import Environment
 from amata.studies.examples import Collector, Example
@@ -139,7 +139,7 @@ def audit(
     if attacks is None:
         attacks = ATTACKS
     elif isinstance(attacks, str):
-        attacks = attacks.split(",")
+        attacks = split_names(attacks)
     parsed = [parse_attack(attack) for attack in attacks]
     if not any(attack.perturbs for attack in parsed):
         raise InputError("an audit needs an attack, such as pgd-20")

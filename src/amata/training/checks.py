@@ -223,7 +223,7 @@ def check_divisible(recipe: Recipe, ranks: Ranks) -> None:
 
 def misuse(error: Exception, method: Method, model: nn.Module, x: Tensor) -> str | None:
     """What a model or a user's step() did wrong, if Python's or PyTorch's message does not tell."""
-    name, own = type(method).__name__, not type(method).__module__.startswith("amata.")
+    name, own = type(method).__name__, type(method) not in METHODS.values()
     if "does not require grad" in str(error):
         z = model(x)
         if isinstance(z, Tensor) and not z.requires_grad:
