@@ -71,10 +71,10 @@ def measures(studies: Studies) -> dict[str, Callable[[Row], str]]:
     columns: dict[str, Callable[[Row], str]] = {
         "C": lambda r: f"{r['c']:.2f} ± {r['c_stderr']:.2f}",
         "C of the means": lambda r: f"{r['c_of_means']:.2f}",
-        "FOSC": lambda r: f"{r['fosc']:.2f}",
+        "FOSC": lambda r: f"{r['fosc']:#.2g}",
     }
     if has(studies, "feasible_gap"):
-        columns["feasible gap"] = lambda r: f"{r['feasible_gap']:.2f}"
+        columns["feasible gap"] = lambda r: f"{r['feasible_gap']:#.2g}"
     attack = next(iter(studies[0].values()))["robust_attack"].upper()
     columns[f"{attack} %"] = lambda r: f"{100 * r['robust_accuracy']:.1f}"
     columns["gradient evaluations"] = lambda r: f"{r['grad_evals']:,}"

@@ -1,10 +1,13 @@
 """Pictures of a study: accuracy against cost with the front of constants, and held-out robustness
 over the epochs of arms that cost the same."""
 
-import math
 import statistics
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
+
+from matplotlib.transforms import Bbox
 
 import stored
 from amata.report.figures import GREY, ORANGE, SERIES
@@ -13,8 +16,6 @@ from differences import collapsed, main_attack, outcomes
 from page import attack_name, picture
 from study import STUDIES
 
-LABEL = 8
-"""Half of the width of a label, in shifts of marks that cost the same."""
 LEAST_POINTS = 1.0
 """Axes of accuracy are at least this wide, so that noise does not look like a difference."""
 LEAST_COST = 0.1
@@ -99,29 +100,64 @@ def draw_front(
             label = f"{label}, one seed"
         ms = 4 if alone else 7
         ax.plot(x, means[title], ls="none", marker=marker, ms=ms, color=paint, label=label, **fill)
-    before, low = -math.inf, False
-    short = [own.labels[title].partition(",")[0] for _, title in front]
-    shorten = len(set(short)) == len(short)
-    for cost, title in front:  # below every mark that the text could cover, and the last label
-        before, low = cost, cost - before < 2 * LABEL * shift and not low
-        near = [t for t in shown if abs(places[t] - places[title]) < LABEL * shift]
-        ax.annotate(
-            own.labels[title].partition(",")[0]
-            if shorten
-            else own.labels[title].replace(", ", "\n"),
-            (places[title], min(min(points[t]) for t in near)),
-            xytext=(0, -18 if low else -6),
-            textcoords="offset points",
-            ha="center",
-            va="top",
-            fontsize=8,
-            color=SERIES[0][0],
-            bbox={"fc": "white", "ec": "none", "pad": 0.5},
-        )
     ax.set(xlabel=name, ylabel=f"{attack_name(attack)} accuracy (%)")
     ax.margins(0.14, 0.2)
     ax.set_xlim(widened(ax.get_xlim(), least))
     ax.set_ylim(widened(ax.get_ylim(), LEAST_POINTS))
+    names = {title: own.labels[title].partition(",")[0] for _, title in front}
+    if len(set(names.values())) < len(names):
+        names = {title: own.labels[title].replace(", ", "\n") for title in names}
+    marks = {t: [(places[t], value) for value in (*points[t], means[t])] for t in shown}
+    write_names(ax, names, marks)
+
+
+def write_names(
+    ax: Any, names: dict[str, str], marks: dict[str, list[tuple[float, float]]]
+) -> None:
+    """Each name at its arm's marks, within the axes, where it covers no mark, no line and no other
+    name: below, above, right or left; otherwise further and further below."""
+    ax.figure.draw_without_rendering()  # places the axes
+    taken = [Bbox.from_extents(x - 5, y - 5, x + 5, y + 5) for x, y in pixels(ax, marks)]
+    for title, name in names.items():
+        low, high = min(marks[title], key=itemgetter(1)), max(marks[title], key=itemgetter(1))
+        middle = (low[0], statistics.mean(y for _, y in marks[title]))
+        tries = [
+            (low, (0, -6), "center", "top"),
+            (high, (0, 6), "center", "bottom"),
+            (middle, (8, 0), "left", "center"),
+            (middle, (-8, 0), "right", "center"),
+            *((low, (x, -6 * i), "center", "top") for i in range(1, 20) for x in (0, -20, 20)),
+        ]
+        for place, offset, ha, va in tries:
+            text = ax.annotate(
+                name,
+                place,
+                offset,
+                textcoords="offset points",
+                ha=ha,
+                va=va,
+                fontsize=8,
+                color=GREY,
+            )
+            box = text.get_window_extent()
+            inside = ax.bbox.x0 <= box.x0 and box.x1 <= ax.bbox.x1
+            if inside and not box.count_overlaps(taken):
+                break
+            text.remove()
+        else:
+            raise ValueError(f"no room for the name {name!r}")
+        taken.append(box)
+
+
+def pixels(ax: Any, marks: dict[str, list[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """Where the marks are on the picture, and points along the lines."""
+    at = [place for places in marks.values() for place in places]
+    for line in ax.get_lines():
+        if line.get_linestyle() != "None":
+            ends = list(zip(*line.get_data(), strict=True))
+            for (x, y), (u, v) in pairwise(ends):
+                at += [(x + i / 20 * (u - x), y + i / 20 * (v - y)) for i in range(21)]
+    return [tuple(place) for place in ax.transData.transform(at)]
 
 
 def beside(cost: float, shift: float, taken: list[float]) -> float:

@@ -21,6 +21,7 @@ AFTER = (
     "cifar10-18s",
     "cifar10-13s",
     "cifar10-13s-ema",
+    "cifar10-13s-again",
     "cifar10-27s",
     "cifar10-27s-tuning",
     "cifar10-1m",

@@ -60,7 +60,8 @@ def test_name(study: str, test: Test) -> str:
 
 
 def differences_table(study: str) -> str:
-    """The differences that the study states, as far as they are measured."""
+    """The differences that the study states, as far as they are measured, and beside them those in
+    clean accuracy, which are not counted."""
     attacks = [attack for attack in STUDIES[study].attacks if attack != "clean"]
     rows: list[list[str]] = []
     found: list[Estimate] = []
@@ -68,6 +69,7 @@ def differences_table(study: str) -> str:
         cells = [difference(study, test, attack) for attack in attacks]
         known = [cell for cell in cells if cell is not None]
         found += known
+        cells.append(difference(study, test, "clean"))
         written = ["not measured" if cell is None else str(cell) for cell in cells]
         rows.append([test_name(study, test), *written, str(known[0].seeds) if known else ""])
     if not found:
@@ -75,10 +77,10 @@ def differences_table(study: str) -> str:
     clear = sum(abs(cell.mean) > cell.half for cell in found)
     held = "seeds and images" if all(cell.images for cell in found) else "seeds, not images"
     return (
-        f"{markdown(['difference in points', *map(attack_name, attacks), 'seeds'], rows)}\n\n"
-        f"Mean ± half of the 95% interval, which holds {held}. Intervals that exclude zero: "
-        f"{clear} of {len(found)}. Half-widths: {min(cell.half for cell in found):.2f} to "
-        f"{max(cell.half for cell in found):.2f} points."
+        f"{markdown(['difference in points', *map(attack_name, attacks), 'clean', 'seeds'], rows)}"
+        f"\n\nMean ± half of the 95% interval, which holds {held}. Intervals under attack that "
+        f"exclude zero: {clear} of {len(found)}. Half-widths: "
+        f"{min(cell.half for cell in found):.2f} to {max(cell.half for cell in found):.2f} points."
     )
 
 

@@ -136,18 +136,25 @@ def test_a_study_with_three_seeds_decides_before_one_with_fewer(
     assert decided == [few, few, few, older, older, newer]
 
 
-def test_the_label_of_a_constant_is_below_the_marks_of_its_cost(
+def test_names_of_constants_cover_no_mark_and_no_other_name(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    labels = {"k1": "constant 1", "k2": "constant 2", "rising": "linear"}
+    labels = {"k1": "constant 1", "k2": "constant 2 (PGD-2)", "rising": "linear"}
     monkeypatch.setitem(study.STUDIES, "small", replace(study.STUDIES["small"], labels=labels))
-    for title, accuracy in {"k1": 0.40, "k2": 0.48, "rising": 0.43}.items():
-        evaluation = {"pgd-20": {**RESULT, "n": 10, "accuracy": accuracy}}
-        write_run(small / f"{title}-seed0", [{}], evaluation=evaluation)
-    with picture(small / "s.svg", 2, (4, 2)) as axes:
-        draw_front(axes[0], "small", {"k1": 2.0, "k2": 3.0, "rising": 3.0}, "cost")
-        placed = {text.get_text(): text.xy[1] for text in axes[0].texts}
-    assert placed == {"constant 1": 40.0, "constant 2": 43.0}
+    for title, accuracy in {"k1": 0.48, "k2": 0.48, "rising": 0.47}.items():
+        for seed in range(3):
+            result = {**RESULT, "n": 100, "accuracy": accuracy + seed / 100}
+            write_run(small / f"{title}-seed{seed}", [{}], evaluation={"pgd-20": result})
+    with picture(small / "s.svg", 2, (6, 3)) as axes:
+        draw_front(axes[0], "small", {"k1": 2.99, "k2": 3.0, "rising": 3.0}, "cost")
+        names = {text.get_text(): text.get_window_extent() for text in axes[0].texts}
+        lines = [line for line in axes[0].get_lines() if line.get_marker() != "None"]
+        marks = [axes[0].transData.transform(xy) for line in lines for xy in line.get_xydata()]
+    first, second = names.pop("constant 1"), names.pop("constant 2 (PGD-2)")
+    assert not names
+    assert not first.overlaps(second)
+    assert not any(box.contains(*mark) for box in (first, second) for mark in marks)
+    assert second.x1 <= axes[0].bbox.x1
 
 
 @pytest.mark.parametrize(
