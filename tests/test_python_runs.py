@@ -1,5 +1,7 @@
 """Runs made in Python by amata.fit: what they take, what they record, and how they are resumed."""
 
+import contextlib
+import importlib
 import json
 import re
 import subprocess
@@ -335,6 +337,62 @@ def test_an_interrupted_run_is_resumed_to_the_same_bytes(tmp_path: Path) -> None
     assert again.best_epoch == whole.best_epoch
     for a, b in zip(again.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+OWN = """
+import amata
+import torch
+from dataclasses import dataclass
+
+class Base(amata.Method):
+    @staticmethod
+    def scale():
+        return 0.5
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Base):
+    def step(self, net, batch, u, rng, memory):
+        \"\"\"Trains on noise.\"\"\"
+        noise = (batch.x + self.scale() * torch.rand_like(batch.x)).clamp(0, 1)
+        net.backward(noise, batch.y)
+        net.apply()
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "edited"),
+    [
+        ("0.5", "0.25", ["Base"]),
+        ("torch.rand_like", "torch.randn_like", ["Own"]),
+        ("Trains on noise.", "Trains on random points.", []),
+        ("net.apply()", "net.apply()  # once", []),
+    ],
+)
+def test_edited_code_of_a_users_class_is_noted_when_a_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, edited: list[str]
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    file = tmp_path / "own_method.py"
+
+    def method() -> Any:
+        monkeypatch.delitem(sys.modules, "own_method", raising=False)
+        return importlib.import_module("own_method").Own(ball=amata.Linf(0.1))
+
+    file.write_text(OWN)
+    settings = {**QUICK, "method": method(), "progress": StopAt(1, 3)}
+    with pytest.raises(amata.Interrupted):
+        amata.fit(small_net(), toy_data(), run=tmp_path / "run", **settings)
+    for code, stop, names in ((OWN, (1, 4), []), (OWN.replace(old, new), (9, 9), edited)):
+        file.write_text(code)
+        listen = Notes()
+        listen.batch = StopAt(*stop).batch  # type: ignore[method-assign]
+        own = {"method": method(), "schedule": SCHEDULE}
+        with contextlib.suppress(amata.Interrupted):
+            amata.fit(small_net(), toy_data(), resume=tmp_path / "run", progress=listen, **own)
+        assert len(RunFolder(tmp_path / "run").epochs()) == (1 if stop == (1, 4) else 3)
+        notes = [note for note in listen.notes if "the code of" in note]
+        assert [note.split()[3] for note in notes] == [f"own_method.{name}" for name in names]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from amata.recipes import Recipe
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder, folder
 from amata.runs.checkpoint import save_checkpoint
-from amata.runs.environment import differences
+from amata.runs.environment import different_code, differences
 from amata.runs.records import Environment
 from amata.tensors import read_tensors
 from amata.training import Interrupted
@@ -281,9 +281,12 @@ def test_every_start_is_recorded_with_its_environment(tmp_path: Path) -> None:
     (note,) = (text for text in listen.notes if "the last bits" in text)
     assert "resumed with CPU threads 2, before 1" in note
     other: Environment = {**first, "device": "gpu", "packages": {"torch": "9.9"}}
-    assert differences(first, first) == ""
-    changed = f"device gpu, before cpu; torch 9.9, before {torch.__version__}"
-    assert differences(first, other) == changed
+    assert differences(first, first) == []
+    (changed,) = differences(first, other)
+    assert f"device gpu, before cpu; torch 9.9, before {torch.__version__}:" in changed
+    code: list[dict[str, str]] = [{"mine.A": "1"}, {"mine.A": "2", "mine.B": "3"}, {"mine.C": "4"}]
+    edited: list[Environment] = [{**first, "code": known} for known in code]
+    assert different_code([*edited, first]) == ["mine.A"]
 
 
 def test_an_environment_of_an_earlier_version_is_read(tmp_path: Path) -> None:

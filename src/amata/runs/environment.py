@@ -4,6 +4,7 @@ import contextlib
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,8 +34,8 @@ def environment(device: torch.device) -> Environment:
     }
 
 
-def differences(before: Environment, now: Environment) -> str:
-    """How two starts of a run differ in what may change the last bits of its result."""
+def differences(before: Environment, now: Environment) -> list[str]:
+    """How two starts of a run differ in what may change its result, in sentences."""
     facts = [
         {
             "device": env["device"],
@@ -45,7 +46,22 @@ def differences(before: Environment, now: Environment) -> str:
     ]
     known = facts[0]
     changed = [f"{k} {v}, before {known[k]}" for k, v in facts[1].items() if known.get(k, v) != v]
-    return "; ".join(changed)
+    notes = [f"resumed with {'; '.join(changed)}: the last bits of the result may differ"]
+    edited = different_code([before, now])
+    return [
+        *(notes if changed else []),
+        *(
+            f"the code of {name} has changed since this run was started: its result is of both"
+            for name in edited
+        ),
+    ]
+
+
+def different_code(environments: Sequence[Environment]) -> list[str]:
+    """The classes of which these have different code."""
+    code = [env.get("code", {}) for env in environments]
+    names = dict.fromkeys(name for found in code for name in found)
+    return [name for name in names if len({found[name] for found in code if name in found}) > 1]
 
 
 @cache

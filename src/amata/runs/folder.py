@@ -185,13 +185,15 @@ class RunFolder:
         earlier = found.pop("earlier", [])
         return [*earlier, cast(Environment, found)]
 
-    def record_start(self, device: torch.device) -> str:
-        """Add the environment of this start. Returns how it differs from that of the last one, if
-        that may change the result."""
+    def record_start(self, device: torch.device, code: dict[str, str]) -> list[str]:
+        """Add the environment of this start, and the code of the user's classes. Returns how they
+        differ from those of the last start, if that may change the result."""
         now = environment(device)
+        if code:
+            now["code"] = code
         earlier = self.environments() if (self.path / "env.json").exists() else []
         write_record(self.path / "env.json", {**now, "earlier": earlier})
-        return differences(earlier[-1], now) if earlier else ""
+        return differences(earlier[-1], now) if earlier else []
 
     def record_split(self, seed: int, record: dict[str, Any]) -> None:
         """Record what is known of the data, such as the samples that are held out; a resumed run

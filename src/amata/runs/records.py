@@ -121,6 +121,8 @@ class Environment(TypedDict):
     threads: int
     """CPU threads."""
     commit: str | None
+    code: NotRequired[dict[str, str]]
+    """Of the user's classes in a training: a hash of each."""
 
 
 class Environments(Environment):

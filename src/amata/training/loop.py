@@ -20,6 +20,7 @@ from amata.recipes import Recipe
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder, resume_call
 from amata.runs.checkpoint import load_checkpoint, read_checkpoint
+from amata.runs.code import code_of
 from amata.runs.files import save_tensors
 from amata.schedules import Control
 from amata.training.batches import Batches, Expected, held_out_batches, training_batches
@@ -241,11 +242,10 @@ class _Loop:
             self.run.write_rows(state.rows)
             self.run.promote(state.best_epoch)
             self.run.drop_epochs_after(state.epoch)
-            changed = self.run.record_start(self.trainer.device)
-            if changed and loaded is not None:
-                self.reporter.note(
-                    f"resumed with {changed}: the last bits of the result may differ"
-                )
+            own = [self.recipe.method.base, self.recipe.schedule, *self.trainer.model.modules()]
+            changed = self.run.record_start(self.trainer.device, code_of(own))
+            for note in changed if loaded is not None else []:
+                self.reporter.note(note)
         if loaded is not None and self.guard is not None:
             # Without this checkpoint a failure in this epoch can only stop the run.
             with contextlib.suppress(AmataError):
