@@ -14,7 +14,7 @@ from amata.recipes import Recipe
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder, folder
 from amata.runs.checkpoint import save_checkpoint
-from amata.runs.environment import different_code, differences
+from amata.runs.environment import differences, different_code
 from amata.runs.records import Environment
 from amata.tensors import read_tensors
 from amata.training import Interrupted
