@@ -24,6 +24,7 @@ ORDER = (
     "mnist5k-again",
     "mnist5k-order",
     "mnist5k-closed-loop",
+    "mnist5k-autoattack",
     "cifar10-closed-loop",
     "cifar10-100-epochs",
     "cifar10-fastat",
