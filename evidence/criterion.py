@@ -134,8 +134,13 @@ def cifar10_table() -> str:
         return stored.pending(CIFAR10)
     found = {t: json.loads(file.read_text())["strategies"][0] for t, file in files.items()}
     gamma = next(iter(found.values()))["gamma"]
+    (_, command), *_ = own.after
+    k_max, batches, alphas = (
+        command[command.index(name) + 1] for name in ("--k-max", "--batches", "--alphas")
+    )
     return (
         f"{table(own.labels, [found], measures([found]))}\n\n{sweep(own.labels, [found])}\n\n"
-        f"CIFAR-10, 10 epochs, one seed. γ = {gamma:g} in the first table. Files: "
-        f"`evidence/results/paper/{CIFAR10}/`."
+        f"CIFAR-10, 10 epochs, one seed. γ = {gamma:g} in the first table; {batches} probe "
+        f"batches; grid: K = 1 to {k_max} with {alphas} step sizes each; ± is the standard error "
+        f"over the probe batches. Files: `evidence/results/paper/{CIFAR10}/`."
     )

@@ -2,7 +2,8 @@
 over the epochs of arms that cost the same."""
 
 import statistics
-from itertools import pairwise
+from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from differences import collapsed, main_attack, outcomes
 from page import attack_name, picture
 from study import STUDIES
 
+MARK = 5
+"""Half of the width of a mark, in pixels."""
 LEAST_POINTS = 1.0
 """Axes of accuracy are at least this wide, so that noise does not look like a difference."""
 LEAST_COST = 0.1
@@ -39,13 +42,13 @@ def draw(study: str, file: Path) -> None:
         cost, time = "gradient evaluations per image", f"training seconds, {device(study)}"
         clean = {title: 100 * stored.mean_accuracy(own, "clean") for title, own in runs.items()}
         equal, last = STUDIES[study].equal_seconds, STUDIES[study].attacks[-1]
-        draw_front(axes[0], study, *((seconds, time) if equal else (gradients, cost)))
+        left = draw_front(axes[0], study, *((seconds, time) if equal else (gradients, cost)))
         if not equal and stored.processes(study) == 1:
-            draw_front(axes[1], study, seconds, time)
+            right = draw_front(axes[1], study, seconds, time)
         elif not equal and last != main_attack(study):  # seconds would say little
-            draw_front(axes[1], study, gradients, cost, attack=last)
+            right = draw_front(axes[1], study, gradients, cost, attack=last)
         else:
-            draw_front(axes[1], study, clean, "clean accuracy (%)", LEAST_POINTS)
+            right = draw_front(axes[1], study, clean, "clean accuracy (%)", LEAST_POINTS)
         if axes[1].get_ylabel() == axes[0].get_ylabel():
             axes[1].set_ylabel("")
         if rows == 1:
@@ -54,6 +57,9 @@ def draw(study: str, file: Path) -> None:
             draw_epochs(axes[2], study)
             axes[3].axis("off")
             axes[3].legend(*axes[0].get_legend_handles_labels(), frameon=False, loc="center left")
+        axes[0].figure.draw_without_rendering()  # places the axes
+        left()
+        right()
 
 
 def device(study: str) -> str:
@@ -70,10 +76,11 @@ def draw_front(
     name: str,
     least: float | None = None,
     attack: str | None = None,
-) -> None:
+) -> Callable[[], None]:
     """Seeds as small marks, their means as large ones; a line joins the constants, unless they take
     the same time. A single seed beside arms of several stays small. Collapsed seeds are left out,
-    and the mean of the others is hollow. The horizontal axis is at least `least` wide."""
+    and the mean of the others is hollow. The horizontal axis is at least `least` wide. Returns what
+    writes the names of the constants, once the axes have their place."""
     if least is None:
         least = LEAST_COST * max(costs.values())
     own, attack = STUDIES[study], attack or main_attack(study)
@@ -108,7 +115,7 @@ def draw_front(
     if len(set(names.values())) < len(names):
         names = {title: own.labels[title].replace(", ", "\n") for title in names}
     marks = {t: [(places[t], value) for value in (*points[t], means[t])] for t in shown}
-    write_names(ax, names, marks)
+    return partial(write_names, ax, names, marks)
 
 
 def write_names(
@@ -116,8 +123,10 @@ def write_names(
 ) -> None:
     """Each name at its arm's marks, within the axes, where it covers no mark, no line and no other
     name: below, above, right or left; otherwise further and further below."""
-    ax.figure.draw_without_rendering()  # places the axes
-    taken = [Bbox.from_extents(x - 5, y - 5, x + 5, y + 5) for x, y in pixels(ax, marks)]
+    at = ax.transData.transform([place for places in marks.values() for place in places])
+    taken = [Bbox.from_extents(*(place - MARK), *(place + MARK)) for place in at]
+    drawn = [line for line in ax.get_lines() if line.get_linestyle() != "None"]
+    lines = [ax.transData.transform_path(line.get_path()) for line in drawn]
     for title, name in names.items():
         low, high = min(marks[title], key=itemgetter(1)), max(marks[title], key=itemgetter(1))
         middle = (low[0], statistics.mean(y for _, y in marks[title]))
@@ -126,7 +135,7 @@ def write_names(
             (high, (0, 6), "center", "bottom"),
             (middle, (8, 0), "left", "center"),
             (middle, (-8, 0), "right", "center"),
-            *((low, (x, -6 * i), "center", "top") for i in range(1, 20) for x in (0, -20, 20)),
+            *((low, (x, -6 * i), "center", "top") for i in range(1, 20) for x in (-20, 0, 20)),
         ]
         for place, offset, ha, va in tries:
             text = ax.annotate(
@@ -140,24 +149,14 @@ def write_names(
                 color=GREY,
             )
             box = text.get_window_extent()
-            inside = ax.bbox.x0 <= box.x0 and box.x1 <= ax.bbox.x1
-            if inside and not box.count_overlaps(taken):
+            inside = ax.bbox.contains(box.x0, box.y0) and ax.bbox.contains(box.x1, box.y1)
+            crossed = any(line.intersects_bbox(box, filled=False) for line in lines)
+            if inside and not crossed and not box.count_overlaps(taken):
                 break
             text.remove()
         else:
             raise ValueError(f"no room for the name {name!r}")
         taken.append(box)
-
-
-def pixels(ax: Any, marks: dict[str, list[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """Where the marks are on the picture, and points along the lines."""
-    at = [place for places in marks.values() for place in places]
-    for line in ax.get_lines():
-        if line.get_linestyle() != "None":
-            ends = list(zip(*line.get_data(), strict=True))
-            for (x, y), (u, v) in pairwise(ends):
-                at += [(x + i / 20 * (u - x), y + i / 20 * (v - y)) for i in range(21)]
-    return [tuple(place) for place in ax.transData.transform(at)]
 
 
 def beside(cost: float, shift: float, taken: list[float]) -> float:

@@ -100,7 +100,8 @@ def equal_cost() -> str:
             lost += lost_seeds(*found)
         gain = difference(*found, claim["attack"])
         if kept is answers and gain and gain.high < 0:
-            worse.append(f"{SHORT[found[0]]}: {test_name(*found)}, {gain}")
+            name = SHORT.get(found[0], f"`{found[0]}`")
+            worse.append(f"{name}: {test_name(*found)}, {gain}")
     head = [
         "recipe",
         "annealed",

@@ -145,16 +145,24 @@ def test_names_of_constants_cover_no_mark_and_no_other_name(
         for seed in range(3):
             result = {**RESULT, "n": 100, "accuracy": accuracy + seed / 100}
             write_run(small / f"{title}-seed{seed}", [{}], evaluation={"pgd-20": result})
-    with picture(small / "s.svg", 2, (6, 3)) as axes:
-        draw_front(axes[0], "small", {"k1": 2.99, "k2": 3.0, "rising": 3.0}, "cost")
-        names = {text.get_text(): text.get_window_extent() for text in axes[0].texts}
-        lines = [line for line in axes[0].get_lines() if line.get_marker() != "None"]
-        marks = [axes[0].transData.transform(xy) for line in lines for xy in line.get_xydata()]
+    with picture(small / "s.svg", 2, (6, 3)) as (ax, _):
+        write = draw_front(ax, "small", {"k1": 2.99, "k2": 3.0, "rising": 3.0}, "cost")
+        ax.figure.draw_without_rendering()
+        write()
+        names = {text.get_text(): text.get_window_extent() for text in ax.texts}
+        marks = [line for line in ax.get_lines() if line.get_marker() != "None"]
+        marked = [ax.transData.transform(xy) for line in marks for xy in line.get_xydata()]
+        (front,) = (line for line in ax.get_lines() if line.get_marker() == "None")
+        line = ax.transData.transform_path(front.get_path())
     first, second = names.pop("constant 1"), names.pop("constant 2 (PGD-2)")
     assert not names
     assert not first.overlaps(second)
-    assert not any(box.contains(*mark) for box in (first, second) for mark in marks)
-    assert second.x1 <= axes[0].bbox.x1
+    for box in (first, second):
+        around = box.padded(3)
+        assert not any(around.contains(*mark) for mark in marked)
+        assert not line.intersects_bbox(box, filled=False)
+        assert ax.bbox.contains(*box.min)
+        assert ax.bbox.contains(*box.max)
 
 
 @pytest.mark.parametrize(
