@@ -52,7 +52,7 @@ SHORT = {
     "mnist5k-equal-cost": "5,000 digits, CPU",
     "mnist5k-again": "5,000 digits, CPU",
     "mnist5k-order": "5,000 digits, CPU",
-    "mnist5k-autoattack": "5,000 digits, CPU",
+    "mnist5k-autoattack": "5,000 digits",
     "tiny-equal-cost": "Tiny-ImageNet, 40 classes",
 }
 """The recipes of the studies, as the README's table names them, with seconds where these are what
