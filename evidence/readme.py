@@ -58,8 +58,8 @@ SHORT = {
 """The recipes of the studies, as the README's table names them, with seconds where these are what
 is equal."""
 STRICT = "autoattack"
-UNDER = {"cw-pgd-20": "CW-PGD-20", STRICT: "AutoAttack"}
-"""Other attacks of the table, where they are known."""
+MARGIN = "CW-PGD-20"
+"""Another attack of the table, where it is known."""
 UNKNOWN = "–"
 RECIPES = {"mnist5k-pgd": "PGD-10", "mnist5k-amata": "Amata 2→10"}
 ATTACKS = ("clean", "pgd-40", "cw-pgd-40")
@@ -94,8 +94,9 @@ def equal_cost() -> str:
         kept = strict if claim["attack"] == STRICT else answers
         kept[arm] = min(answer, kept.get(arm, answer), key=WORST_FIRST.index)
         if claim.get("readme"):
-            under = under_autoattack(claim, *found, margin)
-            rows.append([*equal_row(*found, claim["attack"]), f"{ANSWERS[answer]}{under}"])
+            others = (difference(*found, MARGIN.lower()), under_autoattack(claim, *found, margin))
+            row = equal_row(*found, claim["attack"])
+            rows.append([*row, ANSWERS[answer], *(unbroken(other or UNKNOWN) for other in others)])
             seeds.append(len(stored.summaries(found[0])[found[1].arm]))
             lost += lost_seeds(*found)
         gain = difference(*found, claim["attack"])
@@ -106,11 +107,11 @@ def equal_cost() -> str:
         "recipe",
         "annealed",
         "constant",
-        "gradients",
         "robust %",
         "difference",
-        *UNDER.values(),
         "better?",
+        MARGIN,
+        "AutoAttack",
     ]
     known = [column for column in zip(head, *rows, strict=True) if set(column[1:]) != {UNKNOWN}]
     head, *rows = map(list, zip(*known, strict=True))
@@ -136,10 +137,15 @@ def counted(answers: dict[tuple[str, str], str], harm: str = "") -> str:
 
 def under_autoattack(claim: dict[str, Any], study: str, pair: Test, margin: float) -> str:
     """What AutoAttack says on a claim about another attack, where that is known."""
-    if claim["attack"] == STRICT or difference(study, pair, STRICT) is None:
+    if claim["attack"] == STRICT or (found := difference(study, pair, STRICT)) is None:
         return ""
     same = {**claim, "attack": STRICT, "tests": [[study, pair.arm, pair.against]]}
-    return f"; AutoAttack: {ANSWERS[verdict(same, margin)[0]]}"
+    return f"{found}: {ANSWERS[verdict(same, margin)[0]]}"
+
+
+def unbroken(difference: object) -> str:
+    """On one line, also in a narrow column."""
+    return str(difference).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def seeds_of(counts: list[int]) -> str:
@@ -167,21 +173,17 @@ def lost_seeds(study: str, pair: Test) -> list[str]:
 
 
 def equal_row(study: str, pair: Test, attack: str) -> list[str]:
-    """Of the line of constants the gradient evaluations are the arm's own."""
     own, runs = STUDIES[study], stored.summaries(study)
     found = difference(study, pair, attack)
     assert found is not None
-    arm, other = runs[pair.arm], runs.get(pair.against)
+    arm = runs[pair.arm]
     robust = 100 * stored.mean_accuracy(arm, attack)
-    cost = stored.total_cost(arm)
     return [
         SHORT[study] + (f", {stored.seconds(arm):.0f} s" if own.equal_seconds else ""),
         own.labels[pair.arm].removeprefix("linear "),
         own.labels.get(pair.against, "line").removeprefix("constant "),
-        f"{cost:.0f} / {stored.total_cost(other) if other else cost:.0f}",
         f"{robust:.2f} / {robust - found.mean:.2f}",
-        str(found),
-        *(str(difference(study, pair, name) or UNKNOWN) for name in UNDER),
+        unbroken(found),
     ]
 
 
