@@ -19,6 +19,7 @@ from amata.attacks.fab import fab, project_to_plane
 from amata.attacks.preserve import frozen
 from amata.attacks.square import square
 from amata.attacks.survivors import Found
+from amata.errors import InputError
 from amata.losses import correct
 from amata.threat import L2, Ball, Linf
 
@@ -232,4 +233,7 @@ def test_the_parts_are_attacks_of_their_own(name: str, short_autoattack: None) -
     first, second = (attack(model, x, y, ball=Linf(0.06), seed=s) for s in (1, 1))
     assert torch.equal(first, second)
     assert broken(model, first, y).any()
-    assert [bool(attack.caveats(c)) for c in (3, 4)] == [name == "apgd-t", False]
+    if name == "apgd-t":
+        three = nn.Sequential(model, nn.Linear(10, 3)).eval()
+        with pytest.raises(InputError, match="apgd-t needs a model with 4 classes or more, this"):
+            attack(three, x, y.clamp(max=2), ball=Linf(0.06), seed=1)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import amata
 from amata.errors import InputError
@@ -25,7 +25,10 @@ from amata.export.card import card
 from amata.recipes import load
 from amata.recipes.recorded import describe_object
 from amata.runs import RunFolder
+from amata.runs.files import write_record
 from amata.studies.compare import compare_runs
+from amata.studies.differences import comparability_warnings
+from amata.studies.titles import recipe_titles
 from amata.training.batches import training_batches
 from tests.conftest import ROOT, Called, small_net
 from tests.toy import Notes, StopAt, toy_data, without_times
@@ -344,10 +347,13 @@ import amata
 import torch
 from dataclasses import dataclass
 
+def size():
+    return 0.5
+
 class Base(amata.Method):
     @staticmethod
     def scale():
-        return 0.5
+        return 1 * size()
 
 @dataclass(frozen=True, kw_only=True)
 class Own(Base):
@@ -362,7 +368,8 @@ class Own(Base):
 @pytest.mark.parametrize(
     ("old", "new", "edited"),
     [
-        ("0.5", "0.25", ["Base"]),
+        ("0.5", "0.25", ["size"]),
+        ("1 * size", "2 * size", ["Base"]),
         ("torch.rand_like", "torch.randn_like", ["Own"]),
         ("Trains on noise.", "Trains on random points.", []),
         ("net.apply()", "net.apply()  # once", []),
@@ -393,6 +400,43 @@ def test_edited_code_of_a_users_class_is_noted_when_a_run_is_resumed(
         assert len(RunFolder(tmp_path / "run").epochs()) == (1 if stop == (1, 4) else 3)
         notes = [note for note in listen.notes if "the code of" in note]
         assert [note.split()[3] for note in notes] == [f"own_method.{name}" for name in names]
+    file.write_text(OWN.replace(old, new).replace("clamp(0, 1)", "clamp(0, 0.5)"))
+    listen, own = Notes(), {"method": method(), "schedule": SCHEDULE}
+    amata.fit(small_net(), toy_data(), resume=tmp_path / "run", progress=listen, **own)
+    assert "finished already" in listen.notes[0]
+    assert "its result is of the old code" in listen.notes[1]
+    assert len(listen.notes) == 2
+
+
+def test_runs_of_edited_code_are_compared_with_each_other(tmp_path: Path) -> None:
+    runs = [tmp_path / name / "run" for name in ("before", "after")]
+    for run in runs:
+        amata.fit(small_net(), toy_data(), run=run, **QUICK)
+    opened = [RunFolder.open(run) for run in runs]
+    with pytest.raises(InputError, match="the same recipe with the same seed"):
+        recipe_titles(opened)
+    for run, code in zip(runs, ("1a", "2b"), strict=True):
+        known = RunFolder(run).environments()[-1]
+        write_record(run / "env.json", {**known, "code": {"mine.Own": code}, "earlier": []})
+    assert recipe_titles(opened) == ["run (code.mine.Own=1a)", "run (code.mine.Own=2b)"]
+    assert "the runs have different code of mine.Own" in comparability_warnings(opened)
+
+
+def test_a_shuffled_loader_is_noted_when_a_run_is_resumed_within_an_epoch(tmp_path: Path) -> None:
+    data = TensorDataset(torch.rand(64, 1, 6, 6), torch.arange(64) % 4)
+
+    def notes(shuffle: bool, at: tuple[int, int]) -> list[str]:
+        folder = tmp_path / f"{shuffle}-{at}"
+        given = {k: QUICK[k] for k in ("method", "schedule", "optim", "epochs", "device")}
+        loader = DataLoader(data, batch_size=16, shuffle=shuffle)
+        with pytest.raises(amata.Interrupted):
+            amata.fit(small_net(), loader, run=folder, progress=StopAt(*at), **given)
+        listen = Notes()
+        amata.fit(small_net(), loader, resume=folder, progress=listen)
+        return [note for note in listen.notes if "some images come again" in note]
+
+    assert [len(notes(True, at)) for at in ((1, 2), (1, 4))] == [1, 0]
+    assert not notes(False, (1, 2))
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,13 @@ def _run(
         x_adv, robust = x.clone(), correct(own, y)
         ranked = z.argsort(1, descending=True)[:, 1 : 1 + min(MAX_TARGETS, classes - 1)]
         for name in plan.parts:
-            if classes < _MIN_CLASSES.get(name, 2):
-                continue  # its loss compares more logits
+            if classes < (fewest := _MIN_CLASSES.get(name, 2)):
+                if len(plan.parts) > 1:
+                    continue  # its loss compares more logits
+                raise InputError(
+                    f"{name} needs a model with {fewest} classes or more, this one has {classes}; "
+                    "leave it out, as autoattack does"
+                )
             left = robust.nonzero().squeeze(1)
             starts(name, len(left))
             if len(left) == 0:
@@ -210,8 +215,3 @@ class AutoAttackPart(Attack):
 
     def in_batches(self, size: int) -> Attack:
         return replace(self, batch=size)
-
-    def caveats(self, classes: int) -> list[str]:
-        if classes >= _MIN_CLASSES.get(self.part, 2):
-            return []
-        return [f"{self.part} did not run: its loss compares four logits, the model has {classes}"]

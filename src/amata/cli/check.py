@@ -73,8 +73,13 @@ def refuse_unusable(check: Check, *, skip_bad: bool) -> None:
     """The error of a folder that cannot be trained on, after its report."""
     reasons = [f"{n} problems"] if (n := len(check.problems)) > 1 else list(check.problems)
     if check.bad and not skip_bad:
-        files = "1 file" if len(check.bad) == 1 else f"{len(check.bad)} files"
-        reasons.append(f"{files} cannot be used: remove them, or pass --skip-bad")
+        n = len(check.bad)
+        files = (
+            "1 file cannot be used: remove it"
+            if n == 1
+            else f"{n} files cannot be used: remove them"
+        )
+        reasons.append(f"{files}, or pass --skip-bad")
     if reasons:
         raise InputError(f"{check.layout.root} cannot be trained on: {'; '.join(reasons)}")
 

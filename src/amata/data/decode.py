@@ -39,8 +39,8 @@ def opened(
         if isinstance(source, Path) and source.is_file() and source.stat().st_size == 0:
             reason = "it has 0 bytes"
         raise InputError(
-            f"{where} is not a readable image ({reason or type(error).__name__}); remove it or "
-            "restore it from the archive"
+            f"{where} is not a readable image ({reason or type(error).__name__}); remove or "
+            "replace it"
         ) from None
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import RandomSampler
 
 from amata.batch import Batch
 from amata.data.convert import scaled, to_batch
@@ -33,6 +34,8 @@ class Stream:
         """Whether it is an iterator: its batches come only once."""
         self._taken = 0
         """Batches that an iterator has given so far."""
+        self.shuffled = isinstance(getattr(batches, "sampler", None), RandomSampler)
+        """Whether it is a DataLoader that draws a new order for every epoch."""
 
     def __len__(self) -> int:
         if self.length is not None:

@@ -131,8 +131,8 @@ def _find(text: str, folder: Path) -> Source:
         path = folder / os.path.expanduser(text)
         if (path / "recipe.toml").is_file():
             raise InputError(
-                f"{path} is a run folder: resume it with `amata train --resume {quoted(path)}`, or "
-                f"use its recipe {path}/recipe.toml"
+                f"{path} is a run folder: resume it with `amata train --resume {quoted(path)}`, "
+                f"compare it with `amata report`, or use its recipe {path}/recipe.toml"
             )
         if not path.is_file():
             raise InputError(f"no recipe file {path}; `amata recipes` lists the built-in ones")

@@ -1,5 +1,5 @@
-"""The code of a user's classes, as a hash per class, so that an edit between two starts of a run is
-noticed."""
+"""The code of a user's classes and functions, as a hash of each, so that an edit between two starts
+of a run is noticed."""
 
 import ast
 import hashlib
@@ -9,7 +9,7 @@ import sysconfig
 import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 STANDARD = sysconfig.get_path("stdlib")
@@ -17,16 +17,29 @@ INSTALLED = {"site-packages", "dist-packages"}
 
 
 def code_of(objects: Iterable[object]) -> dict[str, str]:
-    """Of each class of these objects, and of its bases, that is no installed package's: the hash of
-    its functions, without comments and docstrings. What has no source, such as a class typed into a
-    shell, is left out."""
-    kinds = dict.fromkeys(kind for value in objects for kind in _kinds(value))
-    found = {}
-    for kind in kinds:
-        if _is_own(kind) and (text := _text(kind)):
+    """Of each class of these objects, of its bases, and of the functions and classes that their
+    code names, unless an installed package has them: the hash of the code, without comments and
+    docstrings. What has no source, such as a class typed into a shell, is left out."""
+    found: dict[str, str] = {}
+    todo: list[Any] = [kind for value in objects for kind in (*type(value).__mro__, *_given(value))]
+    seen: set[Any] = set()
+    while todo:
+        kind = todo.pop()
+        if kind in seen or not _is_own(kind):
+            continue
+        seen.add(kind)
+        functions = list(_functions(kind))
+        todo += [named for function in functions for named in _named(function)]
+        if text := "\n".join(filter(None, map(_text, functions))):
             name = f"{kind.__module__}.{kind.__qualname__}"
             found[name] = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return found
+    return dict(sorted(found.items()))
+
+
+def _given(value: object) -> list[FunctionType]:
+    """The object itself if it is a function, or the functions that it was given."""
+    own = [value, *getattr(value, "__dict__", {}).values()]
+    return [each for each in own if isinstance(each, FunctionType)]
 
 
 def _is_own(kind: Any) -> bool:
@@ -36,21 +49,6 @@ def _is_own(kind: Any) -> bool:
     return not (file.startswith(STANDARD) or INSTALLED & {*Path(file).parts})
 
 
-def _kinds(value: Any) -> tuple[Any, ...]:
-    return (value,) if isinstance(value, FunctionType) else type(value).__mro__
-
-
-def _text(kind: Any) -> str:
-    sources = []
-    for function in _functions(kind):
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-        except (OSError, TypeError, SyntaxError):  # a lambda's lines need not be a statement
-            continue
-        sources.append(ast.unparse(_without_docstrings(tree)))
-    return "\n".join(sources)
-
-
 def _functions(kind: Any) -> Iterator[FunctionType]:
     for value in [kind] if isinstance(kind, FunctionType) else vars(kind).values():
         plain = getattr(value, "fget", getattr(value, "__func__", value))
@@ -58,8 +56,22 @@ def _functions(kind: Any) -> Iterator[FunctionType]:
             yield inspect.unwrap(plain)
 
 
-def _without_docstrings(tree: ast.Module) -> ast.Module:
+def _named(function: FunctionType) -> Iterator[Any]:
+    """The functions and classes among the global names in a function's code."""
+    codes: list[CodeType] = [function.__code__]
+    for code in codes:
+        codes += [const for const in code.co_consts if isinstance(const, CodeType)]
+        for name in code.co_names:
+            if isinstance(value := function.__globals__.get(name), FunctionType | type):
+                yield value
+
+
+def _text(function: FunctionType) -> str:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):  # a lambda's lines need not be a statement
+        return ""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
-    return tree
+    return ast.unparse(tree)

@@ -51,7 +51,8 @@ def differences(before: Environment, now: Environment) -> list[str]:
     return [
         *(notes if changed else []),
         *(
-            f"the code of {name} has changed since this run was started: its result is of both"
+            f"the code of {name} has changed since this run was started: its result is of the old "
+            "and the new code"
             for name in edited
         ),
     ]

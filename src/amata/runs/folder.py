@@ -195,6 +195,16 @@ class RunFolder:
         write_record(self.path / "env.json", {**now, "earlier": earlier})
         return differences(earlier[-1], now) if earlier else []
 
+    def edited(self, code: dict[str, str]) -> list[str]:
+        """What is to be said of a finished run if the user's code is another now."""
+        known = self.environments()[-1].get("code", {})
+        return [
+            f"the code of {name} has changed since {self.path} was trained: its result is of the "
+            "old code; choose another name or folder for the new one"
+            for name in code
+            if known.get(name, code[name]) != code[name]
+        ]
+
     def record_split(self, seed: int, record: dict[str, Any]) -> None:
         """Record what is known of the data, such as the samples that are held out; a resumed run
         must find the same ones."""

@@ -92,13 +92,22 @@ def comparability_warnings(opened: Sequence[tuple[RunFolder, Recipe]]) -> list[s
     first = opened[0][1]
     shared = {
         "threats, so their robust accuracies are not comparable": lambda r: r.tables["threat"],
-        "training or test images": which_images,
         "evaluations": lambda r: r.tables["eval"],
         "validation, so curves and target are not comparable": lambda r: (
             r.train.valid_attack,
             r.train.valid_every,
         ),
     }
+    images = [which_images(recipe) for _, recipe in opened]
+    if any(own != images[0] for own in images):
+        every = [{k: own[k] for k in own if own[k] is not None} for own in images]
+        both = set.intersection(*map(set, every))
+        told = any(own[k] != every[0][k] for own in every for k in both)
+        found.append(
+            "the runs have different training or test images"
+            if told
+            else "it is not known whether the runs have the same training and test images"
+        )
     found += [
         f"the runs have different {what}"
         for what, part in shared.items()

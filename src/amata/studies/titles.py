@@ -15,12 +15,14 @@ LONGEST = 24
 
 
 def recipe_titles(opened: Sequence[tuple[RunFolder, Recipe]]) -> list[str]:
-    """The title of each run's recipe. Runs that differ only in the seed share one."""
+    """The title of each run's recipe. Runs that differ only in the seed share one; runs whose code
+    the user has edited in between do not."""
     seen: dict[tuple[str, int], str] = {}
     by_name: dict[str, dict[str, dict[str, Any]]] = {}
     keys = []
     for run, recipe in opened:
-        tables = recipe.deciding()
+        code = run.environments()[-1].get("code") if (run.path / "env.json").exists() else None
+        tables = recipe.deciding() | ({"code": code} if code else {})
         key = json.dumps(
             {**tables, "train": {k: v for k, v in tables["train"].items() if k != "seed"}},
             sort_keys=True,

@@ -21,6 +21,7 @@ from amata.recipes import Recipe, recorded
 from amata.recipes.schema import PythonData
 from amata.reporter import Reporter
 from amata.runs import RunFolder, resume_call
+from amata.runs.code import code_of
 from amata.schedules import planned_controls
 from amata.training.ahead import compile_ahead
 from amata.training.batches import Expected, training_batches
@@ -110,6 +111,9 @@ def resume(
         recipe = whole
     if run.finished:
         reporter.note(f"{path} is finished already")
+        if own is not None:
+            for note in run.edited(code_of([recipe.method.base, recipe.schedule])):
+                reporter.note(note)
         return run
     if made and own is None:
         raise InputError(

@@ -22,6 +22,7 @@ from amata.recipes.length import stretched
 from amata.recipes.schema import Eval, Optim, PythonData, Train
 from amata.reporter import Reporter
 from amata.runs import RunFolder, resume_call
+from amata.runs.code import code_of
 from amata.schedules import AnySchedule, Constant, closed_loop
 from amata.threat import BALLS, check_ball
 from amata.training.batches import training_batches
@@ -165,6 +166,11 @@ def fit(
     if folder is not None and base is not None:
         check_same(chosen, base, folder)
         if folder.finished:
+            reporter.note(f"{folder.path} is finished already")
+            for note in folder.edited(
+                code_of([chosen.method.base, chosen.schedule, *model.modules()])
+            ):
+                reporter.note(note)
             return _finished(folder, model)
     elif run is not None:
         path = Path(run).expanduser()

@@ -253,6 +253,13 @@ class _Loop:
         if loaded is not None:
             done = state.epoch == self.recipe.train.epochs
             self.reporter.note("resumed after the last epoch" if done else f"resumed at {state}")
+            batches = self.trainer.batches
+            if getattr(batches, "shuffled", False) and 0 < state.batch < len(batches):
+                self.reporter.note(
+                    f"the DataLoader draws a new order: in the rest of epoch {state.epoch + 1} "
+                    "some images come again and others not at all; pass its dataset to resume "
+                    "exactly"
+                )
 
     def _checkpoint_at(self, epoch: int | None, note: Callable[[str], None]) -> Snapshot | None:
         """The newest checkpoint, or the one at the start of `epoch`; None if there is none. Rank 0
@@ -467,7 +474,9 @@ class _Loop:
     def _stop(self) -> None:
         number = self.interrupt.number or signal.SIGTERM  # or another process was interrupted
         if not self.saver.recorded:
-            raise Interrupted("interrupted; nothing was saved: fit() had no run folder", number)
+            raise Interrupted(
+                "interrupted; nothing was saved: with run=FOLDER, fit() can be resumed", number
+            )
         self.saver.checkpoint(now=True, start=self._epoch_start())
         if self.run is None:
             raise Interrupted("interrupted together with rank 0", number)

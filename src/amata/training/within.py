@@ -124,7 +124,10 @@ def in_lines(plan: TimePlan, evaluation: float | None) -> list[str]:
         timed,
     ]
     if plan.seconds < 0.95 * plan.within:
-        lines.append("the rest of the time is not used: docs/time.md says why")
+        lines.append(
+            "the rest of the time is not used: another epoch does not fit, and K is as high as the "
+            "rule lets it be"
+        )
     if evaluation is not None:
         lines.append(f"the final evaluation comes after that: about {evaluation:.0f} s")
     else:
