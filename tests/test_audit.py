@@ -207,6 +207,7 @@ def test_the_command_takes_any_network(amata: Callable[..., Called], tmp_path: P
     sizes = ["--set", "data.resize=28", "--set", "data.crop=28", "--set", "train.device=cpu"]
     done = amata(*own, *sizes, "--eps", "8/255", "--attacks", "fgsm")
     assert (done.code, "weakest class: " in done.out) == (0, True), done.err
+    assert "the model gets images of 3 × 28 × 28: data.resize, data.crop" in done.err
     for arguments, message in (
         ((*call, "--eps", "8/255", *short, "--out", str(out)), "exists already"),
         (call, "has no recipe: add --eps"),

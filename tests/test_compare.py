@@ -778,6 +778,11 @@ def test_the_lead_of_two_recipes_is_one_sentence(accuracy: float, words: str) ->
     assert "training time" not in headline({**result, "times_comparable": False})
 
 
+def test_the_lead_of_two_recipes_that_did_not_learn_names_no_winner() -> None:
+    result = lead_result(lead_row("first", pgd40=0.0), lead_row("second", pgd40=0.0004))
+    assert headline(result) == "Neither first nor second is robust: both have 0.0%."
+
+
 @pytest.mark.parametrize(
     ("rows", "attack"),
     [

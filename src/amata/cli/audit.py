@@ -75,6 +75,9 @@ def audit(
         named = ":" in model or model.startswith("timm/")
         if named and not URL.match(model) and not Path(model).exists():
             net, loaded, images = _foreign(model, data, overrides + _folder(data))
+            if _folder(data):
+                size = " × ".join(map(str, images.shape))
+                reporter.note(f"the model gets images of {size}: data.resize, data.crop")
         else:
             from amata.training.loaded import load_trained
 

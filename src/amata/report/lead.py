@@ -39,9 +39,12 @@ def _alone(row: Row, shared: dict[str, Any] | None) -> str:
 
 
 def _against(row: Row, baseline: Row, result: dict[str, Any]) -> str:
-    a, gap = row["accuracies"][result["shared"]["attack"]], row["difference"]
+    attack = result["shared"]["attack"]
+    a, gap = row["accuracies"][attack], row["difference"]
     points = round(100 * gap["accuracy"], 1)
     reference = for_html(baseline["recipe"])
+    if not round(100 * max(a["accuracy"], baseline["accuracies"][attack]["accuracy"]), 1):
+        return f"Neither {reference} nor {for_html(row['recipe'])} is robust: both have 0.0%."
     place = f"{abs(points)} points {'above' if points > 0 else 'below'}" if points else "equal to"
     place = f"<b>{place}</b>" if significant(gap) else place
     cost = f"with {row['cost_ratio']:.2f} times the gradient evaluations"

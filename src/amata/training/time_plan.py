@@ -217,7 +217,8 @@ def too_short(within: float, prices: Prices, steps: float, rule: TimeRule) -> In
     least = math.ceil((prices.spent + prices.total([steps]) + prices.end) / rule.aim)
     return InputError(
         f"--within {in_time(within)} is too short: one epoch with K = {steps:g} ends after about "
-        f"{in_time(least)}; give at least that, or fewer images (data.limit)"
+        f"{in_time(least)}; give at least that, or fewer images (data.limit). Other work on this "
+        "machine makes it longer"
     )
 
 
