@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from amata import PGD, Constant, Linf, fit, load, recipes
+from amata.errors import InputError
 from amata.export import Trained, export
 from amata.export.card import card
 from amata.export.robustbench import claim, write_robustbench
@@ -216,6 +217,8 @@ def test_onnx_gives_the_same_logits(run: Path, tmp_path: Path, amata: Any) -> No
     for n in (1, 5, 24):  # the number of images is free
         (found,) = session.run(None, {"images": x[:n].numpy()})
         assert np.abs(found - z[:n].numpy()).max() < 1e-4
+    with pytest.raises(InputError, match="model.onnx is for ONNX Runtime; pass the run folder"):
+        load(tmp_path / "onnx" / "model.onnx")
 
 
 def test_bad_exports_are_one_line(run: Path, tmp_path: Path, amata: Any) -> None:

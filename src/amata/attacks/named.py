@@ -10,7 +10,7 @@ from amata.attacks.clean import Clean
 from amata.attacks.fast_gradient_sign import FGSM
 from amata.attacks.margin_pgd import MarginPGD
 from amata.attacks.projected_gradient_descent import PGD
-from amata.errors import InputError, unknown
+from amata.errors import InputError, shorten, unknown
 
 ATTACKS: tuple[type[Attack], ...] = (
     Clean,
@@ -32,9 +32,14 @@ def parse_attack(text: str, *, step_size: float | None = None, c: float = 1.0) -
     if not isinstance(text, str):
         raise InputError(f"attack = {text!r} must be a name, such as 'pgd-20'")
     name = text.strip()
-    if match := re.fullmatch(r"([^@]+)@([1-9]\d{0,8})", name):
-        attack = parse_attack(match[1], step_size=step_size, c=c)
-        return replace(attack, name=name, limit=int(match[2]))
+    base, at, limit = name.partition("@")
+    if at:
+        if not re.fullmatch(r"[1-9]\d{0,8}", limit):
+            raise InputError(
+                f"attack {shorten(name, 60)!r}: after @ comes a number of images, as in pgd-20@1000"
+            )
+        attack = parse_attack(base, step_size=step_size, c=c)
+        return replace(attack, name=name, limit=int(limit))
     for kind in ATTACKS:
         if parsed := kind.parse(name, {"step_size": step_size, "c": c}):
             return parsed

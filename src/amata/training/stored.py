@@ -56,6 +56,10 @@ class Stored:
             source, weights, about = path / "config.json", *_exported(path)
             original = _recipe_in(about, source)
         elif path.is_file():
+            if path.suffix == ".onnx":
+                raise InputError(
+                    f"{path} is for ONNX Runtime; pass the run folder or the safetensors export"
+                )
             source, weights, about = path, path, _described(path)
             given = None if recipe is None else recipes.load(recipe, overrides)
             original = given or _recipe_in(about, path)
