@@ -61,8 +61,8 @@ def init(
     crop, network = suggestion.crop, suggestion.network
     console.print()
     console.print(
-        f"wrote   {out}: {network.about}, {crop} x {crop} pixels, batches of {suggestion.batch}, "
-        f"eps {suggestion.eps}",
+        f"wrote   {out}: {network.name} ({network.about}), {crop} x {crop} pixels, "
+        f"batches of {suggestion.batch}, eps {suggestion.eps}",
         soft_wrap=True,
     )
     needed = in_words(estimate(recipe))
