@@ -43,9 +43,10 @@ def _given(value: object) -> list[FunctionType]:
 
 
 def _is_own(kind: Any) -> bool:
-    if kind.__module__.partition(".")[0] == "amata":  # which may be a checkout
+    module = kind.__module__ or ""  # None of a function that was made by exec
+    if module.partition(".")[0] == "amata":  # which may be a checkout
         return False
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
     return not (file.startswith(STANDARD) or INSTALLED & {*Path(file).parts})
 
 
@@ -53,7 +54,8 @@ def _functions(kind: Any) -> Iterator[FunctionType]:
     for value in [kind] if isinstance(kind, FunctionType) else vars(kind).values():
         plain = getattr(value, "fget", getattr(value, "__func__", value))
         if isinstance(plain, FunctionType):
-            yield inspect.unwrap(plain)
+            inner = inspect.unwrap(plain)
+            yield inner if isinstance(inner, FunctionType) else plain
 
 
 def _named(function: FunctionType) -> Iterator[Any]:
