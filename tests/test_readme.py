@@ -57,7 +57,7 @@ def test_its_python_runs(code: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_python_of_the_page_from_python_runs() -> None:
+def test_the_python_of_the_page_from_python_runs(tmp_path: Path) -> None:
     """In one process: its first block is shared by the others. Each of them alone runs with it."""
     first, *others = re.findall(r"```python\n(.*?)```", PYTHON, re.S)
     alone = [
@@ -68,7 +68,7 @@ def test_the_python_of_the_page_from_python_runs() -> None:
         ),
     ]
     ran = subprocess.run(
-        [sys.executable, "-c", "\n".join(alone)], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-c", "\n".join(alone)], cwd=tmp_path, capture_output=True, text=True
     )
     assert ran.returncode == 0, ran.stderr
     for said in ("Result(accuracy=", "did you mean 'epochs'", "lr -1: SGD(): lr: input should be"):
