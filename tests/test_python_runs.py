@@ -406,6 +406,28 @@ def test_edited_code_of_a_users_class_is_noted_when_a_run_is_resumed(
     assert "finished already" in listen.notes[0]
     assert "its result is of the old code" in listen.notes[1]
     assert len(listen.notes) == 2
+    (tmp_path / "run" / "env.json").unlink()
+    listen = Notes()
+    amata.fit(small_net(), toy_data(), resume=tmp_path / "run", progress=listen, **own)
+    assert len(listen.notes) == 1
+
+
+def test_it_is_told_if_nothing_is_known_of_the_images_of_a_run(tmp_path: Path) -> None:
+    x, y = toy_data()
+    given: dict[str, Any] = {
+        "tensors": (x, y),
+        "loader": DataLoader(TensorDataset(x, y), batch_size=16),
+        "others": toy_data(48),
+    }
+    runs, settings = {}, {k: v for k, v in QUICK.items() if k != "batch_size"}
+    for name, data in given.items():
+        amata.fit(small_net(), data, run=tmp_path / name, **settings)
+        runs[name] = RunFolder.open(tmp_path / name)
+    unknown = "it is not known whether the runs have the same training and test images"
+    assert unknown in comparability_warnings([runs["tensors"], runs["loader"]])
+    told = comparability_warnings([runs["tensors"], runs["others"]])
+    assert "the runs have different training or test images" in told
+    assert unknown not in told
 
 
 def test_runs_of_edited_code_are_compared_with_each_other(tmp_path: Path) -> None:
@@ -688,6 +710,14 @@ def test_train_runs_and_resumes_a_recipe_with_own_objects(tmp_path: Path) -> Non
     resumed = amata.train(own, resume=run, progress=False)
     with pytest.raises(InputError, match=r"method.fields = .*; resume with the same"):
         amata.train(stronger, resume=run)
+    known = resumed.environments()[-1]
+    assert list(known["code"]) == [f"{__name__}.Noise", f"{__name__}.halved"]
+    code = {**known["code"], f"{__name__}.halved": "that of before"}
+    write_record(run / "env.json", {**known, "code": code, "earlier": []})
+    listen = Notes()
+    amata.train(own, resume=run, progress=listen)
+    assert "finished already" in listen.notes[0]
+    assert f"the code of {__name__}.halved has changed since" in listen.notes[1]
     whole = amata.train(own, tmp_path / "whole", progress=False, train={"seed": 4})
     assert [without_times(row) for row in resumed.epochs()] == [
         without_times(row) for row in whole.epochs()

@@ -74,8 +74,9 @@ def audit(
     with ConsoleReporter() as reporter:
         named = ":" in model or model.startswith("timm/")
         if named and not URL.match(model) and not Path(model).exists():
-            net, loaded, images = _foreign(model, data, overrides + _folder(data))
-            if _folder(data):
+            folder = _folder(data)
+            net, loaded, images = _foreign(model, data, overrides + folder)
+            if folder:
                 size = " × ".join(map(str, images.shape))
                 reporter.note(f"the model gets images of {size}: data.resize, data.crop")
         else:

@@ -7,7 +7,7 @@ import inspect
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -34,6 +34,12 @@ def code_of(objects: Iterable[object]) -> dict[str, str]:
             name = f"{kind.__module__}.{kind.__qualname__}"
             found[name] = hashlib.sha256(text.encode()).hexdigest()[:16]
     return dict(sorted(found.items()))
+
+
+def different_code(records: Sequence[dict[str, str]]) -> list[str]:
+    """What several of these have, with different code."""
+    names = dict.fromkeys(name for record in records for name in record)
+    return [n for n in names if len({record[n] for record in records if n in record}) > 1]
 
 
 def _given(value: object) -> list[FunctionType]:

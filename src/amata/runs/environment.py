@@ -4,13 +4,13 @@ import contextlib
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
+from amata.runs.code import different_code
 from amata.runs.records import Environment
 
 PACKAGES = ("amata", "torch", "numpy", "safetensors", "pydantic")
@@ -47,22 +47,12 @@ def differences(before: Environment, now: Environment) -> list[str]:
     known = facts[0]
     changed = [f"{k} {v}, before {known[k]}" for k, v in facts[1].items() if known.get(k, v) != v]
     notes = [f"resumed with {'; '.join(changed)}: the last bits of the result may differ"]
-    edited = different_code([before, now])
-    return [
-        *(notes if changed else []),
-        *(
-            f"the code of {name} has changed since this run was started: its result is of the old "
-            "and the new code"
-            for name in edited
-        ),
+    edited = [
+        f"the code of {name} has changed since this run was started: its result is of the old and "
+        "the new code"
+        for name in different_code([before.get("code", {}), now.get("code", {})])
     ]
-
-
-def different_code(environments: Sequence[Environment]) -> list[str]:
-    """The classes of which these have different code."""
-    code = [env.get("code", {}) for env in environments]
-    names = dict.fromkeys(name for found in code for name in found)
-    return [name for name in names if len({found[name] for found in code if name in found}) > 1]
+    return [*(notes if changed else []), *edited]
 
 
 @cache

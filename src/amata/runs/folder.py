@@ -19,6 +19,7 @@ from amata.metrics import EpochRow, Event, Row, is_event
 from amata.recipes import Recipe, recorded
 from amata.recipes.schema import PythonData
 from amata.runs.checkpoint import best_file
+from amata.runs.code import different_code
 from amata.runs.environment import differences, environment
 from amata.runs.files import (
     append_line,
@@ -197,13 +198,16 @@ class RunFolder:
 
     def edited(self, code: dict[str, str]) -> list[str]:
         """What is to be said of a finished run if the user's code is another now."""
-        known = self.environments()[-1].get("code", {})
         return [
             f"the code of {name} has changed since {self.path} was trained: its result is of the "
             "old code; choose another name or folder for the new one"
-            for name in code
-            if known.get(name, code[name]) != code[name]
+            for name in different_code([self.code(), code])
         ]
+
+    def code(self) -> dict[str, str]:
+        """The code of the user's classes when the run was last started, as far as it is known."""
+        known = (self.path / "env.json").exists()
+        return self.environments()[-1].get("code", {}) if known else {}
 
     def record_split(self, seed: int, record: dict[str, Any]) -> None:
         """Record what is known of the data, such as the samples that are held out; a resumed run

@@ -6,7 +6,7 @@ from typing import Any
 from amata.errors import InputError
 from amata.recipes import Recipe
 from amata.runs import RunFolder
-from amata.runs.environment import different_code
+from amata.runs.code import different_code
 
 NEUTRAL = frozenset(
     {
@@ -88,7 +88,8 @@ def comparability_warnings(opened: Sequence[tuple[RunFolder, Recipe]]) -> list[s
             f"the runs have different {' and '.join(different)}: compare gradient evaluations, not "
             "seconds"
         )
-    found += [f"the runs have different code of {name}" for name in different_code(environments)]
+    code = [env.get("code", {}) for env in environments]
+    found += [f"the runs have different code of {name}" for name in different_code(code)]
     first = opened[0][1]
     shared = {
         "threats, so their robust accuracies are not comparable": lambda r: r.tables["threat"],

@@ -21,8 +21,7 @@ def recipe_titles(opened: Sequence[tuple[RunFolder, Recipe]]) -> list[str]:
     by_name: dict[str, dict[str, dict[str, Any]]] = {}
     keys = []
     for run, recipe in opened:
-        code = run.environments()[-1].get("code") if (run.path / "env.json").exists() else None
-        tables = recipe.deciding() | ({"code": code} if code else {})
+        tables = recipe.deciding() | ({"code": code} if (code := run.code()) else {})
         key = json.dumps(
             {**tables, "train": {k: v for k, v in tables["train"].items() if k != "seed"}},
             sort_keys=True,

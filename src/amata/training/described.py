@@ -13,6 +13,7 @@ from amata.recipes import Recipe
 from amata.recipes.problems import first_problem
 from amata.recipes.schema import Data, PythonData, PythonModel
 from amata.runs import RunFolder
+from amata.runs.code import code_of
 
 
 def updated(table: Any, given: dict[str, Any]) -> Any:
@@ -65,6 +66,12 @@ def describe_model(model: nn.Module, first_layer: str | None) -> PythonModel:
         parameters=sum(p.numel() for p in model.parameters()),
         first_layer=first_layer,
     )
+
+
+def describe_code(recipe: Recipe, model: nn.Module | None = None) -> dict[str, str]:
+    """The code of the user's own classes and functions in a training."""
+    modules = model.modules() if model is not None else ()
+    return code_of([recipe.method.base, recipe.schedule, *modules])
 
 
 def check_same(now: Recipe, recorded: Recipe, folder: RunFolder) -> None:

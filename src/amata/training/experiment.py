@@ -21,13 +21,12 @@ from amata.recipes import Recipe, recorded
 from amata.recipes.schema import PythonData
 from amata.reporter import Reporter
 from amata.runs import RunFolder, resume_call
-from amata.runs.code import code_of
 from amata.schedules import planned_controls
 from amata.training.ahead import compile_ahead
 from amata.training.batches import Expected, training_batches
 from amata.training.checks import check_consistent, check_divisible, check_equal_ranks
 from amata.training.deadline import Deadline
-from amata.training.described import check_same
+from amata.training.described import check_same, describe_code
 from amata.training.device import resolve_device
 from amata.training.evaluations import (
     check_attacks,
@@ -112,7 +111,7 @@ def resume(
     if run.finished:
         reporter.note(f"{path} is finished already")
         if own is not None:
-            for note in run.edited(code_of([recipe.method.base, recipe.schedule])):
+            for note in run.edited(describe_code(recipe)):
                 reporter.note(note)
         return run
     if made and own is None:

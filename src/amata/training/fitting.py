@@ -22,12 +22,18 @@ from amata.recipes.length import stretched
 from amata.recipes.schema import Eval, Optim, PythonData, Train
 from amata.reporter import Reporter
 from amata.runs import RunFolder, resume_call
-from amata.runs.code import code_of
 from amata.schedules import AnySchedule, Constant, closed_loop
 from amata.threat import BALLS, check_ball
 from amata.training.batches import training_batches
 from amata.training.checks import check_equal_ranks
-from amata.training.described import check_same, describe_data, describe_model, sizes_of, updated
+from amata.training.described import (
+    check_same,
+    describe_code,
+    describe_data,
+    describe_model,
+    sizes_of,
+    updated,
+)
 from amata.training.device import resolve_device
 from amata.training.fitted import Fitted
 from amata.training.loop import run_settings, train_model
@@ -167,9 +173,7 @@ def fit(
         check_same(chosen, base, folder)
         if folder.finished:
             reporter.note(f"{folder.path} is finished already")
-            for note in folder.edited(
-                code_of([chosen.method.base, chosen.schedule, *model.modules()])
-            ):
+            for note in folder.edited(describe_code(chosen, model)):
                 reporter.note(note)
             return _finished(folder, model)
     elif run is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from amata.data import Stream
 from amata.distributed import current, report_lost_process
 from amata.engine import backend_settings
 from amata.errors import AmataError, InputError, Interrupted, shorten
@@ -20,12 +21,12 @@ from amata.recipes import Recipe
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder, resume_call
 from amata.runs.checkpoint import load_checkpoint, read_checkpoint
-from amata.runs.code import code_of
 from amata.runs.files import save_tensors
 from amata.schedules import Control
 from amata.training.batches import Batches, Expected, held_out_batches, training_batches
 from amata.training.checks import recipe_notes
 from amata.training.deadline import Deadline
+from amata.training.described import describe_code
 from amata.training.device import resolve_device
 from amata.training.failure import ATTACK, HELD_OUT, TRAINING, Failure
 from amata.training.fitted import Fitted
@@ -242,8 +243,8 @@ class _Loop:
             self.run.write_rows(state.rows)
             self.run.promote(state.best_epoch)
             self.run.drop_epochs_after(state.epoch)
-            own = [self.recipe.method.base, self.recipe.schedule, *self.trainer.model.modules()]
-            changed = self.run.record_start(self.trainer.device, code_of(own))
+            code = describe_code(self.recipe, self.trainer.model)
+            changed = self.run.record_start(self.trainer.device, code)
             for note in changed if loaded is not None else []:
                 self.reporter.note(note)
         if loaded is not None and self.guard is not None:
@@ -254,7 +255,8 @@ class _Loop:
             done = state.epoch == self.recipe.train.epochs
             self.reporter.note("resumed after the last epoch" if done else f"resumed at {state}")
             batches = self.trainer.batches
-            if getattr(batches, "shuffled", False) and 0 < state.batch < len(batches):
+            cut = 0 < state.batch < len(batches)
+            if cut and isinstance(batches, Stream) and batches.shuffled:
                 self.reporter.note(
                     f"the DataLoader draws a new order: in the rest of epoch {state.epoch + 1} "
                     "some images come again and others not at all; pass its dataset to resume "

@@ -125,8 +125,8 @@ def in_lines(plan: TimePlan, evaluation: float | None) -> list[str]:
     ]
     if plan.seconds < 0.95 * plan.within:
         lines.append(
-            "the rest of the time is not used: another epoch does not fit, and K is as high as the "
-            "rule lets it be"
+            "the rest of the time is not used: K is as high as the rule lets it be, and more "
+            "epochs do not fit, or would overfit"
         )
     if evaluation is not None:
         lines.append(f"the final evaluation comes after that: about {evaluation:.0f} s")
