@@ -43,6 +43,8 @@ LAYER_ONE = {
     "paper, 2 × 0.025": ("paper", Control(2, 0.025)),
     "code, 2 × 0.01": ("reference", Control(2, 0.01)),
     "code, 5 × 0.01": ("reference", Control(5, 0.01)),
+    "code, mean, 2 × 0.025": ("mean", Control(2, 0.025)),
+    "code, mean, 2 × 0.01": ("mean", Control(2, 0.01)),
 }
 
 

@@ -8,6 +8,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
 import stored
@@ -184,15 +185,17 @@ def widened(limits: tuple[float, float], least: float) -> tuple[float, float]:
 
 
 def pair(study: str) -> tuple[str, str] | None:
-    """The annealed arm and constant to compare over the epochs: of those with held-out curves the
-    pair with the most seeds, then the first that the study states."""
-    found: dict[tuple[str, str], int] = {}
-    for test in STUDIES[study].tests:
+    """The annealed arm and constant to compare over the epochs: of those with held-out curves one
+    of equal cost or time, then the pair with the most seeds, then the first of the study."""
+    found: dict[tuple[str, str], tuple[bool, int]] = {}
+    own = STUDIES[study]
+    for test in own.tests:
         if test.against == FRONT:
             continue
         both = [stored.epochs(study, title) for title in (test.arm, test.against)]
         if all(runs and any("valid" in row for row in runs[0]) for runs in both):
-            found[test.arm, test.against] = min(map(len, both))
+            equal = test in own.equal or test in own.equal_seconds
+            found[test.arm, test.against] = equal, min(map(len, both))
     return max(found, key=lambda titles: found[titles], default=None)
 
 
@@ -211,5 +214,6 @@ def draw_epochs(ax: Any, study: str) -> None:
         epochs = sorted(set.intersection(*(set(curve) for curve in curves)))
         means = [statistics.mean(curve[epoch] for curve in curves) for epoch in epochs]
         ax.plot(epochs, means, color=paint, lw=2, label=STUDIES[study].labels[title])
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     ax.set(xlabel="epoch", ylabel=f"held-out {attack.upper()} accuracy (%)")
     ax.legend(frameon=False, loc="lower right")

@@ -3,10 +3,12 @@
 python evidence/layer_one.py FORM [M SIGMA]
     Writes results/yopo-layer-one/FORM-M-SIGMA.jsonl; ten minutes on one core.
 
-FORM is "paper" or "reference" (YOPO's code). A SmallCNN is trained on noisy digits for 100 batches,
-then by YOPO with M passes of ten steps of SIGMA, in fp32. The default is Amata's control in its
-first epochs, 2 and 0.025; YOPO's own is 5 and 0.01. Weight gradients are summed over the passes, so
-an update with 5 passes is longer than one with 2. MNIST is read from $AMATA_DATA.
+FORM is "paper", "reference" (YOPO's code) or "mean". A SmallCNN is trained on noisy digits for 100
+batches, then by YOPO with M passes of ten steps of SIGMA, in fp32. The default is Amata's control
+in its first epochs, 2 and 0.025; YOPO's own is 5 and 0.01. Weight gradients are summed over the
+passes, so an update with 5 passes is longer than one with 2. "mean" is the code's form with the
+mean of gradients and the learning rate of mnist-amata-yopo: updates of one length. MNIST is read
+from $AMATA_DATA.
 """
 
 import json
@@ -30,6 +32,11 @@ from amata.training.setup import build_model, load_data
 
 RESULTS = Path(__file__).parents[1] / "evidence" / "results" / "yopo-layer-one"
 BATCH, WARM, STEPS, EVERY = 64, 100, 500, 25
+FORMS = {
+    "paper": lambda: recipes.load("mnist-yopo-5-10", ["method.layer_one=paper"]),
+    "reference": lambda: recipes.load("mnist-yopo-5-10"),
+    "mean": lambda: recipes.load("mnist-amata-yopo"),
+}
 
 
 def curve_of(form: str, u: Control) -> Path:
@@ -40,7 +47,7 @@ def curve_of(form: str, u: Control) -> Path:
 def main(form: str, u: Control) -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # a dying layer is full of denormals, which are slow on a CPU
-    recipe = recipes.load("mnist-yopo-5-10", [f"method.layer_one={form}"])
+    recipe = FORMS[form]()
     splits = load_data(recipe)
     assert isinstance(splits.train, Arrays)
     assert isinstance(splits.valid, Arrays)
@@ -87,7 +94,7 @@ def statistics_of(model: SmallCNN, x: torch.Tensor, y: torch.Tensor) -> dict[str
 
 if __name__ == "__main__":
     form, *control = sys.argv[1:] or [""]
-    if form not in ("paper", "reference") or len(control) not in (0, 2):
+    if form not in FORMS or len(control) not in (0, 2):
         sys.exit(f"error: unknown arguments\n\n{__doc__}")
     try:
         steps, sigma = control or ("2", "0.025")

@@ -68,20 +68,27 @@ def picture(path: Path, columns: int, size: tuple[float, float], rows: int = 1) 
 
 
 def plot_robust_error(ax: Any, study: str, names: Mapping[str, str]) -> None:
-    """Held-out robust error over training time: one line per run, one point per epoch."""
+    """Held-out robust error over training time, or over gradient evaluations where several runs
+    shared the device: one line per run, one point per epoch."""
+    timed = stored.processes(study) == 1
     for (title, name), colour in zip(names.items(), (GREY, ORANGE, BLUE, GREEN), strict=False):
         attack = stored.valid_attack(study, title)
-        for seed, rows in enumerate(stored.epochs(study, title)):
-            seen = [row for row in rows if row.get("valid")]
+        for seed, run in enumerate(stored.runs_of(study, title)):
+            rows = stored.read_rows(run)[0]
+            spent = [row["train_seconds"] for row in rows] if timed else stored.costs(run)
+            seen = [
+                (x, row["valid"]) for x, row in zip(spent, rows, strict=True) if row.get("valid")
+            ]
             ax.plot(
-                [row["train_seconds"] for row in seen],
-                [100 * (1 - row["valid"][attack]) for row in seen],
+                [x for x, _ in seen],
+                [100 * (1 - valid[attack]) for _, valid in seen],
                 color=colour,
                 marker="o",
                 ms=2.5,
                 lw=1.2,
                 label=name if seed == 0 else None,
             )
-    ax.set(xlabel="training seconds, one H200", ylabel="robust error, held-out images (%)")
+    xlabel = "training seconds, one H200" if timed else "gradient evaluations per image"
+    ax.set(xlabel=xlabel, ylabel="robust error, held-out images (%)")
     ax.set_xlim(0, None)
     ax.legend(frameon=False)

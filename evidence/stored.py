@@ -107,6 +107,14 @@ def total_cost(runs: Rows) -> float:
     )
 
 
+def costs(run: Path) -> list[float]:
+    """Gradient evaluations per image up to the end of each epoch, rolled-back epochs included."""
+    (rows, back), whole = read_rows(run), summary(run)
+    trained = whole["epochs"] + len(back)
+    images = whole["grad_evals"] / (whole["grad_evals_per_image"] * trained)
+    return [row["grad_evals"] / images for row in rows]
+
+
 def valid_attack(study: str, title: str) -> str:
     """The attack of the held-out robust accuracy."""
     return next(
@@ -121,6 +129,21 @@ def valid_attack(study: str, title: str) -> str:
 def times_to(study: str, title: str, threshold: float) -> list[float | None]:
     """Seconds until the held-out robust accuracy of each run first reached a threshold; None if it
     never did."""
+    seconds = [[row["train_seconds"] for row in rows] for rows in epochs(study, title)]
+    return first_reached(study, title, threshold, seconds)
+
+
+def costs_to(study: str, title: str, threshold: float) -> list[float | None]:
+    """`times_to` in gradient evaluations per image."""
+    spent = [costs(run) for run in runs_of(study, title)]
+    return first_reached(study, title, threshold, spent)
+
+
+def first_reached(
+    study: str, title: str, threshold: float, spent: Sequence[Sequence[float]]
+) -> list[float | None]:
+    """What each run had spent when it first reached a threshold; `spent` is what it had after each
+    epoch."""
     found = epochs(study, title)
     if not found:
         return []
@@ -128,21 +151,14 @@ def times_to(study: str, title: str, threshold: float) -> list[float | None]:
     return [
         next(
             (
-                row["train_seconds"]
-                for row in rows
+                price
+                for row, price in zip(rows, prices, strict=True)
                 if row.get("valid", {}).get(attack, 0) >= threshold
             ),
             None,
         )
-        for rows in found
+        for rows, prices in zip(found, spent, strict=True)
     ]
-
-
-def time_to(study: str, title: str, threshold: float) -> float | None:
-    """The mean of `times_to`; None if one run never reached the threshold."""
-    times = times_to(study, title, threshold)
-    known = [t for t in times if t is not None]
-    return statistics.mean(known) if len(known) == len(times) else None
 
 
 def highest(study: str, title: str) -> float:

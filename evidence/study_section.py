@@ -152,7 +152,7 @@ def selection_table(study: str) -> str:
                 return ""
             attack = stored.valid_attack(study, title)
             chosen.append(epoch + 1)
-            cost.append(sum(row["steps"] + 1 for row in epochs[: epoch + 1]))
+            cost.append(stored.costs(run)[epoch])
             best.append(epochs[epoch]["valid"][attack])
             last.append(epochs[-1]["valid"][attack])
         if chosen:

@@ -272,8 +272,11 @@ def test_claims_name_arms_that_exist_and_unmeasured_ones_are_open() -> None:
 def test_rolled_back_epochs_are_paid_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "RESULTS", tmp_path)
     study, title = "cifar10-order", "linear-1-2"
-    rows: list[dict[str, object]] = [{}, {"event": "catastrophic-overfitting", "epoch": 1}, {}]
-    write_run(tmp_path / study / "runs" / f"{title}-seed0", rows, epochs=2, grad_evals_per_image=2)
+    event = {"event": "catastrophic-overfitting", "epoch": 1}
+    rows: list[dict[str, object]] = [{"grad_evals": 20}, event, {"grad_evals": 60}]
+    folder = tmp_path / study / "runs" / f"{title}-seed0"
+    write_run(folder, rows, epochs=2, grad_evals=60, grad_evals_per_image=2)
     (run,) = stored.summaries(study)[title]
     assert run["rolled_back"] == 1
     assert stored.total_cost([run]) == 6
+    assert stored.costs(folder) == [2, 6]  # of ten images

@@ -209,6 +209,34 @@ def test_a_threshold_that_one_of_two_never_reaches_is_named(
     assert "| 6.0 s, 90.0% | 3.0 s, 80.0% | 2.00 |" in table
 
 
+def test_runs_that_shared_a_device_race_by_their_gradient_evaluations(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(stored, "RESULTS", tmp_path)
+    small = definition.Study({"a": ("mnist5k-pgd", ()), "b": ("mnist5k-amata", ())}, ("clean",))
+    monkeypatch.setitem(study.STUDIES, "small", small)
+    monkeypatch.setitem(paper.RACES, "small", {"a": "a", "b": "b"})
+    curves = {
+        "a-seed0": [0.5, 0.9],
+        "a-seed1": [0.8, 0.9],
+        "b-seed0": [0.9, 0.8],
+        "b-seed1": [0, 0.8],
+    }
+    for run, curve in curves.items():
+        price = 30 if run.startswith("a") else 10  # for ten images: 3 and 1 per image and epoch
+        rows: list[dict[str, object]] = [
+            {"grad_evals": price * (i + 1), "valid": {"clean": 1.0, "pgd-20": robust}}
+            for i, robust in enumerate(curve)
+        ]
+        whole = {"epochs": 2, "grad_evals": 2 * price, "grad_evals_per_image": price / 10}
+        write_run(tmp_path / "small/runs" / run, rows, **whole)
+    (tmp_path / "small/parts.json").write_text(json.dumps({"parts": 2}))
+    table = paper.race("small", (0.8, 0.9))()
+    assert "| 80% | 4.5 | 1.5 | 3.00 |" in table
+    assert "| 90% | 6.0 | 1 of 2 runs |  |" in table
+    assert "| 6.0, 90.0% | 2.0, 85.0% | 3.00 |" in table
+
+
 @pytest.mark.parametrize("event", ["fall", "chance-collapse"])
 def test_collapses_are_counted_under_their_old_and_new_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, event: str
