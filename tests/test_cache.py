@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from amata.data import Arrays, Framing, Splits, cache, load, parquet, processes, stack
+from amata.data.pixels import pixels_of
 from amata.data.workers import in_workers
 from amata.errors import InputError
 from tests.disk import full_disk
@@ -282,7 +283,7 @@ def test_processes_decode_what_a_loop_decodes(
 ) -> None:
     (tmp_path / "é.jpg").write_bytes(CONTENTS[3])
     sources: list[bytes | Path] = [*CONTENTS[:3], tmp_path / "é.jpg", *CONTENTS[4:7]]
-    expected = np.stack([stack.pixels_of(source, frame, "") for source in sources])
+    expected = np.stack([pixels_of(source, frame, "") for source in sources])
     out = np.zeros(expected.shape, np.uint8)
     with ThreadPoolExecutor() as thread:  # as beside compiling
         assert thread.submit(processes.decode_in_processes, sources, frame, out).result() == []

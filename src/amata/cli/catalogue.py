@@ -219,7 +219,7 @@ def _check_set(name: str, root: Path | None, columns: "Columns", json_: bool) ->
     from amata.console import err
     from amata.data import Arrays, Framing, data_root, find_dataset, load
     from amata.data.corruptions import SEVERITIES, find_corruptions, open_corruptions
-    from amata.data.stack import OtherSize
+    from amata.data.pixels import OtherSize
 
     entry = find_dataset(name)
     if original := entry.corrupts:

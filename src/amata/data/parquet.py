@@ -15,7 +15,8 @@ from amata.data.framing import Framing
 from amata.data.hold_out import hold_out, shuffled
 from amata.data.images import Arrays
 from amata.data.limits import check_bytes
-from amata.data.stack import Frame, OtherSize, decode_stack
+from amata.data.pixels import OtherSize
+from amata.data.stack import Frame, decode_stack
 from amata.errors import InputError, missing, shorten
 
 RATIO, SLACK = 20, 1 << 18

@@ -7,6 +7,7 @@ compile or use a GPU may deadlock. They import Pillow and numpy, but not torch.
 
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import numpy as np
 
 from amata.cores import cores
 from amata.data.framing import Framing
+from amata.data.pixels import pixels_of
 
 LEAST = 2000
 """Images from which processes pay: they take a third of a second to start."""
@@ -120,10 +122,6 @@ def _fill(worker: "subprocess.Popen[bytes]", out: np.ndarray) -> int:
 
 def work(frame: Any) -> None:
     """What a process does: pixels of the images on stdin to stdout, up to the first bad one."""
-    import signal
-
-    from amata.data.stack import pixels_of
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
     given = Framing(**frame) if isinstance(frame, dict) else tuple(frame)
     source, target = sys.stdin.buffer, sys.stdout.buffer
