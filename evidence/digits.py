@@ -39,12 +39,12 @@ def yopo_table() -> str:
 
 
 LAYER_ONE = {
-    "code, 2 × 0.025": ("reference", Control(2, 0.025)),
-    "paper, 2 × 0.025": ("paper", Control(2, 0.025)),
-    "code, 2 × 0.01": ("reference", Control(2, 0.01)),
-    "code, 5 × 0.01": ("reference", Control(5, 0.01)),
-    "code, mean, 2 × 0.025": ("mean", Control(2, 0.025)),
-    "code, mean, 2 × 0.01": ("mean", Control(2, 0.01)),
+    "code, sum, 2 × 0.025": ("reference", Control(2, 0.025)),
+    "paper, sum, 2 × 0.025": ("paper", Control(2, 0.025)),
+    "code, sum, 2 × 0.01": ("reference", Control(2, 0.01)),
+    "code, sum, 5 × 0.01": ("reference", Control(5, 0.01)),
+    "code, mean, 2 × 0.025": ("reference-mean", Control(2, 0.025)),
+    "code, mean, 2 × 0.01": ("reference-mean", Control(2, 0.01)),
 }
 
 

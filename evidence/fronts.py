@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
 import stored
-from amata.report.figures import GREY, ORANGE, SERIES
+from amata.report.figures import GREY, SERIES
 from definition import FRONT
 from differences import collapsed, main_attack, outcomes
 from page import attack_name, picture
@@ -70,6 +70,12 @@ def device(study: str) -> str:
     return f"one {' or '.join(sorted(found)).replace('cpu', 'CPU')}"
 
 
+def styles_of(study: str) -> dict[str, tuple[str, str]]:
+    """The colour and the mark of each arm; all constants have the same."""
+    others, front = iter(SERIES[1:] * 2), STUDIES[study].front
+    return {t: SERIES[0] if t in front else next(others) for t in stored.summaries(study)}
+
+
 def draw_front(
     ax: Any,
     study: str,
@@ -93,12 +99,12 @@ def draw_front(
     front = sorted((costs[title], title) for title in own.front if title in shown)
     if not own.equal_seconds:
         ax.plot([x for x, _ in front], [means[title] for _, title in front], color=GREY, lw=1.2)
-    styles = iter(SERIES[1:] * 2)
+    styles = styles_of(study)
     most = max(map(len, points.values()), default=0)
     shift = 0.012 * max(max(costs.values()) - min(costs.values()), least)
     places: dict[str, float] = {}
     for title in shown:
-        paint, marker = SERIES[0] if title in own.front else next(styles)
+        paint, marker = styles[title]
         x, values = beside(costs[title], shift, list(places.values())), points[title]
         places[title] = x
         label = None if title in own.front else own.labels[title] + notes[title]
@@ -203,8 +209,8 @@ def draw_epochs(ax: Any, study: str) -> None:
     """Held-out robust accuracy: thin lines are seeds, thick ones their means."""
     titles = pair(study)
     assert titles is not None
-    for title, paint in zip(titles, (ORANGE, GREY), strict=True):
-        attack = stored.valid_attack(study, title)
+    for title in titles:
+        paint, attack = styles_of(study)[title][0], stored.valid_attack(study, title)
         curves = [
             {row["epoch"] + 1: 100 * row["valid"][attack] for row in rows if "valid" in row}
             for rows in stored.epochs(study, title)

@@ -3,12 +3,12 @@
 python evidence/layer_one.py FORM [M SIGMA]
     Writes results/yopo-layer-one/FORM-M-SIGMA.jsonl; ten minutes on one core.
 
-FORM is "paper", "reference" (YOPO's code) or "mean". A SmallCNN is trained on noisy digits for 100
-batches, then by YOPO with M passes of ten steps of SIGMA, in fp32. The default is Amata's control
-in its first epochs, 2 and 0.025; YOPO's own is 5 and 0.01. Weight gradients are summed over the
-passes, so an update with 5 passes is longer than one with 2. "mean" is the code's form with the
-mean of gradients and the learning rate of mnist-amata-yopo: updates of one length. MNIST is read
-from $AMATA_DATA.
+FORM is "paper", "reference" (YOPO's code) or "reference-mean". A SmallCNN is trained on noisy
+digits for 100 batches, then by YOPO with M passes of ten steps of SIGMA, in fp32. The default is
+Amata's control in its first epochs, 2 and 0.025; YOPO's own is 5 and 0.01. Weight gradients are
+summed over the passes, so an update with 5 passes is longer than one with 2. "reference-mean" takes
+their mean, with the learning rate of mnist-amata-yopo: updates as long as those of mnist-yopo-5-10.
+MNIST is read from $AMATA_DATA.
 """
 
 import json
@@ -35,7 +35,7 @@ BATCH, WARM, STEPS, EVERY = 64, 100, 500, 25
 FORMS = {
     "paper": lambda: recipes.load("mnist-yopo-5-10", ["method.layer_one=paper"]),
     "reference": lambda: recipes.load("mnist-yopo-5-10"),
-    "mean": lambda: recipes.load("mnist-amata-yopo"),
+    "reference-mean": lambda: recipes.load("mnist-amata-yopo"),
 }
 
 

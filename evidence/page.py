@@ -70,12 +70,11 @@ def picture(path: Path, columns: int, size: tuple[float, float], rows: int = 1) 
 def plot_robust_error(ax: Any, study: str, names: Mapping[str, str]) -> None:
     """Held-out robust error over training time, or over gradient evaluations where several runs
     shared the device: one line per run, one point per epoch."""
-    timed = stored.processes(study) == 1
     for (title, name), colour in zip(names.items(), (GREY, ORANGE, BLUE, GREEN), strict=False):
         attack = stored.valid_attack(study, title)
         for seed, run in enumerate(stored.runs_of(study, title)):
             rows = stored.read_rows(run)[0]
-            spent = [row["train_seconds"] for row in rows] if timed else stored.costs(run)
+            spent = stored.spent(study, run)
             seen = [
                 (x, row["valid"]) for x, row in zip(spent, rows, strict=True) if row.get("valid")
             ]
@@ -88,7 +87,8 @@ def plot_robust_error(ax: Any, study: str, names: Mapping[str, str]) -> None:
                 lw=1.2,
                 label=name if seed == 0 else None,
             )
-    xlabel = "training seconds, one H200" if timed else "gradient evaluations per image"
+    seconds = "training seconds, one H200"
+    xlabel = seconds if stored.timed(study) else "gradient evaluations per image"
     ax.set(xlabel=xlabel, ylabel="robust error, held-out images (%)")
     ax.set_xlim(0, None)
     ax.legend(frameon=False)

@@ -105,15 +105,12 @@ def race(study: str, thresholds: Sequence[float]) -> Callable[[], str]:
         found, names = stored.summaries(study), RACES[study]
         if any(title not in found for title in names):
             return stored.pending(study)
-        timed = stored.processes(study) == 1
-        reached, total = (
-            (stored.times_to, stored.seconds) if timed else (stored.costs_to, stored.total_cost)
-        )
-        unit = " s" if timed else ""
+        timed = stored.timed(study)
+        unit, total = (" s", stored.seconds) if timed else ("", stored.total_cost)
         attack = stored.valid_attack(study, next(iter(names))).upper()
         rows = []
         for threshold in thresholds:
-            spent = [reached(study, title, threshold) for title in names]
+            spent = [stored.spent_until(study, title, threshold) for title in names]
             if any(any(runs) for runs in spent):
                 means = [fmean(filter(None, runs)) for runs in spent if all(runs)]
                 ratio = f"{means[0] / means[1]:.2f}" if len(means) == len(spent) else ""
@@ -121,17 +118,16 @@ def race(study: str, thresholds: Sequence[float]) -> Callable[[], str]:
                 rows.append([f"{100 * threshold:.0f}%", *cells, ratio])
         a, b = (total(found[title]) for title in names)
         ends = [
-            f"{spent:.1f}{unit}, {100 * stored.highest(study, title):.1f}%"
-            for spent, title in zip((a, b), names, strict=True)
+            f"{whole:.1f}{unit}, {100 * stored.highest(study, title):.1f}%"
+            for whole, title in zip((a, b), names, strict=True)
         ]
-        rows.append(
-            [f"{'total time' if timed else 'in all'}, best accuracy", *ends, f"{a / b:.2f}"]
-        )
-        what = "" if timed else ", after how many gradient evaluations per image"
-        head = [f"{attack} accuracy on held-out images{what}", *names.values(), "speedup"]
+        end = "total time" if timed else "total gradient evaluations per image"
+        rows.append([f"{end}, best accuracy", *ends, f"{a / b:.2f}"])
+        head = f"{attack} accuracy on held-out images"
+        titles = [head, *names.values(), "speedup" if timed else "ratio"]
         axis = "training time" if timed else "gradient evaluations"
         shown = f"![robust error over {axis}]({picture_of(study)})"
-        return f"{markdown(head, rows)}\n\n{shown}"
+        return f"{markdown(titles, rows)}\n\n{shown}"
 
     return write
 

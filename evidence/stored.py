@@ -126,38 +126,33 @@ def valid_attack(study: str, title: str) -> str:
     )
 
 
-def times_to(study: str, title: str, threshold: float) -> list[float | None]:
-    """Seconds until the held-out robust accuracy of each run first reached a threshold; None if it
-    never did."""
-    seconds = [[row["train_seconds"] for row in rows] for rows in epochs(study, title)]
-    return first_reached(study, title, threshold, seconds)
+def timed(study: str) -> bool:
+    """Whether its seconds say something: its runs had the device for themselves."""
+    return processes(study) == 1
 
 
-def costs_to(study: str, title: str, threshold: float) -> list[float | None]:
-    """`times_to` in gradient evaluations per image."""
-    spent = [costs(run) for run in runs_of(study, title)]
-    return first_reached(study, title, threshold, spent)
+def spent(study: str, run: Path) -> list[float]:
+    """Seconds up to the end of each epoch, or gradient evaluations per image if they say more."""
+    return [row["train_seconds"] for row in read_rows(run)[0]] if timed(study) else costs(run)
 
 
-def first_reached(
-    study: str, title: str, threshold: float, spent: Sequence[Sequence[float]]
-) -> list[float | None]:
-    """What each run had spent when it first reached a threshold; `spent` is what it had after each
-    epoch."""
-    found = epochs(study, title)
-    if not found:
+def spent_until(study: str, title: str, threshold: float) -> list[float | None]:
+    """What each run had `spent` when its held-out robust accuracy first reached a threshold; None
+    if it never did."""
+    runs = runs_of(study, title)
+    if not runs:
         return []
     attack = valid_attack(study, title)
     return [
         next(
             (
-                price
-                for row, price in zip(rows, prices, strict=True)
+                cost
+                for row, cost in zip(read_rows(run)[0], spent(study, run), strict=True)
                 if row.get("valid", {}).get(attack, 0) >= threshold
             ),
             None,
         )
-        for rows, prices in zip(found, spent, strict=True)
+        for run in runs
     ]
 
 

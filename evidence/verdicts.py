@@ -119,10 +119,11 @@ def verdict_on_steepness(study: str, arm: str) -> tuple[str, str, str]:
 
 def verdict_on_times(claim: dict[str, Any], runs: list[str]) -> tuple[str, str, str]:
     sides = [run.split("/") for run in runs]
-    times = [stored.times_to(study, title, claim["threshold"]) for study, title in sides]
+    times = [stored.spent_until(study, title, claim["threshold"]) for study, title in sides]
     if not times or not all(times):
         return NOT_MEASURED
-    number = " against ".join(map(seconds, times))
+    unit = "s" if all(stored.timed(study) for study, _ in sides) else "gradients per image"
+    number = " against ".join(reached(runs, unit) for runs in times)
     if claim["kind"] == "never":
         if any(t is not None for t in times[0]):
             # one counterexample is enough
@@ -135,9 +136,9 @@ def verdict_on_times(claim: dict[str, Any], runs: list[str]) -> tuple[str, str, 
     return decision, f"{number}, seeds: {counts}", sides[0][0]
 
 
-def seconds(times: list[float | None]) -> str:
+def reached(times: list[float | None], unit: str) -> str:
     known = [t for t in times if t is not None]
-    return f"{sum(known) / len(known):.1f} s" if len(known) == len(times) else "not reached"
+    return f"{sum(known) / len(known):.1f} {unit}" if len(known) == len(times) else "not reached"
 
 
 def verdicts_table() -> str:
