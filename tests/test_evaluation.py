@@ -233,10 +233,10 @@ def test_progress_names_what_is_running_and_the_time_left(short_autoattack: None
     )
     assert [row[3] for row in rows if row[0] == "autoattack@4"] == [
         "",
-        "apgd-ce",
-        "apgd-t",
-        "fab-t",
-        "square",
+        "1 of 4: apgd-ce, 4 images left",
+        "2 of 4: apgd-t, 4 images left",
+        "3 of 4: fab-t, 4 images left",
+        "4 of 4: square, 4 images left",
         "",
     ]
     assert all(row[2] == (4 if row[0] == "autoattack@4" else 12) for row in rows)

@@ -144,8 +144,21 @@ class ByKeyword(nn.Linear):
         return pixel_values
 
 
+NONE: Any = []
+
+
+class Pair(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return x, x
+
+
 def test_fit_refuses_what_it_cannot_train_on() -> None:
     (x, y), recipe = toy_data(), toy_recipe()
+    broken = x.clone()
+    broken[3, 0, 0, 0], broken[5, 0, 0, 0] = torch.nan, torch.inf
     for model, data, message in (
         (small_net(), [(4 * x - 2, y)], r"outside \[0, 1\]"),
         (
@@ -161,7 +174,13 @@ def test_fit_refuses_what_it_cannot_train_on() -> None:
         ),
         (ByKeyword(), (x, y), r"must take one batch of images, as in model\(x\): .*; wrap it"),
         (TinyCNN(classes=4), (x, y), r"it takes images of 28 x 28 pixels: resize them"),
-        (torch.nn.Conv2d(1, 3, 3), (x, y), r"logits of shape \(2, classes\)"),
+        (torch.nn.Conv2d(1, 3, 3), (x, y), r"for 2 images .* logits of shape \(2, classes\)"),
+        (Pair(), (x, y), r"not tuple; return the logits alone"),
+        (small_net(), (broken, y), r"image 3 has values that are not finite, as have 1 more"),
+        (small_net(), (x, nn.functional.one_hot(y)), r"y.argmax\(1\) makes numbers of one-hot"),
+        (small_net(), (x, y - 1), r"the lowest label is -1; number classes from 0"),
+        (small_net(), (x[:0], y[:0]), r"there are no images"),
+        (small_net(), DataLoader(NONE, batch_size=8), r"loader gives no batches: it is empty"),
         (small_net(), DataLoader(Endless(x, y), batch_size=8), r"no len\(\).*batches_per_epoch=N"),
     ):
         with pytest.raises(InputError, match=message):

@@ -3,6 +3,7 @@ shares no code with it."""
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -1283,6 +1284,23 @@ def test_backward_accumulates_and_returns_the_input_gradient_when_asked() -> Non
     assert float(net.last_loss) < 1.5 * float(loss.detach()), (
         "an update begins with a loss of its own"
     )
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1e-6])
+@pytest.mark.parametrize("engine", [PlainNet, FastNet])
+def test_the_reported_loss_weighs_passes_as_the_update_does(
+    engine: type[PlainNet], gamma: float
+) -> None:
+    """Half of one pass and half of another is their mean, also with awp."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4))
+    net, b = engine(model, sgd(model), precision="fp32"), batch_of(0)
+    expected = float(F.cross_entropy(model(b.x), b.y).detach())
+    with net.perturbed(gamma) if gamma else nullcontext():
+        for _ in range(2):
+            net.backward(b.x, b.y, scale=0.5)
+        net.apply()
+    assert net.last_loss is not None
+    assert float(net.last_loss) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("engine", [PlainNet, FastNet])

@@ -727,7 +727,10 @@ def test_train_runs_and_resumes_a_recipe_with_own_objects(tmp_path: Path) -> Non
     titles = [row["recipe"] for row in compare_runs([plain, whole])["rows"]]
     assert titles == ["mnist5k-pgd (method.name=pgd)", "mnist5k-pgd (method.name=Noise)"]
     names = "Method tests.test_python_runs.Noise, schedule tests.test_python_runs.halved"
-    assert names in card(Trained.of(whole.path), [])
+    written = card(Trained.of(whole.path), [])
+    assert names in written
+    assert "The settings of a training written in Python:" in written
+    assert "for `amata train FILE.toml`" in card(Trained.of(plain.path), [])
     with pytest.raises(amata.Interrupted):
         amata.train(base, tmp_path / "plain", progress=StopAt(1, 1))
     with pytest.raises(InputError, match="needs no recipe to be resumed"):
@@ -740,6 +743,36 @@ def test_a_step_with_other_arguments_is_refused_where_it_is_defined() -> None:
         class Short(amata.Method):
             def step(self, net: Any, batch: Any) -> None:  # type: ignore[override]
                 pass
+
+
+def test_arguments_that_a_method_or_a_schedule_lacks_are_named() -> None:
+    class Plain(amata.Method):
+        gamma: float = 2.0
+
+        def step(self, *_: Any) -> None:
+            pass
+
+    @dataclass(frozen=True, kw_only=True)
+    class Own(Plain):
+        def __init__(self, **given: Any) -> None:
+            object.__setattr__(self, "ball", given["any"])
+
+    calls: dict[str, Callable[[], Any]] = {
+        r"^PGD has no argument 'steps'; steps are the schedule's": lambda: amata.PGD(
+            ball=BALL,
+            steps=10,  # type: ignore[call-arg]
+        ),
+        r"^Linear has no argument 'kmin'; did you mean 'k_min'\?": lambda: amata.Linear(
+            kmin=2,  # type: ignore[call-arg]
+            k_max=3,
+            tau=1,
+        ),
+        r"^Plain has new fields \(gamma\): write @dataclass": lambda: Plain(ball=BALL),
+    }
+    for said, call in calls.items():
+        with pytest.raises(InputError, match=said):
+            call()
+    assert Own(any=BALL).ball == BALL
 
 
 def test_a_step_that_can_be_called_is_accepted() -> None:

@@ -255,7 +255,7 @@ def test_fractions_are_exact_quotients(top: int, bottom: int) -> None:
         ("schedule.tau=0", "[schedule] tau = 0.0 must be above 0"),
         ("schedule.tau=-1/255", "[schedule] tau = -0.00392156862745098 must be above 0"),
         ("threat.eps=0", "[threat] eps = 0.0 must be above 0"),
-        ("threat.norm=l1", "threat.norm: unknown threat 'l1'; did you mean 'l2'?"),
+        ("threat.norm=l1", "threat.norm: unknown threat 'l1'; choose from l2, linf"),
         ("method.name=pdg", "method.name: unknown method 'pdg'; did you mean 'pgd'?"),
         ("schedule.name=lin", "schedule.name: unknown schedule 'lin'; did you mean 'linear'?"),
         ("schedule.name=constant", "schedule.steps and schedule.step_size: these are needed"),
@@ -528,6 +528,7 @@ def test_only_steps_and_balls_are_written_as_fractions() -> None:
     ("sets", "said"),
     [
         (["schedule.tau=4/255"], "K times the step size is 4/255 and eps is 8/255"),
+        (["schedule.name=constant", "schedule.steps=0", "schedule.step_size=1/255"], "K is 0"),
         (["schedule.tau=8/255"], ""),
         (["schedule.tau=4/255", "method.name=atta"], ""),  # adds up over epochs
         (["schedule.tau=8/255", "schedule.eps_start=0.5"], ""),

@@ -38,7 +38,7 @@ class Interrupted(KeyboardInterrupt):
 def nearest(name: str, options: Iterable[str]) -> str:
     """A hint for a mistyped name: the closest option, or all options if none is close."""
     names = sorted(options)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.65)
     return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
 
 

@@ -14,6 +14,7 @@ amata.errors.InputError: size = -1 must be above 0
 """
 
 import dataclasses
+import inspect
 import math
 import operator
 import re
@@ -21,7 +22,17 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache, partial
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from amata.errors import InputError, nearest, shorten
 
@@ -268,6 +279,33 @@ SIMPLE_OF_USERS: dict[Any, Reader] = {
     float: lambda value, name: number(value, name) if isinstance(value, str) else value
 }
 """In a user's class, a plain float may be infinite; only texts such as "8/255" are read."""
+
+
+class Keywords:
+    """Refuses arguments that a dataclass does not have, with the nearest that it has."""
+
+    belongs: ClassVar[Mapping[str, str]] = {}
+    """Arguments that one may look for here, and where they are."""
+
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        if "__dataclass_fields__" not in vars(cls) and (new := _new_fields(cls)):
+            raise InputError(
+                f"{cls.__name__} has new fields ({', '.join(new)}): write @dataclass(frozen=True, "
+                "kw_only=True) above the class"
+            )
+        known = dict(inspect.signature(cls.__init__).parameters)
+        known.pop("self", None)
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in known.values())
+        if not takes_all and (wrong := [name for name in given if name not in known]):
+            way = cls.belongs.get(wrong[0]) or nearest(wrong[0], known)
+            raise InputError(f"{cls.__name__} has no argument {wrong[0]!r}; {way}")
+        return super().__new__(cls)
+
+
+def _new_fields(cls: type) -> list[str]:
+    """The annotated attributes of a class itself that would be fields of a dataclass."""
+    own = inspect.get_annotations(cls)
+    return [name for name, hint in own.items() if "ClassVar" not in str(hint)]
 
 
 def read_fields(value: Any) -> None:

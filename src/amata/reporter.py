@@ -88,7 +88,7 @@ class Reporter:
         """Called during validation and evaluation, when an attack begins a batch and when it ends.
 
         `total` is 0 if it is unknown. `part` is what is running of an attack with parts, such as
-        the four attacks of AutoAttack. `seconds_left` is for this attack.
+        "2 of 4: apgd-t, 812 images left" of AutoAttack. `seconds_left` is for this attack.
         """
 
     def finish(self, summary: Mapping[str, Any]) -> None:

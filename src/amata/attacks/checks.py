@@ -126,7 +126,11 @@ def check_logits(z: Tensor, y: Tensor, n: int | None = None) -> None:
     n = len(y) if n is None else n
     if not isinstance(z, Tensor) or z.dim() != 2 or len(z) != n:
         kind = f"shape {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
-        raise InputError(f"the model's output must be logits of shape ({n}, classes), not {kind}")
+        way = "; return the logits alone" if isinstance(z, tuple | list | dict) else ""
+        raise InputError(
+            f"for {n} images the model's output must be logits of shape ({n}, classes), not "
+            f"{kind}{way}"
+        )
     check_labels(y, z.shape[1])
 
 

@@ -153,9 +153,16 @@ def check_range(x: Tensor, where: str) -> None:
     if x.dtype == torch.uint8 or x.numel() == 0:
         return
     low, high = x.detach().aminmax()
-    if not (low >= 0 and high <= 1):  # also false for NaN
+    if not (low.isfinite() and high.isfinite()):
+        bad = x.detach().isfinite().logical_not().flatten(1).any(1).nonzero().flatten()
+        more = f", as have {len(bad) - 1} more" if len(bad) > 1 else ""
         raise InputError(
-            f"{where}: images are in [{low:.3g}, {high:.3g}]; give uint8 in 0..255 or finite "
+            f"{where}: image {int(bad[0])} has values that are not finite{more}; repair or remove "
+            f"{'them' if more else 'it'}"
+        )
+    if low < 0 or high > 1:
+        raise InputError(
+            f"{where}: images are in [{low:.3g}, {high:.3g}]; give uint8 in 0..255 or "
             "floats in [0, 1], and put the normalisation inside the model"
         )
 

@@ -59,7 +59,9 @@ class ImageSet(ABC):
 
 
 def check_labels(y: Tensor, classes: int, where: str) -> None:
-    if len(y) and (int(y.min()) < 0 or int(y.max()) >= classes):
+    if len(y) and int(y.min()) < 0:
+        raise InputError(f"{where}: the lowest label is {int(y.min())}; number classes from 0")
+    if len(y) and int(y.max()) >= classes:
         raise InputError(
             f"{where}: labels are in [{int(y.min())}, {int(y.max())}], outside the {classes} "
             f"classes 0..{classes - 1}"
@@ -105,10 +107,13 @@ class Arrays(ImageSet):
         y = y.long()
         if x.dim() == 3 and len(x) == len(y):  # grey images
             x = x[:, None]
-        if x.dim() != 4 or y.shape != (len(x),) or len(x) == 0:
+        if x.dim() and len(x) == 0:
+            raise InputError(f"{where}: there are no images")
+        if x.dim() != 4 or y.shape != (len(x),):
+            way = "; y.argmax(1) makes numbers of one-hot labels" if y.dim() == 2 else ""
             raise InputError(
                 f"{where}: images of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}; "
-                "give N images (N, C, H, W) and N labels"
+                f"give N images (N, C, H, W) and N labels{way}"
             )
         if x.dtype != torch.uint8:
             x = x.float()

@@ -13,7 +13,8 @@ from amata.losses import Loss, as_logits
 
 class Pass(NamedTuple):
     """A backward pass over the whole network, to be repeated: the arguments of `_backward`, and
-    where the weights are perturbed, the part's fraction of its batch and AWP's gamma."""
+    where the weights are perturbed, the part's fraction of its batch, the method's own scale and
+    AWP's gamma."""
 
     inputs: tuple[Tensor, ...]
     y: Tensor
@@ -21,6 +22,7 @@ class Pass(NamedTuple):
     given: tuple[Tensor, ...]
     scale: float
     part_weight: float = 1.0
+    own_scale: float = 1.0
     gamma: float = 0.0
 
 

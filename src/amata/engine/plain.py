@@ -73,7 +73,8 @@ class PlainNet:
         """Gradient evaluations of the first layer alone, in images. Only the engine writes it."""
         self.last_loss: Tensor | None = None
         """The batch-mean loss that the update minimises, on its device: summed over the `backward`
-        passes of one update. Of the passes of a split network it is the last one's."""
+        passes of one update, each times its `scale`. Of the passes of a split network it is the
+        last one's."""
         self.compile_seconds = 0.0
         """Time spent on compiling and recording."""
         self.part_weight = 1.0
@@ -199,15 +200,16 @@ class PlainNet:
         earlier = None if self.last_loss is None or not self._in_update else self.last_loss.clone()
         now = Pass(inputs, y, loss or self.loss, given, scale * self._loss_weight(y))
         with self._keeping_statistics() if self._gamma else nullcontext(), self._averaging():
-            self.last_loss, g = self._backward(*now[:5], wrt_input)
-        if earlier is not None:
-            self.last_loss = self.last_loss + earlier
+            value, g = self._backward(*now[:5], wrt_input)
+        minimised = value * scale if scale != 1 else value
+        self.last_loss = minimised if earlier is None else minimised + earlier
         self._in_update = True
         if self._gamma:  # copied: the attack on the next part of the batch may overwrite the images
             copied = (tuple(t.detach().clone() for t in tensors) for tensors in (inputs, given))
             kept = Pass(next(copied), y.clone(), now.loss, next(copied), now.scale)
-            self._passes.append(kept._replace(part_weight=self.part_weight, gamma=self._gamma))
-            self.last_loss = torch.zeros_like(self.last_loss)  # nothing is minimised yet
+            kept = kept._replace(part_weight=self.part_weight, own_scale=scale, gamma=self._gamma)
+            self._passes.append(kept)
+            self.last_loss = torch.zeros_like(value)  # nothing is minimised yet
         return g
 
     @contextmanager
@@ -250,7 +252,7 @@ class PlainNet:
                 with self._averaging():
                     value, _ = self._backward(*one[:5], False)
                 # The trainer weights the loss of the last part by that part's size.
-                value = value * (one.part_weight / self.part_weight)
+                value = value * (one.own_scale * one.part_weight / self.part_weight)
                 total = value if total is None else total + value
         finally:
             restore()

@@ -193,7 +193,8 @@ class Loop:
             if part in left:
                 left.clear()  # the attack runs again, in TF32
             left[part] = images
-            self._report(attack, part)
+            number, many = attack.parts.index(part) + 1, len(attack.parts)
+            self._report(attack, f"{number} of {many}: {part}, {images:,} images left")
 
         run = attack.in_batches(sizes[0]).reporting(starts)
         x_adv = self._search(run, counter, x, y, z, seed, sizes[0])

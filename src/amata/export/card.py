@@ -12,6 +12,7 @@ from typing import Any
 from amata.data import DATASETS
 from amata.errors import printable
 from amata.export.trained import Trained
+from amata.recipes.schema import PythonData
 from amata.report.escape import for_markdown
 
 NAMED = 100
@@ -144,9 +145,9 @@ def _training(trained: Trained) -> list[str]:
     method, schedule = (str(table.get("class", table["name"])) for table in tables)
     if recipe.tables["method"].get("awp"):
         method += " with adversarial weight perturbation"
-    kept = (
-        "last epoch" if summary["best_epoch"] is None else "best epoch on held-out training images"
-    )
+    kept = "last epoch" if summary["best_epoch"] is None else "best epoch on held-out images"
+    own_code = any("class" in table for table in tables)
+    in_python = own_code or isinstance(recipe.data, PythonData)
     epochs = summary["epochs"]
     start = " It started from given weights." if trained.pretrained else ""
     device = f" on {for_markdown(found['device'])}" if found else ""
@@ -162,7 +163,9 @@ def _training(trained: Trained) -> list[str]:
         f"({summary['grad_evals_per_image']:.2f} per image and epoch), "
         f"{summary['train_seconds']:.1f} seconds{device}.",
         "",
-        "The recipe, for `amata train FILE.toml`:",
+        "The settings of a training written in Python:"
+        if in_python
+        else "The recipe, for `amata train FILE.toml`:",
         "",
         f"{fence}toml",
         toml,

@@ -7,7 +7,7 @@ nothing else.
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, Self
@@ -18,7 +18,7 @@ from torch import Tensor
 from amata.batch import Batch
 from amata.errors import InputError
 from amata.losses import Loss
-from amata.quantity import read_fields, round_half_up
+from amata.quantity import Keywords, read_fields, round_half_up
 from amata.schedules import Control
 from amata.seeds import Noise
 from amata.threat import Ball, Region, check_ball
@@ -151,7 +151,7 @@ it as it was."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method(ABC):
+class Method(Keywords, ABC):
     """One training method: a frozen dataclass whose fields are the paper's hyper-parameters.
 
     To write one, subclass this, add the fields, and write `step`. Of a built-in method every field
@@ -184,6 +184,13 @@ class Method(ABC):
     --within) they keep their share of the run."""
     own_loss: ClassVar[bool] = False
     """Whether updates minimise a loss of its own, which `optim.label_smoothing` does not change."""
+    belongs: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("steps", "step_size", "k", "alpha"),
+            "steps are the schedule's: amata.Constant(steps=10, step_size='2/255')",
+        ),
+        "eps": "eps is the ball's: ball=amata.Linf('8/255')",
+    }
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)

@@ -67,6 +67,9 @@ class RunFolder:
         self.recorded_split: dict[str, Any] = {}
         """What `record_split` was given, also if the folder is then deleted."""
 
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
     @classmethod
     def create(cls, path: Path, recipe: Recipe) -> "RunFolder":
         """A new run folder; an existing one is never written into."""

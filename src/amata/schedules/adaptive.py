@@ -19,14 +19,14 @@ from functools import partial
 from typing import Annotated, Literal
 
 from amata.errors import InputError
-from amata.quantity import Count, Positive, whole
+from amata.quantity import Count, Keywords, Positive, whole
 from amata.schedules.annealing import read_range
 from amata.schedules.contract import Account, Choice, Response
 from amata.schedules.control import Control
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adaptive:
+class Adaptive(Keywords):
     """Chooses u_t = (K, tau / K) by probing. Give `gamma`, or `budget` in gradient evaluations per
     image and epoch, which includes probing."""
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from amata.errors import InputError
 from amata.quantity import (
     Count,
+    Keywords,
     NotNegative,
     Positive,
     Share,
@@ -54,7 +55,7 @@ def read_range(schedule: Any) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant:
+class Constant(Keywords):
     """K_t = steps, alpha_t = step_size: no annealing, the schedule of PGD-K."""
 
     steps: Steps
@@ -87,7 +88,7 @@ class Constant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Annealing(ABC):
+class Annealing(Keywords, ABC):
     """K_t = k_min + (k_max - k_min) s_t, where s_t rises from 0 to 1 over the run; tau may change
     along with K, and the training radius and the size of the images may rise."""
 
@@ -200,7 +201,7 @@ class Exponential(Annealing):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piecewise:
+class Piecewise(Keywords):
     """Stages given by hand: `stages` holds (first epoch, K) pairs. Give `tau`, then alpha_t = tau /
     K_t (tau itself where K_t = 0); or `step_size`, then alpha_t is constant.
 

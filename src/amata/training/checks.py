@@ -123,8 +123,10 @@ def weak_attack(recipe: Recipe, plan: Sequence[Control[float]] | None) -> str:
     if type(recipe.method.base) not in (PGD, TRADES, MART) or not plan:
         return ""
     reach, eps = max(u.steps * u.step_size / max(u.eps, 1e-9) for u in plan), recipe.ball.eps
-    if reach >= eps * (1 - 1e-9) or not any(u.steps for u in plan):
+    if reach >= eps * (1 - 1e-9):
         return ""
+    if not any(u.steps for u in plan):
+        return "K is 0 in every epoch: training images are at most moved at random, never attacked"
     return (
         f"K times the step size is {short_number(reach)} and eps is {short_number(eps)}: attacks "
         "in training cannot cross the ball; usual is 1.6 eps (schedule.tau)"

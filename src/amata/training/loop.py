@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amata.data import Stream
+from amata.data import ImageSet, Stream
 from amata.distributed import current, report_lost_process
 from amata.engine import backend_settings
 from amata.errors import AmataError, InputError, Interrupted, shorten
@@ -78,6 +78,8 @@ def train_model(
         raise InputError(
             "the training data are smaller than one batch; lower data.batch_size or set "
             "data.drop_last = false"
+            if isinstance(train, ImageSet)
+            else "the training loader gives no batches: it is empty, or drops the only one"
         )
     with lock, run_settings(recipe, device):
         if trainer is None:

@@ -464,9 +464,9 @@ class Trainer:
         if not math.isfinite(self.loss_sum.item()):
             lr = self.lr(self.state.batch - 1)
             raise AmataError(
-                f"the loss is not finite at or before {self.state} (lr {lr:.3g}); the last good "
-                "checkpoint is kept: start a new run with a lower optim.lr or a longer "
-                "optim.warmup, or check the data"
+                f"the loss is not finite at or before {self.state} (lr {lr:.3g}); start a new "
+                "run with a lower optim.lr or a longer optim.warmup, or check the data. "
+                "Checkpoints from before are kept"
             )
 
     def mean_loss(self) -> float:
@@ -490,7 +490,8 @@ class Trainer:
         tensors = {f"model/{k}": v for k, v in self.model.state_dict().items()}
         if not all(bool(v.isfinite().all()) for v in tensors.values() if v.is_floating_point()):
             raise AmataError(
-                f"weights are not finite in {self.state}; the last good checkpoint is kept"
+                f"weights are not finite in {self.state}; lower optim.lr. Checkpoints from before "
+                "are kept"
             )
         if self.ema:
             tensors |= {f"ema/{k}": v for k, v in self.ema.model.state_dict().items()}
