@@ -896,7 +896,8 @@ def test_compare_trains_own_methods_beside_built_in_ones_and_resumes(tmp_path: P
             without_times(row) for row in other.epochs()
         ]
     assert (resumed.path / "report.html").is_file()
-    assert re.search(r"noise: [+−]?[\d.]+ points from mnist5k-pgd under pgd-2 \(", str(whole))
+    gap = r"noise: [+−]?[\d.]+ points from mnist5k-pgd under pgd-2 \(.*\), with [\d.]+ times its"
+    assert re.search(gap, str(whole))
     assert "tests.test_python_runs.Noise" in (whole.path / "differences.md").read_text()
     changed = replace(own, method=Noise(ball=base.ball, strength=0.5))
     with pytest.raises(InputError, match=r"of recipe noise, with method.fields = .*strength"):

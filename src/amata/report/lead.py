@@ -131,8 +131,11 @@ def gap_lines(result: dict[str, Any]) -> list[str]:
         return []
     baseline, *others = result["rows"]
     under = f"points from {baseline['recipe']} under {result['shared']['attack']}"
-    found = [(row["recipe"], _gap(row)) for row in others]
-    return [f"{name}: {gap[0]} {under} ({gap[1]})" for name, gap in found]
+    return [
+        f"{row['recipe']}: {gap[0]} {under} ({gap[1]}), with {row['cost_ratio']:.2f} times its "
+        "gradient evaluations"
+        for row, gap in ((row, _gap(row)) for row in others)
+    ]
 
 
 def _gap(row: Row) -> Cell:

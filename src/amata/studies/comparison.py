@@ -40,9 +40,9 @@ class Comparison:
         return list(self.result["warnings"])
 
     def __str__(self) -> str:
-        from amata.console import comparison_table  # imports rich, which `import amata` does not
+        from amata.console import comparison_table, out  # imports rich; `import amata` does not
 
-        table = [line.plain for line in comparison_table(self.result).lines(80)]
+        table = [line.plain for line in comparison_table(self.result).lines(out.width)]
         told = [*gap_lines(self.result), *(f"note: {text}" for text in self.warnings)]
         return "\n".join([*table, *map(printable, told)])
 
