@@ -484,14 +484,17 @@ def test_waiting_for_data_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_arrays_and_streams_check_what_they_are_given() -> None:
     for x, y, message in (
         (images() * 2, labels(), "give uint8"),
-        (images() * torch.nan, labels(), "give uint8"),
+        (images() * torch.nan, labels(), "images have values that are not finite"),
         (images()[0], labels(), "shape"),
         (images(), labels(5), "shape"),
     ):
         with pytest.raises(InputError, match=message):
             Arrays(x, y)
-    for y in (torch.arange(6), torch.arange(6) % 2 - 1):
-        with pytest.raises(InputError, match="outside the 2 classes"):
+    for y, message in (
+        (torch.arange(6), "outside the 2 classes"),
+        (torch.arange(6) % 2 - 1, "the lowest label is -1; number classes from 0"),
+    ):
+        with pytest.raises(InputError, match=message):
             Arrays(images(), y, classes=2)
     with pytest.raises(InputError, match=r"len\(\)"):
         len(Stream(iter([]), CPU))

@@ -176,7 +176,11 @@ def test_fit_refuses_what_it_cannot_train_on() -> None:
         (TinyCNN(classes=4), (x, y), r"it takes images of 28 x 28 pixels: resize them"),
         (torch.nn.Conv2d(1, 3, 3), (x, y), r"for 2 images .* logits of shape \(2, classes\)"),
         (Pair(), (x, y), r"not tuple; return the logits alone"),
-        (small_net(), (broken, y), r"image 3 has values that are not finite, as have 1 more"),
+        (
+            small_net(),
+            (broken, y),
+            r"2 images have values that are not finite, the first is image 3",
+        ),
         (small_net(), (x, nn.functional.one_hot(y)), r"y.argmax\(1\) makes numbers of one-hot"),
         (small_net(), (x, y - 1), r"the lowest label is -1; number classes from 0"),
         (small_net(), (x[:0], y[:0]), r"there are no images"),

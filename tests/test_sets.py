@@ -158,7 +158,7 @@ BAD_MAT = {
     ),
     "one label": (mat_file(matrix("X", X), matrix("y", Y[:1])), "not the digits of SVHN"),
     "a label of 11": (mat_file(matrix("X", X), matrix("y", Y + 1)), "labels must be 1 to 10"),
-    "no digits": (mat_file(matrix("X", X[..., :0]), matrix("y", Y[:0])), "shape"),
+    "no digits": (mat_file(matrix("X", X[..., :0]), matrix("y", Y[:0])), "there are no images"),
 }
 
 

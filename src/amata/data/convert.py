@@ -155,10 +155,10 @@ def check_range(x: Tensor, where: str) -> None:
     low, high = x.detach().aminmax()
     if not (low.isfinite() and high.isfinite()):
         bad = x.detach().isfinite().logical_not().flatten(1).any(1).nonzero().flatten()
-        more = f", as have {len(bad) - 1} more" if len(bad) > 1 else ""
+        images = "1 image has" if len(bad) == 1 else f"{len(bad)} images have"
         raise InputError(
-            f"{where}: image {int(bad[0])} has values that are not finite{more}; repair or remove "
-            f"{'them' if more else 'it'}"
+            f"{where}: {images} values that are not finite, the first is image {int(bad[0])}; "
+            "repair or remove such images"
         )
     if low < 0 or high > 1:
         raise InputError(
