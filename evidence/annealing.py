@@ -1,8 +1,10 @@
-"""Writes the tables and the pictures of docs/annealing.md and docs/claims.md: python
-evidence/annealing.py (--check compares the tables)."""
+"""Writes the tables and the pictures of docs/annealing.md, docs/studies.md and docs/claims.md:
+python evidence/annealing.py (--check compares the tables)."""
 
 import sys
+from pathlib import Path
 
+import equal_cost
 import steepness
 import stored
 import verdicts
@@ -55,7 +57,7 @@ ORDER = (
     "cifar10-equal-cost",
     "cifar10-quick-equal-cost",
 )
-"""The studies of the page."""
+"""The studies in the order of docs/studies.md."""
 
 
 def measured() -> list[str]:
@@ -64,6 +66,7 @@ def measured() -> list[str]:
 
 
 def draw_all() -> None:
+    equal_cost.draw(DOCS / "annealing.svg")
     for study in measured():
         draw(study, DOCS / f"annealing-{study}.svg")
         if steepness.measured(study):
@@ -106,10 +109,16 @@ def context() -> str:
     return f"PGD-20 accuracy, {where}: {'; '.join(found)}."
 
 
-PARTS: Parts = {
-    "studies": studies,
-    "not-measured": not_measured,
-    "context": context,
+PAGES: dict[Path, Parts] = {
+    DOCS / "annealing.md": {
+        "context": context,
+        "short-training": equal_cost.short_training,
+    },
+    DOCS / "studies.md": {"not-measured": not_measured, "studies": studies},
+    DOCS / "claims.md": {
+        "verdicts": verdicts.verdicts_table,
+        "not-measured": verdicts.not_measured,
+    },
 }
 
 
@@ -117,9 +126,4 @@ if __name__ == "__main__":
     refuse_others(__doc__, "--check")
     if "--check" not in sys.argv:
         draw_all()
-    claims: Parts = {
-        "verdicts": verdicts.verdicts_table,
-        "not-measured": verdicts.not_measured,
-    }
-    pages = {DOCS / "annealing.md": PARTS, DOCS / "claims.md": claims}
-    rewrite(pages, "annealing")
+    rewrite(PAGES, "annealing")

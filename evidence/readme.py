@@ -11,17 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import equal_cost
 import overview
 import stored
 from amata.report.figures import GREY, ORANGE
 from definition import RESULTS as STUDIES_DIR
-from definition import Test
-from differences import collapsed, difference
+from equal_cost import STRICT
 from measure import amata, store_run
 from page import GRADIENTS, markdown, picture, plot_robust_error, refuse_others, rewrite
-from study import STUDIES
-from study_section import test_name
-from verdicts import ANSWERS, CONFIRMED, NOT_REPRODUCED, OPEN, at_equal_cost, claims, verdict
+from verdicts import ANSWERS, OPEN, claims, verdict
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "evidence" / "results" / "mnist5k"
@@ -32,35 +30,6 @@ WITH_MUON = (
     ("cifar10-1m", "linear-2-4", "Amata 2→4"),
 )
 """Studies with AutoAttack on all images: study, arm, name."""
-WORST_FIRST = (NOT_REPRODUCED, OPEN, CONFIRMED)
-SHORT = {
-    "cifar10-equal-cost": "paper's, 30 epochs",
-    "cifar10-paper-recipe": "paper's, 30 epochs",
-    "cifar10-quick-equal-cost": "fast",
-    "cifar10-fast-recipe": "fast, tuned",
-    "cifar10-eps16": "fast, ε = 16/255",
-    "cifar10-20s": "fast, tuned",
-    "cifar10-13s": "fast, tuned",
-    "cifar10-13s-ema": "fast, tuned",
-    "cifar10-13s-again": "fast",
-    "cifar10-18s": "`cifar10-20s`",
-    "cifar10-27s": "fast, tuned",
-    "cifar10-27s-tuning": "fast, tuned",
-    "cifar10-1m": "`cifar10-1m`, 50 s",
-    "mnist-equal-cost": "MNIST",
-    "mnist-few-steps": "MNIST",
-    "mnist5k-equal-cost": "5,000 digits, CPU",
-    "mnist5k-again": "5,000 digits, CPU",
-    "mnist5k-order": "5,000 digits, CPU",
-    "mnist5k-autoattack": "5,000 digits",
-    "tiny-equal-cost": "Tiny-ImageNet, 40 classes",
-}
-"""The recipes of the studies, as the README's table names them, with seconds where these are what
-is equal."""
-STRICT = "autoattack"
-MARGIN = "CW-PGD-20"
-"""Another attack of the table, where it is known."""
-UNKNOWN = "–"
 RECIPES = {"mnist5k-pgd": "PGD-10", "mnist5k-amata": "Amata 2→10"}
 ATTACKS = ("clean", "pgd-40", "cw-pgd-40")
 
@@ -75,116 +44,6 @@ def measure() -> None:
         )
         for run in Path(folder, "runs").iterdir():
             store_run(run, RESULTS / run.name)
-
-
-def equal_cost() -> str:
-    """Annealed arms beside the constants of equal cost, as far as they are measured, and how many
-    annealed arms of all studies are better than every constant of their cost."""
-    stated, margin = claims()
-    rows: list[list[str]] = []
-    answers: dict[tuple[str, str], str] = {}
-    strict: dict[tuple[str, str], str] = {}  # the same, under AutoAttack
-    seeds: list[int] = []
-    lost: list[str] = []
-    worse: list[str] = []
-    for claim in stated:
-        if (found := at_equal_cost(claim)) is None:
-            continue
-        answer, arm = verdict(claim, margin)[0], (found[0], found[1].arm)
-        kept = strict if claim["attack"] == STRICT else answers
-        kept[arm] = min(answer, kept.get(arm, answer), key=WORST_FIRST.index)
-        if claim.get("readme"):
-            others = (difference(*found, MARGIN.lower()), under_autoattack(claim, *found, margin))
-            row = equal_row(*found, claim["attack"])
-            rows.append([*row, ANSWERS[answer], *(unbroken(other or UNKNOWN) for other in others)])
-            seeds.append(len(stored.summaries(found[0])[found[1].arm]))
-            lost += lost_seeds(*found)
-        gain = difference(*found, claim["attack"])
-        if kept is answers and gain and gain.high < 0:
-            name = SHORT.get(found[0], f"`{found[0]}`")
-            worse.append(f"{name}: {test_name(*found)}, {gain}")
-    head = [
-        "recipe",
-        "annealed",
-        "constant",
-        "robust %",
-        "difference",
-        "better?",
-        MARGIN,
-        "AutoAttack",
-    ]
-    known = [column for column in zip(head, *rows, strict=True) if set(column[1:]) != {UNKNOWN}]
-    head, *rows = map(list, zip(*known, strict=True))
-    harm = f" (worse: {'; '.join(worse)})" if worse else ""
-    were = "1 of them was" if len(strict) == 1 else f"{len(strict)} of them were"
-    too = f" Under AutoAttack {were} compared: {counted(strict)}." if strict else ""
-    return (
-        f"{markdown(head, rows)}\n\n{' '.join([seeds_of(seeds), *dict.fromkeys(lost)])} The table "
-        f"shows {len(rows)} of {len(answers)} arms that were compared at equal cost "
-        f"([all](docs/claims.md)). Annealing is {counted(answers, harm)}; the number of tests is "
-        f"not corrected for.{too}"
-    )
-
-
-def counted(answers: dict[tuple[str, str], str], harm: str = "") -> str:
-    """How many arms have which verdict, in words."""
-    found = {name: [*answers.values()].count(name) for name in ANSWERS}
-    return (
-        f"better in {found[CONFIRMED]}, not in {found[NOT_REPRODUCED]}{harm}, and {found[OPEN]} "
-        f"{'is' if found[OPEN] == 1 else 'are'} open"
-    )
-
-
-def under_autoattack(claim: dict[str, Any], study: str, pair: Test, margin: float) -> str:
-    """What AutoAttack says on a claim about another attack, where that is known."""
-    if claim["attack"] == STRICT or (found := difference(study, pair, STRICT)) is None:
-        return ""
-    same = {**claim, "attack": STRICT, "tests": [[study, pair.arm, pair.against]]}
-    return f"{found}: {ANSWERS[verdict(same, margin)[0]]}"
-
-
-def unbroken(difference: object) -> str:
-    """On one line, also in a narrow column."""
-    return str(difference).replace(" ", "\N{NO-BREAK SPACE}")
-
-
-def seeds_of(counts: list[int]) -> str:
-    few, many = min(counts), max(counts)
-    return f"Seeds per arm: {few if few == many else f'{few} to {many}'}."
-
-
-def lost_seeds(study: str, pair: Test) -> list[str]:
-    """What is to be said of the seeds that collapsed, and of those that were rolled back."""
-    said = []
-    for title in (pair.arm, pair.against):
-        if title not in STUDIES[study].labels:
-            continue  # the line of constants
-        runs, label = stored.summaries(study)[title], STUDIES[study].labels[title]
-        told = {
-            f"of {label} collapsed": len(collapsed(study)[title]),
-            f"of {label} were rolled back, with one more step from then": sum(
-                run["rolled_back"] > 0 for run in runs
-            ),
-        }
-        said += [
-            f"{n} of {len(runs)} seeds {what} ({SHORT[study]})." for what, n in told.items() if n
-        ]
-    return said
-
-
-def equal_row(study: str, pair: Test, attack: str) -> list[str]:
-    own, runs = STUDIES[study], stored.summaries(study)
-    found = difference(study, pair, attack)
-    assert found is not None
-    arm = runs[pair.arm]
-    robust = 100 * stored.mean_accuracy(arm, attack)
-    return [
-        SHORT[study] + (f", {stored.seconds(arm):.0f} s" if own.equal_seconds else ""),
-        own.labels[pair.arm].removeprefix("linear "),
-        own.labels.get(pair.against, "line").removeprefix("constant "),
-        f"{robust:.2f} / {robust - found.mean:.2f}",
-        unbroken(found),
-    ]
 
 
 def paper_claims() -> str:
@@ -321,7 +180,7 @@ def main() -> None:
         overview.draw(ROOT / "docs" / "cost.svg")
     parts = {
         "demo": demo,
-        "equal-cost": equal_cost,
+        "equal-cost": equal_cost.table,
         "autoattack": autoattack,
         "claims": paper_claims,
     }

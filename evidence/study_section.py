@@ -1,4 +1,4 @@
-"""One study as a section of docs/annealing.md: arms, differences, trials, selected checkpoints and
+"""One study as a section of docs/studies.md: arms, differences, trials, selected checkpoints and
 where its runs were made."""
 
 import json

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from written import write_run
 
-import readme
+import equal_cost
 import steepness
 import stored
 import study
@@ -201,7 +201,7 @@ def at_equal_cost(monkeypatch: pytest.MonkeyPatch) -> tuple[Study, dict[str, Any
     labels = {"k1": "constant 1", "k2": "constant 2", "rising": "linear 1 → 3"}
     own = replace(study.STUDIES["small"], labels=labels, equal=(Test("rising", "k2"),))
     monkeypatch.setitem(study.STUDIES, "small", own)
-    monkeypatch.setitem(readme.SHORT, "small", "a recipe")
+    monkeypatch.setitem(equal_cost.SHORT, "small", "a recipe")
     return own, {"kind": "better", "attack": "pgd-20", "tests": [["small", "rising", "k2"]]}
 
 
@@ -214,13 +214,13 @@ def test_the_readme_compares_at_equal_cost_as_soon_as_results_are_stored(
         claim,
         {**claim, "tests": [["small", "rising", "k1"]]},
     ]
-    monkeypatch.setattr(readme, "claims", lambda: (stated, 0.5))
+    monkeypatch.setattr(equal_cost, "claims", lambda: (stated, 0.5))
     found = {"k1": (0.43,) * 3, "k2": (0.4, 0.41, 0.4), "rising": (0.42,) * 3}
     for title, accuracies in found.items():
         for seed, accuracy in enumerate(accuracies):
             evaluation = {"pgd-20": {**RESULT, "n": 10, "accuracy": accuracy}}
             write_run(small / f"{title}-seed{seed}", [{}], evaluation=evaluation)
-    lines = readme.equal_cost().splitlines()
+    lines = equal_cost.table().splitlines()
     row = "| a recipe | 1 → 3 | 2 | 42.00 / 40.33 | +1.67 ± 1.43 | yes |"
     last = (
         "Seeds per arm: 3. The table shows 1 of 1 arms that were compared at equal cost "
@@ -234,7 +234,7 @@ def test_the_readme_compares_at_equal_cost_as_soon_as_results_are_stored(
     stated.append({**claim, "tests": [["small", "rising", FRONT]]})
     assert verdicts.at_equal_cost(stated[-1]) is None
     assert "better in 0, not in 1 (worse: a recipe: linear 1 → 3 minus constant 1, -1.00" in (
-        readme.equal_cost()
+        equal_cost.table()
     )
 
 
@@ -243,7 +243,7 @@ def test_the_readme_says_what_autoattack_decides(
 ) -> None:
     _, claim = at_equal_cost(monkeypatch)
     stated = [{**claim, "readme": True}, {**claim, "attack": "autoattack"}]
-    monkeypatch.setattr(readme, "claims", lambda: (stated, 0.5))
+    monkeypatch.setattr(equal_cost, "claims", lambda: (stated, 0.5))
     for title, robust, strict in (("k2", 0.4, 0.3), ("rising", 0.4, 0.32)):
         for seed in range(3):
             evaluation = {
@@ -251,7 +251,7 @@ def test_the_readme_says_what_autoattack_decides(
                 for name, accuracy in (("pgd-20", robust), ("autoattack", strict))
             }
             write_run(small / f"{title}-seed{seed}", [{}], evaluation=evaluation)
-    _, _, row, _, last = readme.equal_cost().splitlines()
+    _, _, row, _, last = equal_cost.table().splitlines()
     row = row.replace("\N{NO-BREAK SPACE}", " ")
     assert row.endswith("| 40.00 / 40.00 | +0.00 ± 0.00 | no | +2.00 ± 0.00: yes |")
     assert "1 of 1 arms" in last
@@ -259,6 +259,32 @@ def test_the_readme_says_what_autoattack_decides(
     assert last.endswith(
         "Under AutoAttack 1 of them was compared: better in 1, not in 0, and 0 are open."
     )
+
+
+def test_the_picture_has_every_comparison_at_equal_cost(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, claim = at_equal_cost(monkeypatch)
+    stated = [claim, {**claim, "attack": "autoattack"}, {**claim, "tests": [["small", "k1", "k2"]]}]
+    monkeypatch.setattr(equal_cost, "claims", lambda: (stated, 0.5))
+    monkeypatch.setitem(equal_cost.DATA, "small", "Small images")
+    for title, robust, strict in (("k2", 0.4, 0.2), ("rising", 0.4, 0.9)):
+        for seed in range(3):
+            accuracies = {"pgd-20": robust, "autoattack": strict}
+            evaluation = {k: {**RESULT, "n": 10, "accuracy": v} for k, v in accuracies.items()}
+            write_run(small / f"{title}-seed{seed}", [{}], evaluation=evaluation)
+    rows = [
+        ("1 → 3 against 2", "pgd-20", "+0.00 ± 0.00", verdicts.NOT_REPRODUCED),
+        ("1 → 3 against 2", "autoattack", "+70.00 ± 0.00", verdicts.CONFIRMED),
+    ]
+    (found,) = equal_cost.compared().values()
+    assert [(row.label, row.attack, str(row.gain), row.answer) for row in found] == rows
+    equal_cost.draw(tmp_path / "drawn.svg")  # 70 points are beyond the axis
+    assert "<svg" in (tmp_path / "drawn.svg").read_text()
+    timed = replace(own, equal=(), equal_seconds=own.equal)
+    monkeypatch.setitem(study.STUDIES, "small", timed)
+    ((head, (first, _)),) = equal_cost.compared().items()
+    assert (head, first.label) == (equal_cost.EQUAL_TIME, "1 s: 1 → 3 against 2")
 
 
 def test_claims_name_arms_that_exist_and_unmeasured_ones_are_open() -> None:

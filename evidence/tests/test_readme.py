@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from written import write_run
 
+import equal_cost
 import overview
-import readme
 import stored
 from verdicts import claims
 
@@ -15,7 +15,7 @@ RESULT = {"low": 0, "high": 1, "grad_evals": 0, "seconds": 1, "params": {}, "war
 
 def test_every_recipe_of_the_table_has_a_short_name() -> None:
     shown = [claim["tests"] for claim in claims()[0] if claim.get("readme")]
-    assert {study for tests in shown for study, *_ in tests} <= set(readme.SHORT)
+    assert {study for tests in shown for study, *_ in tests} <= set(equal_cost.SHORT)
 
 
 def test_the_picture_takes_the_first_study_with_results_without_collapsed_arms(
