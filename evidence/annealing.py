@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import equal_cost
+import equal_cost_picture
 import steepness
 import stored
 import verdicts
@@ -66,7 +67,7 @@ def measured() -> list[str]:
 
 
 def draw_all() -> None:
-    equal_cost.draw(DOCS / "annealing.svg")
+    equal_cost_picture.draw(DOCS / "annealing.svg")
     for study in measured():
         draw(study, DOCS / f"annealing-{study}.svg")
         if steepness.measured(study):

@@ -9,6 +9,7 @@ import pytest
 from written import write_run
 
 import equal_cost
+import equal_cost_picture
 import steepness
 import stored
 import study
@@ -266,8 +267,8 @@ def test_the_picture_has_every_comparison_at_equal_cost(
 ) -> None:
     own, claim = at_equal_cost(monkeypatch)
     stated = [claim, {**claim, "attack": "autoattack"}, {**claim, "tests": [["small", "k1", "k2"]]}]
-    monkeypatch.setattr(equal_cost, "claims", lambda: (stated, 0.5))
-    monkeypatch.setitem(equal_cost.DATA, "small", "Small images")
+    monkeypatch.setattr(equal_cost_picture, "claims", lambda: (stated, 0.5))
+    monkeypatch.setitem(equal_cost_picture.DATA, "small", "Small images")
     for title, robust, strict in (("k2", 0.4, 0.2), ("rising", 0.4, 0.9)):
         for seed in range(3):
             accuracies = {"pgd-20": robust, "autoattack": strict}
@@ -277,14 +278,14 @@ def test_the_picture_has_every_comparison_at_equal_cost(
         ("1 → 3 against 2", "pgd-20", "+0.00 ± 0.00", verdicts.NOT_REPRODUCED),
         ("1 → 3 against 2", "autoattack", "+70.00 ± 0.00", verdicts.CONFIRMED),
     ]
-    (found,) = equal_cost.compared().values()
+    (found,) = equal_cost_picture.compared().values()
     assert [(row.label, row.attack, str(row.gain), row.answer) for row in found] == rows
-    equal_cost.draw(tmp_path / "drawn.svg")  # 70 points are beyond the axis
+    equal_cost_picture.draw(tmp_path / "drawn.svg")  # 70 points are beyond the axis
     assert "<svg" in (tmp_path / "drawn.svg").read_text()
     timed = replace(own, equal=(), equal_seconds=own.equal)
     monkeypatch.setitem(study.STUDIES, "small", timed)
-    ((head, (first, _)),) = equal_cost.compared().items()
-    assert (head, first.label) == (equal_cost.EQUAL_TIME, "1 s: 1 → 3 against 2")
+    ((head, (first, _)),) = equal_cost_picture.compared().items()
+    assert (head, first.label) == (equal_cost_picture.EQUAL_TIME, "1 s: 1 → 3 against 2")
 
 
 def test_claims_name_arms_that_exist_and_unmeasured_ones_are_open() -> None:

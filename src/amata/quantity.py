@@ -1,38 +1,16 @@
-"""Parse, check and format values: numbers written as 0.3, "0.3" or "8/255", whole numbers, choices.
+"""Parse and check values: numbers written as 0.3, "0.3" or "8/255", whole numbers, choices.
 
 A reader takes (value, name) and returns the value, or raises an InputError that names it. The
-annotated types below carry their reader, and `read_fields` applies those of a dataclass:
-
->>> @dataclasses.dataclass(frozen=True)
-... class Step:
-...     size: Positive = 0.1
-...     def __post_init__(self) -> None:
-...         read_fields(self)
->>> Step(-1)
-Traceback (most recent call last):
-amata.errors.InputError: size = -1 must be above 0
+annotated types below carry their reader; `amata.fields` applies those of a dataclass.
 """
 
-import dataclasses
-import inspect
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import cache, partial
-from types import UnionType
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    Self,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from functools import partial
+from typing import Annotated, Any
 
 from amata.errors import InputError, nearest, shorten
 
@@ -274,147 +252,3 @@ StepStages = Annotated[tuple[tuple[int, int | float], ...], partial(stages, read
 Sizes = Annotated[tuple[tuple[float, int], ...], sizes]
 
 Reader = Callable[[Any, str], Any]
-SIMPLE: dict[Any, Reader] = {bool: switch, float: number, int: partial(whole, least=-MOST)}
-SIMPLE_OF_USERS: dict[Any, Reader] = {
-    float: lambda value, name: number(value, name) if isinstance(value, str) else value
-}
-"""In a user's class, a plain float may be infinite; only texts such as "8/255" are read."""
-
-
-class Keywords:
-    """Refuses arguments that a dataclass does not have, with the nearest that it has."""
-
-    belongs: ClassVar[Mapping[str, str]] = {}
-    """Arguments that one may look for here, and where they are."""
-
-    def __new__(cls, *_: Any, **given: Any) -> Self:
-        if "__dataclass_fields__" not in vars(cls) and (new := _new_fields(cls)):
-            raise InputError(
-                f"{cls.__name__} has new fields ({', '.join(new)}): write @dataclass(frozen=True, "
-                "kw_only=True) above the class"
-            )
-        known = dict(inspect.signature(cls.__init__).parameters)
-        known.pop("self", None)
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in known.values())
-        if not takes_all and (wrong := [name for name in given if name not in known]):
-            way = cls.belongs.get(wrong[0]) or nearest(wrong[0], known)
-            raise InputError(f"{cls.__name__} has no argument {wrong[0]!r}; {way}")
-        return super().__new__(cls)
-
-
-def _new_fields(cls: type) -> list[str]:
-    """The annotated attributes of a class itself that would be fields of a dataclass."""
-    own = inspect.get_annotations(cls)
-    return [name for name, hint in own.items() if "ClassVar" not in str(hint)]
-
-
-def read_fields(value: Any) -> None:
-    """Replace every field of a frozen dataclass by what its annotation's reader makes of it."""
-    cls: Any = type(value)
-    for name, read in _readers(cls).items():
-        object.__setattr__(value, name, read(getattr(value, name), name))
-
-
-@cache
-def _readers(cls: type) -> dict[str, Reader]:
-    try:
-        hints = get_type_hints(cls, include_extras=True)
-    except NameError:  # somebody's class, with names that exist for type checkers only
-        return {}
-    simple = SIMPLE if cls.__module__.startswith("amata.") else SIMPLE_OF_USERS
-    found = {f.name: _reader(hints[f.name], simple) for f in dataclasses.fields(cls)}
-    return {name: read for name, read in found.items() if read is not None}
-
-
-def _reader(hint: Any, simple: Mapping[Any, Reader]) -> Reader | None:
-    """The reader of an annotation; None for types that are not checked here."""
-    kind = get_origin(hint)
-    if kind is Annotated:
-        return next((extra for extra in hint.__metadata__ if callable(extra)), None)
-    if kind is Literal:
-        return partial(choice, options=get_args(hint))
-    if kind in (Union, UnionType):
-        inner = [_reader(part, simple) for part in get_args(hint) if part is not type(None)]
-        return partial(_optional, read=inner[0]) if len(inner) == 1 and inner[0] else None
-    return simple.get(hint)
-
-
-def _optional(value: Any, name: str, read: Reader) -> Any:
-    return None if value is None else read(value, name)
-
-
-def to_fractions(value: Any) -> Any:
-    """Write multiples of 1/255 as fractions, also inside lists and dicts.
-
-    `number` parses them back to the same float; None values of a dict are dropped.
-
-    >>> to_fractions(8 / 255)
-    '8/255'
-    """
-    if isinstance(value, float):
-        top = round(value * 255)
-        if top / 255 == value and len(repr(value)) > 8:
-            return f"{top}/255"
-    if isinstance(value, tuple | list):
-        return [to_fractions(v) for v in value]
-    if isinstance(value, dict):
-        return {k: to_fractions(v) for k, v in value.items() if v is not None}
-    return value
-
-
-NORMS = {"linf": "L∞", "l2": "L2"}
-"""How texts write the norm of a ball."""
-
-
-def short_number(value: Any) -> str:
-    """A measured or derived number with four digits; multiples of 1/255 as fractions.
-
-    >>> short_number(8 / 255), short_number(0.25), short_number(1 / 12)
-    ('8/255', '0.25', '0.08333')
-    """
-    if not isinstance(value, float):
-        return str(value)
-    top = round(255 * value)
-    nice = abs(255 * value - top) < 1e-6 and len(f"{value:.10g}") > 6
-    return f"{top}/255" if nice else f"{value:.4g}"
-
-
-def short_steps(steps: float) -> str:
-    """The K of an epoch.
-
-    >>> short_steps(2), short_steps(1 + 1 / 15)
-    ('2', '1.07')
-    """
-    return str(steps) if isinstance(steps, int) else f"{steps:.3g}"
-
-
-def describe_ball(norm: str, eps: float) -> str:
-    """A ball as texts write it.
-
-    >>> describe_ball("linf", 8 / 255)
-    'L∞ 8/255'
-    """
-    return f"{NORMS.get(norm, norm)} {short_number(eps)}"
-
-
-def describe_parts(parts: Mapping[str, float]) -> str:
-    """The accuracy after each part of an attack.
-
-    >>> describe_parts({"apgd-ce": 0.488, "apgd-t": 0.458})
-    'after apgd-ce 48.8%, apgd-t 45.8%'
-    """
-    return "after " + ", ".join(f"{name} {right:.1%}" for name, right in parts.items())
-
-
-def to_text(value: Any) -> str:
-    """A recipe's value for a table or a title, without float noise.
-
-    >>> to_text(8 / 255), to_text(0.1 + 0.2), to_text(True), to_text(["clean", "pgd-20"])
-    ('8/255', '0.3', 'true', 'clean, pgd-20')
-    """
-    found = to_fractions(value)
-    if isinstance(found, float):
-        return f"{found:.10g}"
-    if isinstance(found, list) and not any(isinstance(v, list | dict) for v in found):
-        return ", ".join(map(to_text, found))
-    return str(found).lower() if isinstance(found, bool) else str(found)

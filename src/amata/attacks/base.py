@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from amata.errors import InputError
-from amata.quantity import Count, read_fields
+from amata.fields import read_fields
+from amata.quantity import Count
 from amata.threat import Ball
 
 INT = r"(?:0|[1-9]\d{0,8})"

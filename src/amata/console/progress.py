@@ -11,8 +11,8 @@ from amata.console.numbers import duration, fit, short_count
 from amata.console.screens import Log, Notebook, Terminal
 from amata.console.streams import err
 from amata.errors import InputError, printable
+from amata.formatting import short_number, short_steps
 from amata.metrics import EpochRow
-from amata.quantity import short_number, short_steps
 from amata.reporter import BatchInfo, Reporter, Reporters, RunInfo
 
 DATA_WAIT = 0.05

@@ -9,7 +9,7 @@ from amata.console.grid import Cell, Column, Grid, flow
 from amata.console.numbers import WALL_PARTS, short_count
 from amata.console.streams import out
 from amata.errors import printable
-from amata.quantity import describe_ball, describe_parts, short_number
+from amata.formatting import describe_ball, describe_parts, short_number
 
 TESTED = (
     Column("attack"),

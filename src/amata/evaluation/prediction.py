@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from amata.attacks import parse_attack
 from amata.attacks.checks import forward
 from amata.errors import InputError
-from amata.quantity import describe_ball
+from amata.formatting import describe_ball
 from amata.threat import Ball
 
 ATTACK = "pgd-50"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from amata import __version__, models
 from amata.data import DATASETS
 from amata.errors import InputError, shorten
-from amata.quantity import to_fractions
+from amata.formatting import to_fractions
 from amata.recipes import Recipe
 from amata.recipes.schema import PythonData
 from amata.runs import RunFolder

@@ -19,9 +19,10 @@ import torch
 
 from amata.batch import Batch
 from amata.errors import InputError
+from amata.fields import read_fields
 from amata.methods.contract import Memory, Method, Net
 from amata.methods.yopo import YOPO
-from amata.quantity import NotNegative, Whole, read_fields, shown
+from amata.quantity import NotNegative, Whole, shown
 from amata.schedules import Control
 from amata.threat import Ball
 

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from amata.batch import Batch
 from amata.errors import InputError
+from amata.fields import Keywords, read_fields
 from amata.losses import Loss
-from amata.quantity import Keywords, read_fields, round_half_up
+from amata.quantity import round_half_up
 from amata.schedules import Control
 from amata.seeds import Noise
 from amata.threat import Ball, Region, check_ball

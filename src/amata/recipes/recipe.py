@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from amata.quantity import to_fractions
+from amata.formatting import to_fractions
 from amata.recipes.toml import dumps
 
 if TYPE_CHECKING:

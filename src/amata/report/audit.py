@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from amata.quantity import describe_parts, short_number
+from amata.formatting import describe_parts, short_number
 from amata.report.escape import for_html
 from amata.report.gallery import Pixels, amplification, gallery
 from amata.report.page import Section, document, html_table, soft

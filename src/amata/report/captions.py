@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from amata.quantity import NORMS, to_text
+from amata.formatting import NORMS, to_text
 from amata.report.comparison import WINDOW, smoothed
 from amata.report.escape import for_html
 

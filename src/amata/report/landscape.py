@@ -6,7 +6,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from amata.quantity import to_text
+from amata.formatting import to_text
 from amata.report.comparison import PageFigure, nested_widths
 from amata.report.escape import for_figure
 from amata.report.figures import BLUE, GREEN, INK, ORANGE, drawing, figure, save

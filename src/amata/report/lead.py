@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from amata.quantity import NORMS, short_number
+from amata.formatting import NORMS, short_number
 from amata.report.escape import for_html
 from amata.report.tables import Cell, between, in_points
 

@@ -4,7 +4,7 @@ import csv
 import io
 from typing import Any
 
-from amata.quantity import to_text
+from amata.formatting import to_text
 from amata.report.escape import for_csv, for_markdown
 
 Cell = str | tuple[str, str]

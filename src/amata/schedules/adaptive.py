@@ -19,7 +19,8 @@ from functools import partial
 from typing import Annotated, Literal
 
 from amata.errors import InputError
-from amata.quantity import Count, Keywords, Positive, whole
+from amata.fields import Keywords
+from amata.quantity import Count, Positive, whole
 from amata.schedules.annealing import read_range
 from amata.schedules.contract import Account, Choice, Response
 from amata.schedules.control import Control

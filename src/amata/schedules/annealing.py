@@ -22,9 +22,9 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from amata.errors import InputError
+from amata.fields import Keywords, read_fields
 from amata.quantity import (
     Count,
-    Keywords,
     NotNegative,
     Positive,
     Share,
@@ -32,7 +32,6 @@ from amata.quantity import (
     Steps,
     StepStages,
     Whole,
-    read_fields,
     round_half_up,
 )
 from amata.schedules.contract import check_epoch

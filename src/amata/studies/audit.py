@@ -14,7 +14,8 @@ from amata.attacks import parse_attack
 from amata.data import ImageSet
 from amata.errors import InputError, printable
 from amata.evaluation import Progress, Result, class_counts, evaluate, grouped_warnings, wilson
-from amata.quantity import describe_ball, describe_parts, split_names, whole
+from amata.formatting import describe_ball, describe_parts
+from amata.quantity import split_names, whole
 from amata.runs.environment import environment
 from amata.runs.records import Environment
 from amata.studies.examples import Collector, Example

@@ -32,9 +32,10 @@ from amata.engine import ProbeNet
 from amata.engine.worth import code_for
 from amata.errors import InputError, unknown
 from amata.evaluation.corruptions import is_attack
+from amata.formatting import short_steps
 from amata.losses import smooth_ce
 from amata.models import load_state
-from amata.quantity import number, positive, short_steps, whole
+from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
 from amata.reporter import Reporter, run_infos
 from amata.runs import RunFolder

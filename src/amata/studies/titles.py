@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from amata.errors import InputError, shorten
-from amata.quantity import to_text
+from amata.formatting import to_text
 from amata.recipes import Recipe
 from amata.runs import RunFolder
 from amata.studies.differences import NEUTRAL

@@ -15,8 +15,8 @@ from typing import Any, TextIO
 
 from amata import recipes
 from amata.errors import AmataError, InputError, Interrupted
+from amata.formatting import short_steps
 from amata.metrics import EpochRow
-from amata.quantity import short_steps
 from amata.reporter import Reporter, RunInfo
 from amata.studies.runs import train_or_resume
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import amata
 from amata.distributed import Ranks
 from amata.errors import InputError
+from amata.formatting import short_number
 from amata.methods import AWP, MART, METHODS, PGD, TRADES, Method, planned_evals
-from amata.quantity import short_number
 from amata.recipes import Recipe
 from amata.schedules import Adaptive, Control, closed_loop
 from amata.threat import Linf
