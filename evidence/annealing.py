@@ -67,7 +67,7 @@ def measured() -> list[str]:
 
 
 def draw_all() -> None:
-    equal_cost_picture.draw(DOCS / "annealing.svg")
+    equal_cost_picture.draw(DOCS / "annealing.svg", measured())
     for study in measured():
         draw(study, DOCS / f"annealing-{study}.svg")
         if steepness.measured(study):

@@ -2,6 +2,7 @@
 that of short trainings on docs/annealing.md."""
 
 import re
+from operator import itemgetter
 from typing import Any
 
 import stored
@@ -50,7 +51,7 @@ SHORT_TRAINING = (
     "cifar10-27s",
     "cifar10-1m",
 )
-ATTACKS = ("pgd-20", "cw-pgd-20", "autoattack", "clean")
+ATTACKS = ("pgd-20", "cw-pgd-20", "clean")
 """The studies and the columns of the table of short trainings on docs/annealing.md."""
 
 
@@ -167,33 +168,28 @@ def equal_row(study: str, pair: Test, attack: str) -> list[str]:
 def short_training() -> str:
     """The comparisons with the fast recipe: at equal time, and at equal gradient evaluations."""
     stated, margin = claims()
-    rows: dict[tuple[str, Test], list[str]] = {}
+    rows: dict[tuple[float, str, Test], list[str]] = {}
     for claim in stated:
-        if (known := at_equal_cost(claim)) and known[0] in SHORT_TRAINING:
+        known = at_equal_cost(claim) if claim.get("attack") == ATTACKS[0] else None
+        if known and known[0] in SHORT_TRAINING:
             study, pair = known
-            answer = ANSWERS[verdict(claim, margin)[0]]
-            if (study, pair) not in rows:
-                rows[study, pair] = [*short_row(study, pair), answer]
-    head = ["seconds", "annealed", "against", *map(attack_name, ATTACKS), "better?"]
-    return markdown(head, sorted(rows.values(), key=lambda row: float(row[0])))
+            seconds = stored.seconds(stored.summaries(study)[pair.arm])
+            gains = (difference(study, pair, attack) for attack in ATTACKS)
+            rows[seconds, study, pair] = [
+                f"{seconds:.1f}",
+                *arms_of(study, pair),
+                *(unbroken(UNKNOWN if gain is None else gain) for gain in gains),
+                ANSWERS[verdict(claim, margin)[0]],
+                study.removeprefix("cifar10-"),
+            ]
+    head = ["seconds", "annealed", "against", *map(attack_name, ATTACKS), "better?", "study"]
+    return markdown(head, [rows[key] for key in sorted(rows, key=itemgetter(0, 1))])
 
 
-def short_row(study: str, pair: Test) -> list[str]:
-    gains = (difference(study, pair, attack) for attack in ATTACKS)
-    label = row_label(study, pair, seconds := stored.seconds(stored.summaries(study)[pair.arm]))
-    arms = label.partition(": ")[2] if STUDIES[study].equal_seconds else label
-    known = (unbroken(UNKNOWN if gain is None else gain) for gain in gains)
-    return [f"{seconds:.1f}", *arms.split(" against "), *known]
-
-
-def row_label(study: str, pair: Test, seconds: float) -> str:
-    """The annealed arm and what it is compared with, the time where that is what is equal, and how
-    many runs collapsed."""
+def arms_of(study: str, pair: Test) -> tuple[str, str]:
+    """The annealed arm and what it is compared with, without what the heading says."""
     own = STUDIES[study]
-    against = "line of constants" if pair.against == FRONT else own.labels[pair.against]
-    arms = own.labels[pair.arm].removeprefix("linear "), against.removeprefix("constant ")
-    label = " against ".join(arms)
-    if own.equal_seconds:
-        label = f"{seconds:.0f} s: " + re.sub(r", \d+ epochs", "", label)
-    lost = sum(len(collapsed(study).get(title, ())) for title in (pair.arm, pair.against))
-    return f"{label} ({lost} collapsed)" if lost else label
+    against = "line" if pair.against == FRONT else own.labels[pair.against]
+    labels = own.labels[pair.arm].removeprefix("linear "), against.removeprefix("constant ")
+    arm, other = (re.sub(r", \d+ epochs", "", text) for text in labels)
+    return (arm, other) if own.equal_seconds else labels

@@ -1,102 +1,136 @@
 """The picture of docs/annealing.md: every annealed arm against the constants of equal cost."""
 
-from operator import attrgetter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import stored
 from amata.report.figures import BLUE, GREY, INK, ORANGE
 from amata.studies.intervals import Estimate
-from definition import Test
-from differences import difference
-from equal_cost import MARGIN, STRICT, row_label
+from definition import FRONT, Test
+from differences import collapsed, difference, weights
+from equal_cost import STRICT, arms_of
 from page import attack_name, picture
 from study import STUDIES
-from verdicts import CONFIRMED, NOT_REPRODUCED, OPEN, at_equal_cost, claims, verdict
+from verdicts import CONFIRMED, NOT_REPRODUCED, OPEN, SEEDS, claims, decide
+
+FAST = "CIFAR-10, fast recipe"
+PAPERS = "CIFAR-10, the paper's recipe"
+EQUAL_TIME = f"{FAST}, equal time"
+DIGITS = "5,000 digits, CPU"
+GROUPS = {
+    "cifar10-paper-recipe": (PAPERS, ""),
+    "cifar10-equal-cost": (PAPERS, "first study"),
+    "cifar10-100-epochs-seeds": (PAPERS, "100 epochs"),
+    "cifar10-fast-recipe": (FAST, "tuned"),
+    "cifar10-quick-equal-cost": (FAST, "not tuned"),
+    "cifar10-13s": (EQUAL_TIME, "tuned"),
+    "cifar10-13s-ema": (EQUAL_TIME, "tuned again"),
+    "cifar10-13s-again": (EQUAL_TIME, "new seeds"),
+    "cifar10-18s": (EQUAL_TIME, "not tuned"),
+    "cifar10-20s": (EQUAL_TIME, "tuned"),
+    "cifar10-27s": (EQUAL_TIME, "tuned"),
+    "cifar10-27s-tuning": (EQUAL_TIME, "tuned further"),
+    "cifar10-1m": ("CIFAR-10, cifar10-1m", ""),
+    "cifar10-eps16": ("CIFAR-10, ε = 16/255", ""),
+    "tiny-equal-cost": ("Tiny-ImageNet, 40 classes", ""),
+    "mnist-equal-cost": ("MNIST", ""),
+    "mnist-few-steps": ("MNIST", "few steps"),
+    "mnist5k-equal-cost": (DIGITS, ""),
+    "mnist5k-again": (DIGITS, "new seeds"),
+    "mnist5k-order": (DIGITS, ""),
+    "mnist5k-autoattack": (DIGITS, ""),
+    "mnist5k-closed-loop": (DIGITS, ""),
+}
+"""The heading and a remark of a study, in the order of the picture. Others come last, under what
+they are about."""
+LIMITS = (-4.6, 4.6)
+"""Of the picture's axis, in points; longer intervals end with an arrow."""
+WORSE = "worse"
+MARKS = {
+    CONFIRMED: ("better", {"color": ORANGE}),
+    WORSE: ("worse", {"color": BLUE}),
+    NOT_REPRODUCED: ("a gain of half a point is ruled out", {"color": GREY}),
+    OPEN: ("open", {"color": GREY, "mfc": "white"}),
+}
 
 
 class Row(NamedTuple):
     """One comparison of the picture."""
 
     label: str
-    seconds: float
     attack: str
     gain: Estimate
     answer: str
 
 
-LIMITS = (-2.6, 4.6)
-"""Of the picture's axis, in points; longer intervals end with an arrow."""
-HEADINGS = {
-    "cifar10-paper-recipe": "CIFAR-10, the paper's recipe",
-    "cifar10-equal-cost": "CIFAR-10, the paper's recipe",
-    "cifar10-100-epochs-seeds": "CIFAR-10, the paper's recipe, 100 epochs",
-    "cifar10-fast-recipe": "CIFAR-10, fast recipe",
-    "cifar10-quick-equal-cost": "CIFAR-10, fast recipe",
-    "cifar10-1m": "CIFAR-10, cifar10-1m",
-    "cifar10-eps16": "CIFAR-10, ε = 16/255",
-}
-"""Where a comparison is drawn, unless its study is of equal time, or of other data."""
-EQUAL_TIME = "CIFAR-10, fast recipe, equal time"
-DATA = {"cifar10": "CIFAR-10", "mnist": "MNIST", "mnist5k": "5,000 digits, CPU"}
-DATA["tiny"] = "Tiny-ImageNet, 40 classes"
-"""The data sets by the beginning of a study's name."""
-MARKS = {
-    CONFIRMED: ("better: the interval is above zero", {"color": ORANGE}),
-    NOT_REPRODUCED: ("not better by half a point", {"color": GREY}),
-    OPEN: ("open", {"color": GREY, "mfc": "white"}),
-}
-
-
-def compared() -> dict[str, list[Row]]:
-    """Every comparison at equal cost, by heading: under the main attack of its study, and under
-    AutoAttack where that is known."""
-    stated, margin = claims()
-    found: dict[tuple[str, Test, str], Row] = {}
-    for claim in stated:
-        if (known := at_equal_cost(claim)) is None or claim["attack"] == MARGIN.lower():
-            continue
-        study, pair = known
-        for attack in (claim["attack"], STRICT):
-            if gain := difference(study, pair, attack):
-                same = {**claim, "attack": attack, "tests": [[study, pair.arm, pair.against]]}
-                answer = verdict(same, margin)[0]
-                seconds = stored.seconds(stored.summaries(study)[pair.arm])
-                label = row_label(study, pair, seconds)
-                found[study, pair, attack] = Row(label, round(seconds), attack, gain, answer)
+def compared(studies: Sequence[str]) -> dict[str, list[Row]]:
+    """Every comparison at equal cost with enough seeds, by heading, under PGD and AutoAttack. Where
+    an arm has several rivals of equal time, the one that leaves it the least."""
+    margin = claims()[1]
     rows: dict[str, list[Row]] = {}
-    for (study, *_), row in found.items():
-        equal_time = EQUAL_TIME if STUDIES[study].equal_seconds else DATA[study.partition("-")[0]]
-        rows.setdefault(HEADINGS.get(study, equal_time), []).append(row)
-    rows.get(EQUAL_TIME, []).sort(key=attrgetter("seconds"))
+    order = [*GROUPS, *(study for study in studies if study not in GROUPS)]
+    for study in sorted(studies, key=order.index):
+        own = STUDIES[study]
+        pgd = (attack for attack in own.attacks if attack.startswith("pgd-"))
+        for attack in (*pgd, STRICT):
+            for pairs in rivals(study):
+                gains = {pair: difference(study, pair, attack) for pair in pairs}
+                known = {p: gain for p, gain in gains.items() if gain and gain.seeds >= SEEDS}
+                if known:
+                    pair = min(known, key=lambda p: known[p].mean)
+                    gain = known[pair]
+                    answer = WORSE if gain.high < 0 else decide("better", gain, margin)
+                    heading = GROUPS.get(study, (own.about, ""))[0]
+                    row = Row(label_of(study, pair), attack, gain, answer)
+                    rows.setdefault(heading, []).append(row)
     return rows
 
 
-def draw(file: Path) -> None:
+def rivals(study: str) -> Iterator[list[Test]]:
+    """The tests at equal cost; those at equal time are grouped by arm."""
+    own = STUDIES[study]
+    for pair in own.tests:
+        if pair in own.equal or (pair.against == FRONT and not own.equal_seconds):
+            yield [pair]
+    for arm in dict.fromkeys(pair.arm for pair in own.equal_seconds):
+        yield [pair for pair in own.equal_seconds if pair.arm == arm]
+
+
+def label_of(study: str, pair: Test) -> str:
+    """What is compared, the time where that is what is equal, and what happened to the runs."""
+    own, runs = STUDIES[study], stored.summaries(study)
+    label = " against ".join(arms_of(study, pair))
+    if own.equal_seconds:
+        label = f"{stored.seconds(runs[pair.arm]):.0f} s: {label}"
+    arms = weights(study, pair) or {}
+    lost = sum(len(collapsed(study)[title]) for title in arms)
+    back = sum(run["rolled_back"] > 0 for title in arms for run in runs[title])
+    remarks = [
+        GROUPS.get(study, ("", ""))[1],
+        f"{lost} collapsed" if lost else "",
+        f"{back} rolled back" if back else "",
+    ]
+    return ", ".join([label, *filter(None, remarks)])
+
+
+def draw(file: Path, studies: Sequence[str]) -> None:
     """A row for each comparison: the difference with its interval, and as a number."""
-    groups = compared()
+    groups = compared(studies)
     count = sum(len(rows) + 1.4 for rows in groups.values())
-    with picture(file, 1, (9.6, 0.19 * count + 0.9)) as (ax,):
+    with picture(file, 1, (10.4, 0.19 * count + 0.9)) as (ax,):
+        left = {"transform": ax.get_yaxis_transform(), "ha": "right", "va": "center"}
         y = 0.0
         ticks: list[tuple[float, str]] = []
         for name, rows in groups.items():
-            ax.text(
-                -0.01,
-                y,
-                name,
-                transform=ax.get_yaxis_transform(),
-                ha="right",
-                va="center",
-                weight="bold",
-                color=INK,
-            )
+            ax.text(-0.01, y, name, weight="bold", color=INK, **left)
             for row in rows:
                 y += 1
                 draw_row(ax, y, row)
                 ticks.append((y, row.label))
             y += 1.4
         ax.axvline(0, color=INK, lw=0.8, zorder=0)
-        ax.axvspan(0, 0.5, color=BLUE, alpha=0.06, lw=0)
+        ax.axvspan(0, claims()[1], color=GREY, alpha=0.13, lw=0)
         ax.set_yticks([at for at, _ in ticks], [label for _, label in ticks])
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
@@ -106,26 +140,20 @@ def draw(file: Path) -> None:
         for label, style in MARKS.values():
             ax.plot([], [], "o", label=label, **style)
         ax.plot([], [], "D", color=INK, mfc="none", label="under AutoAttack")
-        below = {"loc": "upper center", "bbox_to_anchor": (0.4, -0.9 / count - 0.04)}
-        ax.legend(frameon=False, ncol=4, handletextpad=0.2, columnspacing=1.5, **below)
+        below = {"loc": "upper center", "bbox_to_anchor": (0.4, -0.9 / count - 0.03)}
+        ax.legend(frameon=False, ncol=5, handletextpad=0.2, columnspacing=1.5, **below)
 
 
 def draw_row(ax: Any, y: float, row: Row) -> None:
-    style, (low, high) = MARKS[row.answer][1], LIMITS
-    ends = max(row.gain.low, low), min(row.gain.high, high)
+    gain, style, (low, high) = row.gain, MARKS[row.answer][1], LIMITS
+    ends = max(gain.low, low), min(gain.high, high)
     ax.plot(ends, (y, y), color=style["color"], lw=1.6, solid_capstyle="butt")
-    for end, cut, arrow in ((low, row.gain.low, "<"), (high, row.gain.high, ">")):
-        if (cut < end) if arrow == "<" else (cut > end):
-            ax.plot(end, y, arrow, color=style["color"], ms=5, clip_on=False)
-    if low < row.gain.mean < high:
-        ax.plot(row.gain.mean, y, "D" if row.attack == STRICT else "o", ms=5.5, **style)
-    name = attack_name(row.attack)
-    ax.text(
-        1.01,
-        y,
-        f"{row.gain}  {name}",
-        transform=ax.get_yaxis_transform(),
-        va="center",
-        color=INK,
-        fontsize=8,
-    )
+    if gain.low < low:
+        ax.plot(low, y, "<", color=style["color"], ms=5, clip_on=False)
+    if gain.high > high:
+        ax.plot(high, y, ">", color=style["color"], ms=5, clip_on=False)
+    if low < gain.mean < high:
+        ax.plot(gain.mean, y, "D" if row.attack == STRICT else "o", ms=5.5, **style)
+    said = f"{gain}  {attack_name(row.attack)}, {gain.seeds} seeds"
+    at = {"transform": ax.get_yaxis_transform(), "va": "center"}
+    ax.text(1.03, y, said, color=INK, fontsize=8, **at)

@@ -265,27 +265,30 @@ def test_the_readme_says_what_autoattack_decides(
 def test_the_picture_has_every_comparison_at_equal_cost(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, claim = at_equal_cost(monkeypatch)
-    stated = [claim, {**claim, "attack": "autoattack"}, {**claim, "tests": [["small", "k1", "k2"]]}]
-    monkeypatch.setattr(equal_cost_picture, "claims", lambda: (stated, 0.5))
-    monkeypatch.setitem(equal_cost_picture.DATA, "small", "Small images")
-    for title, robust, strict in (("k2", 0.4, 0.2), ("rising", 0.4, 0.9)):
+    own, _ = at_equal_cost(monkeypatch)
+    own = replace(own, about="Small", attacks=("pgd-20", "cw-pgd-20"), tests=own.equal)
+    monkeypatch.setitem(study.STUDIES, "small", own)
+    for title, robust, strict in (("k1", 0.3, 0.2), ("k2", 0.4, 0.2), ("rising", 0.3, 0.9)):
         for seed in range(3):
-            accuracies = {"pgd-20": robust, "autoattack": strict}
+            accuracies = {"pgd-20": robust, "cw-pgd-20": 0.1, "autoattack": strict}
             evaluation = {k: {**RESULT, "n": 10, "accuracy": v} for k, v in accuracies.items()}
             write_run(small / f"{title}-seed{seed}", [{}], evaluation=evaluation)
+    compared = equal_cost_picture.compared
+    told = "1 → 3 against 2, 3 collapsed"  # below four fifths of the best arm
     rows = [
-        ("1 → 3 against 2", "pgd-20", "+0.00 ± 0.00", verdicts.NOT_REPRODUCED),
-        ("1 → 3 against 2", "autoattack", "+70.00 ± 0.00", verdicts.CONFIRMED),
+        (told, "pgd-20", "-10.00 ± 0.00", equal_cost_picture.WORSE),
+        (told, "autoattack", "+70.00 ± 0.00", verdicts.CONFIRMED),
     ]
-    (found,) = equal_cost_picture.compared().values()
-    assert [(row.label, row.attack, str(row.gain), row.answer) for row in found] == rows
-    equal_cost_picture.draw(tmp_path / "drawn.svg")  # 70 points are beyond the axis
+    found = compared(["small"])["Small"]
+    shown = [(row.label, row.attack, str(row.gain), row.answer) for row in found]
+    assert shown == rows
+    equal_cost_picture.draw(tmp_path / "drawn.svg", ["small"])  # 70 points are beyond the axis
     assert "<svg" in (tmp_path / "drawn.svg").read_text()
-    timed = replace(own, equal=(), equal_seconds=own.equal)
+    every = (Test("rising", "k1"), *own.equal)
+    timed = replace(own, equal=(), equal_seconds=every)
     monkeypatch.setitem(study.STUDIES, "small", timed)
-    ((head, (first, _)),) = equal_cost_picture.compared().items()
-    assert (head, first.label) == (equal_cost_picture.EQUAL_TIME, "1 s: 1 → 3 against 2")
+    first, _ = compared(["small"])["Small"]  # against the better of two constants
+    assert (first.label.partition(",")[0], first.gain.mean) == ("1 s: 1 → 3 against 2", -10)
 
 
 def test_claims_name_arms_that_exist_and_unmeasured_ones_are_open() -> None:
