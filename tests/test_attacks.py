@@ -350,6 +350,13 @@ def test_pgd_agrees_with_foolbox_from_the_same_start(ball: Ball, foreign: type) 
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
 
+def test_a_step_that_was_meant_in_units_of_1_255_is_refused() -> None:
+    model, x, y = Linear(4), images(2), labels(2)
+    with pytest.raises(InputError, match=r'step_size = 2 .* did you mean "2/255"\?'):
+        pgd(model, x, y, ball=LINF, steps=1, step_size=2)
+    pgd(model, x, y, ball=TWO, steps=1, step_size=2)  # in L2 a step may be as long
+
+
 def test_fgsm_agrees_with_foolbox() -> None:
     model, x, y = small_net(smooth=True).eval(), images(16), labels(16)
     theirs = fb.attacks.FGSM(random_start=False).run(

@@ -206,7 +206,7 @@ def test_the_command_takes_any_network(amata: Callable[..., Called], tmp_path: P
     own = ["audit", "tests.test_audit:net", "--data", str(tmp_path / "photos")]
     sizes = ["--set", "data.resize=28", "--set", "data.crop=28", "--set", "train.device=cpu"]
     done = amata(*own, *sizes, "--eps", "8/255", "--attacks", "fgsm")
-    assert (done.code, "weakest class: " in done.out) == (0, True), done.err
+    assert done.code == 0, done.err
     assert "the model gets images of 3 × 28 × 28: data.resize, data.crop" in done.err
     for arguments, message in (
         ((*call, "--eps", "8/255", *short, "--out", str(out)), "exists already"),

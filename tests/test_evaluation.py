@@ -67,7 +67,7 @@ def test_accuracy_is_what_the_attack_leaves() -> None:
 
 
 def test_every_image_has_an_outcome_in_order_and_every_class_its_accuracy() -> None:
-    model, x, y = Linear(4), images(21), labels(21)
+    model, x, y = Linear(4, seed=1), images(21), labels(21)
     seen: list[Attacked] = []
     results = evaluate(
         model, (x, y), ball=BALL, attacks="clean,pgd-3@18", batch_size=8, examine=seen.append
@@ -504,7 +504,10 @@ class Constant(nn.Module):
         (200, 100, 0, True),
         (200, 100, 1, False),
         (50, 0, 0, True),
-        (49, 0, 0, False),
+        (49, 24, 0, True),
+        (49, 25, 0, False),
+        (20, 10, 0, True),
+        (19, 0, 0, False),
         (50, 45, 0, True),
         (50, 46, 0, False),
     ],

@@ -182,6 +182,7 @@ def test_fit_refuses_what_it_cannot_train_on() -> None:
             r"2 images have values that are not finite, the first is image 3",
         ),
         (small_net(), (x, nn.functional.one_hot(y)), r"y.argmax\(1\) makes numbers of one-hot"),
+        (Linear(1), (x, y), r"^training labels range over .* the model's 1 class;"),
         (small_net(), (x, y - 1), r"the lowest label is -1; number classes from 0"),
         (small_net(), (x[:0], y[:0]), r"there are no images"),
         (small_net(), DataLoader(NONE, batch_size=8), r"loader gives no batches: it is empty"),
@@ -253,6 +254,12 @@ def test_a_bad_held_out_stream_is_named(case: str) -> None:
         fit(small_net(), toy_data(), valid, toy_recipe("train.tensorboard=false", "train.epochs=1"))
 
 
+def test_held_out_labels_that_the_model_lacks_are_refused_before_an_epoch() -> None:
+    x, y = toy_data(40)
+    with pytest.raises(InputError, match=r"validation data have labels up to 6, .* has 4 outputs"):
+        fit(small_net(), toy_data(), (x, y + 5), toy_recipe("train.guard=ignore"))
+
+
 def test_training_on_clean_images_keeps_the_weights_that_are_best_on_them() -> None:
     """Under an attack they are all bad, and the least bad of them have hardly been trained."""
     recipe = toy_recipe(
@@ -264,7 +271,9 @@ def test_training_on_clean_images_keeps_the_weights_that_are_best_on_them() -> N
     )
     rows = (fitted := fit(small_net(), toy_data(), toy_data(40), recipe)).epochs
     clean, robust = ([row["valid"][attack] for row in rows] for attack in ("clean", "pgd-20"))
-    assert robust.index(max(robust)) != clean.index(max(clean)) == fitted.best_epoch
+    assert robust.index(max(robust)) != clean.index(max(clean))
+    assert clean[1:] == [1.0] * 3, "held-out images cannot tell these epochs apart"
+    assert fitted.best_epoch == 3, "of equal epochs the last has learnt most"
 
 
 def test_while_no_epoch_is_robust_the_last_one_is_the_best_so_far() -> None:
@@ -274,6 +283,15 @@ def test_while_no_epoch_is_robust_the_last_one_is_the_best_so_far() -> None:
     fitted = fit(net, toy_data(), (x, 1 - y), toy_recipe("train.guard=ignore"))
     assert [row["valid"]["pgd-20"] for row in fitted.epochs] == [0.0] * 4
     assert fitted.best_epoch == 3
+
+
+def test_a_loss_that_explodes_is_noted_once() -> None:
+    notes = Notes()
+    recipe = toy_recipe("train.epochs=2", "train.guard=ignore", "optim.lr=1000")
+    fit(Linear(2), toy_data(), None, recipe, reporter=notes)
+    (note,) = [note for note in notes.notes if "diverges" in note]
+    assert note.startswith("the loss is "), note
+    assert "with a lower optim.lr (now 1000)" in note
 
 
 def test_equal_bounds_end_with_the_same_bytes_as_a_constant(tmp_path: Path) -> None:

@@ -299,6 +299,8 @@ def test_a_head_of_another_size_is_replaced_when_asked(tmp_path: Path) -> None:
         match=r"'fc2.weight' has shape \(7, 100\), not \(3, 100\) \(and 1 more\); to train a new "
         r"head, set model.new_head=true",
     ):
+        load_weights(target, run, new_head=False)
+    with pytest.raises(InputError, match="; give the network as many outputs as the weights have"):
         load_weights(target, run)
     assert load_weights(target, run, new_head=True) == [
         "fc2.weight (7, 100) -> (3, 100)",

@@ -56,6 +56,7 @@ def test_built_in_recipes_are_valid_and_survive_being_written(name: str) -> None
         recipe.ball,
     )
     assert built_in()[name].startswith("# ")
+    assert built_in()[name].splitlines()[0].endswith("."), "`amata recipes` shows the first line"
 
 
 def test_the_papers_recipes_are_there_with_its_settings() -> None:
@@ -506,6 +507,9 @@ def test_a_dict_may_rename_a_method_and_stays_unchanged() -> None:
         (lambda: load("mnist5k-amata", WRONG[1]), "override 3 must be a text"),
         (lambda: load({"train": {"epochs": 1}}), "recipe recipe: [threat] needs the key norm"),
         (lambda: load({"extends": "mnist5k-amataa"}), "unknown recipe 'mnist5k-amataa'"),
+        (lambda: load("zzz"), "unknown recipe 'zzz'; `amata recipes` lists the built-in ones"),
+        (lambda: load("tests"), "tests is a folder, not a recipe: `amata init tests` writes one"),
+        (lambda: load("tests/"), "tests is a folder, not a recipe: `amata init tests` writes one"),
         (lambda: load({"extends": 5}), "recipe = 5 must be the name of a recipe"),
         (lambda: load(WRONG[2]), "recipe = None must be the name of a recipe"),
     ],

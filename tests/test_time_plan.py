@@ -626,6 +626,8 @@ def test_the_command_line(
     first, last = error.splitlines()
     assert first == "note: timing some batches, to plan for 1s"
     assert "--within 1s is too short: one epoch with K = 2 ends after about 1h" in last
+    ends, enough = re.findall(r"(?:after about|give) (\w+)", last)
+    assert duration(enough, "") == pytest.approx(1.1 * duration(ends, "") + 5, abs=2)
     assert not run.exists()
     _, error = amata("train", file, "--within", "4h", "--out", str(run))
     assert re.search(r"note: 2 epochs, K 2\.\d+ to 4\.\d+: the trained model is expected", error)

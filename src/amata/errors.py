@@ -35,11 +35,11 @@ class Interrupted(KeyboardInterrupt):
         self.exit_code = 128 + number
 
 
-def nearest(name: str, options: Iterable[str]) -> str:
-    """A hint for a mistyped name: the closest option, or all options if none is close."""
+def nearest(name: str, options: Iterable[str], listed: str = "") -> str:
+    """A hint for a mistyped name: the closest option; if none is close what lists them, or all."""
     names = sorted(options)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.65)
-    return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
+    return f"did you mean {close[0]!r}?" if close else listed or f"choose from {', '.join(names)}"
 
 
 def unknown(kind: str, name: str, options: Iterable[str]) -> InputError:

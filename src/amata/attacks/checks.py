@@ -120,9 +120,9 @@ def _size_hint(model: nn.Module, x: Tensor) -> str:
     return f"; it takes images of {size} x {size} pixels: resize them, or choose another network"
 
 
-def check_logits(z: Tensor, y: Tensor, n: int | None = None) -> None:
+def check_logits(z: Tensor, y: Tensor, n: int | None = None, what: str = "") -> None:
     """Require one row of class scores for each of n images (default: one per label), and labels
-    within those classes."""
+    within those classes. `what` says which labels they are."""
     n = len(y) if n is None else n
     if not isinstance(z, Tensor) or z.dim() != 2 or len(z) != n:
         kind = f"shape {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
@@ -131,7 +131,7 @@ def check_logits(z: Tensor, y: Tensor, n: int | None = None) -> None:
             f"for {n} images the model's output must be logits of shape ({n}, classes), not "
             f"{kind}{way}"
         )
-    check_labels(y, z.shape[1])
+    check_labels(y, z.shape[1], what)
 
 
 def are_probabilities(z: Tensor) -> bool:
@@ -140,7 +140,7 @@ def are_probabilities(z: Tensor) -> bool:
     return z.shape[1] > 1 and bool((z >= 0).all()) and torch.allclose(z.sum(1), ones, atol=1e-3)
 
 
-def check_labels(y: Tensor, classes: int) -> None:
+def check_labels(y: Tensor, classes: int, what: str = "") -> None:
     if y.min() < 0 or y.max() >= classes:
         low, high = int(y.min()), int(y.max())
         if low == 1 and high == classes:
@@ -150,5 +150,6 @@ def check_labels(y: Tensor, classes: int) -> None:
         else:
             hint = f"the model needs at least {high + 1} outputs"
         raise InputError(
-            f"labels range over [{low}, {high}], outside the model's {classes} classes; {hint}"
+            f"{what}labels range over [{low}, {high}], outside the model's {classes} "
+            f"class{'es' * (classes != 1)}; {hint}"
         )

@@ -47,6 +47,7 @@ def train(
         ),
     ] = None,
     epochs: Epochs = None,
+    eps: Eps = None,
     seed: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Seed: short for --set train.seed=N.")
     ] = None,
@@ -80,6 +81,7 @@ def train(
     set_ = [
         *set_,
         *short_forms(
+            threat_eps=eps,
             train_seed=seed,
             data_limit=limit,
             data_skip_bad=skip_bad or None,
@@ -108,6 +110,7 @@ def train(
         raise InputError(
             "torchrun needs --out, so all processes and restarts use the same run folder"
         )
+    ended = resume is not None and (resume / "summary.json").is_file()
     with reporters(log) if is_main() else Reporter() as reporter:
         if resume is not None:
             run = resume_run(resume, tuple(set_), reporter, trust=trust, wall=wall)
@@ -134,8 +137,9 @@ def train(
         f"({summary['grad_evals_per_image']:.2f} per image and epoch), {best}"
     )
     console.print(f"run folder {run.path}", soft_wrap=True)
-    if "wall_seconds" in summary:  # a finished run of an earlier version has none
-        console.say(wall_line(summary["wall_seconds"]))
+    if "wall_seconds" in summary and not ended:  # a run of an earlier version has none
+        since = "" if resume is None else "since it was resumed: "
+        console.say(since + wall_line(summary["wall_seconds"]))
 
 
 def _free_folder(base: Path) -> Path:

@@ -36,6 +36,15 @@ def wall_line(seconds: Mapping[str, float]) -> str:
     return f"{seconds['total']:.{digits}f} s: {', '.join(parts)}"
 
 
+def loss_text(loss: float) -> str:
+    """A loss in at least six characters.
+
+    >>> loss_text(0.12345), loss_text(21.5), loss_text(6.43e18)
+    (' 0.123', '21.500', '6.43e+18')
+    """
+    return f"{loss:6.3f}" if abs(loss) < 10_000 else f"{loss:.2e}"
+
+
 def short_count(n: float) -> str:
     """A count in at most six characters.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
-from amata.console.numbers import duration, fit, short_count
+from amata.console.numbers import duration, fit, loss_text, short_count
 from amata.console.screens import Log, Notebook, Terminal
 from amata.console.streams import err
 from amata.errors import InputError, printable
@@ -67,7 +67,7 @@ class ConsoleReporter(Reporter):
         if not self._due(""):
             return
         # reading the loss waits for the device, so do it rarely
-        loss = f"loss {info.loss.item():.3f}" if info.loss is not None else ""
+        loss = f"loss {loss_text(info.loss.item()).strip()}" if info.loss is not None else ""
         parts = [
             (0, f"epoch {info.epoch + 1}/{info.epochs}"),
             (3, f"batch {info.batch}/{info.batches}"),
@@ -109,7 +109,7 @@ class ConsoleReporter(Reporter):
             (2, f"K {short_steps(row['steps']):<4}"),
             (6, f"alpha {short_number(row['step_size']):<8}"),
             (5, f"{row['size']:3d} px" if "size" in row else ""),
-            (1, f"loss {row['loss']:6.3f}"),
+            (1, f"loss {loss_text(row['loss'])}"),
             (3, f"{row['train_seconds']:7.1f} s"),
             (5, f"{short_count(row['grad_evals']):>6} grads"),
             (7, valid and "held-out"),

@@ -36,7 +36,8 @@ def find_layout(root: Path) -> Layout:
         return read_csv(root)
     if not root.is_dir():
         raise InputError(
-            f"data folder: no folder {root}; set data.root to a folder with one folder per class"
+            f"data folder: no folder {root}; set data.root to a folder with one folder per class, "
+            "as in --set data.root=FOLDER"
         )
     if (csv := find_csv(root)) is not None:
         return read_csv(csv)

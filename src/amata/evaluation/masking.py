@@ -50,13 +50,15 @@ class ModelStats:
 
     @property
     def predicts_one_class(self) -> bool:
-        """Whether all of at least 50 images get the same class, and over a tenth of them wrongly.
+        """Whether all images get the same class: of at least 50 images over a tenth wrongly, or of
+        at least 20 over half.
 
         All predictions are equal when the mean of their squares is the square of their mean.
         """
         constant = self.images * self.class_square_sum == self.class_sum**2
-        known = self.images >= 50 and self.non_finite == 0
-        return known and constant and self.correct <= 0.9 * self.images
+        most = 0.9 if self.images >= 50 else 0.5
+        known = self.images >= 20 and self.non_finite == 0
+        return known and constant and self.correct <= most * self.images
 
 
 def add_warnings(

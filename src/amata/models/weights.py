@@ -38,12 +38,12 @@ COUNTER = "num_batches_tracked"
 """BatchNorm's counter, which old files do not have."""
 
 
-def load_weights(model: nn.Module, path: str | Path, new_head: bool = False) -> list[str]:
+def load_weights(model: nn.Module, path: str | Path, new_head: bool | None = None) -> list[str]:
     """Load a .safetensors, .pt or .pth file, or the best weights of a run folder, into the model.
 
     A classifier for another number of classes is refused. With `new_head` the model keeps its own,
-    freshly initialised one, and everything else must fit. Returns the tensors that it keeps, as in
-    "linear.weight (35, 512) -> (5, 512)".
+    freshly initialised one, and everything else must fit; None: the caller has no such setting.
+    Returns the tensors that it keeps, as in "linear.weight (35, 512) -> (5, 512)".
     """
     path = Path(path).expanduser()
     if path.is_dir():
@@ -55,10 +55,12 @@ def load_weights(model: nn.Module, path: str | Path, new_head: bool = False) -> 
     state = read_tensors(path) if path.suffix == ".safetensors" else read_pickled(path)
     state = _unwrapped(model, state)
     replaced = _other_head(model, state)
-    if not replaced or not new_head:
-        load_state(
-            model, state, path, "; to train a new head, set model.new_head=true" if replaced else ""
-        )
+    if not (replaced and new_head):
+        ways = {
+            None: "; give the network as many outputs as the weights have",
+            False: "; to train a new head, set model.new_head=true",
+        }
+        load_state(model, state, path, ways[new_head] if replaced else "")
         return []
     own = model.state_dict()
     load_state(model, {**state, **{name: own[name] for name in replaced}}, path)

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from amata.errors import InputError, quoted, shorten, unknown
+from amata.errors import InputError, nearest, quoted, shorten
 
 Tables = dict[str, Any]
 
@@ -127,17 +127,23 @@ def read_toml(source: str, name: str, *, quote: bool = True) -> Tables:
 
 def _find(text: str, folder: Path) -> Source:
     """A file by its path, seen from the folder, or a built-in recipe by its name."""
-    if text.endswith(".toml") or "/" in text:
-        path = folder / os.path.expanduser(text)
-        if (path / "recipe.toml").is_file():
-            raise InputError(
-                f"{path} is a run folder: resume it with `amata train --resume {quoted(path)}`, "
-                f"compare it with `amata report`, or use its recipe {path}/recipe.toml"
-            )
-        if not path.is_file():
-            raise InputError(f"no recipe file {path}; `amata recipes` lists the built-in ones")
-        return Source(path.stem, read_text(path), str(path.resolve()), path.parent)
+    path, is_path = folder / os.path.expanduser(text), text.endswith(".toml") or "/" in text
     file = resources.files("amata.recipes") / f"{text}.toml"
-    if not file.is_file():
-        raise unknown("recipe", text, built_in())
-    return Source(text, file.read_text(), text, Path())
+    if not is_path and file.is_file():
+        return Source(text, file.read_text(), text, Path())
+    if (path / "recipe.toml").is_file():
+        raise InputError(
+            f"{path} is a run folder: resume it with `amata train --resume {quoted(path)}`, "
+            f"compare it with `amata report`, or use its recipe {path}/recipe.toml"
+        )
+    if path.is_dir():
+        raise InputError(
+            f"{path} is a folder, not a recipe: `amata init {quoted(path)}` writes one for a "
+            "folder of images"
+        )
+    if not is_path:
+        hint = nearest(text, built_in(), "`amata recipes` lists the built-in ones")
+        raise InputError(f"unknown recipe {text!r}; {hint}")
+    if not path.is_file():
+        raise InputError(f"no recipe file {path}; `amata recipes` lists the built-in ones")
+    return Source(path.stem, read_text(path), str(path.resolve()), path.parent)

@@ -166,6 +166,10 @@ class RunFolder:
         """Whether metrics.jsonl holds anything, readable or not."""
         return self.metrics.is_file() and self.metrics.stat().st_size > 0
 
+    def was_started(self) -> bool:
+        """Whether training has begun here before."""
+        return self.has_rows() or (self.path / "env.json").exists()
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other processes from training here. What a run appends to, and its folders, must not

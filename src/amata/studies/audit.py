@@ -71,14 +71,16 @@ class Audit:
     def remarks(self) -> list[str]:
         """Lines below the table: AutoAttack's parts, the weakest class, and the warnings."""
         counted = zip(self.classes, self.worst.per_class, strict=True)
-        accuracy, name = min((right / n, name) for name, (right, n) in counted if n)
+        known = [(right / n, name) for name, (right, n) in counted if n]
+        accuracy, name = min(known)
+        weakest = f"weakest class: {printable(name)}, {accuracy:.1%} in the worst case"
         return [
             *(
                 f"{printable(name)}: {describe_parts(result.parts)}"
                 for name, result in self.results.items()
                 if result.parts
             ),
-            f"weakest class: {printable(name)}, {accuracy:.1%} in the worst case",
+            *([weakest] if accuracy < max(known)[0] else []),
             *(f"warning: {printable(warning)}" for warning in self.warnings),
         ]
 

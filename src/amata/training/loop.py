@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amata.data import ImageSet, Stream
+from amata.data import ImageSet, Loader, Stream
 from amata.distributed import current, report_lost_process
 from amata.engine import backend_settings
 from amata.errors import AmataError, InputError, Interrupted, shorten
@@ -38,6 +38,10 @@ from amata.training.trainer import Snapshot, Trainer
 from amata.training.validation import validate
 from amata.training.wall import WallClock, slow_start
 from amata.training.work import epoch_work
+
+DIVERGED = 1000.0
+"""A training loss above this is worth a note: that of a network which knows nothing is the
+logarithm of the number of classes."""
 
 
 class BudgetSpent(AmataError):
@@ -88,6 +92,8 @@ def train_model(
             trainer.use(batches)
         with Interrupt() as interrupt, Saver(trainer, run) as saver:
             held_out = held_out_batches(valid, recipe, device)
+            if isinstance(held_out, Loader):
+                trainer.held_out_classes = held_out.images.classes
             reporter = reporter or Reporter()
             loop = _Loop(trainer, held_out, saver, reporter, interrupt, wall)
             if recipe.train.guard != "ignore":
@@ -145,6 +151,7 @@ class _Loop:
         self.recipe, self.ranks, self.run = trainer.recipe, trainer.ranks, saver.run
         self.epochs: list[EpochRow] = []
         self.events: list[Event] = []
+        self.noted_loss = False
         self.warned_slow_disk = False
         self.deadline: Deadline | None = None
         self.guard: Guard | None = None
@@ -240,7 +247,7 @@ class _Loop:
         self.epochs = [row for row in state.rows if not is_event(row)]  # type: ignore[misc]
         self.events = [row for row in state.rows if is_event(row)]
         if self.run:
-            if loaded is None and self.run.has_rows():
+            if loaded is None and self.run.was_started():
                 self.reporter.note("there is no checkpoint: training starts from the beginning")
             self.run.write_rows(state.rows)
             self.run.promote(state.best_epoch)
@@ -365,6 +372,13 @@ class _Loop:
             self._keep_if_best(row["valid"]["clean" if by_clean else self.valid_attack])
         self.epochs.append(row)
         self._record(row)
+        if row["loss"] > DIVERGED and not self.noted_loss:
+            self.noted_loss = True
+            self.reporter.note(
+                f"the loss is {row['loss']:.3g} in epoch {state.epoch + 1}: training diverges; "
+                f"start a new run with a lower optim.lr (now {self.recipe.optim.lr:g}), or check "
+                "the data"
+            )
         trainer.next_epoch()
         if self.guard is not None and not last:
             self.guard.remember()
@@ -453,8 +467,9 @@ class _Loop:
     def _keep_if_best(self, accuracy: float) -> None:
         state = self.trainer.state
         best = state.best_accuracy
-        # Of equal epochs the first is kept, but at zero none is good, and the last has learnt most.
-        if best is not None and (accuracy < best or accuracy == best > 0):
+        # Of equal epochs the last is kept: on few held-out images many are equal, and it has learnt
+        # most.
+        if best is not None and accuracy < best:
             return
         state.best_epoch, state.best_accuracy = state.epoch, accuracy
         self.saver.keep_best()

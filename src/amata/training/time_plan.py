@@ -213,12 +213,18 @@ def may_stop_early(recipe: Recipe) -> bool:
     return not planned_evals(recipe.method, u).exact
 
 
+MARGIN = 1.1
+SECONDS = 5.0
+"""Times the measured time, and more: the same machine may be slower in the next moment."""
+
+
 def too_short(within: float, prices: Prices, steps: float, rule: TimeRule) -> InputError:
-    least = math.ceil((prices.spent + prices.total([steps]) + prices.end) / rule.aim)
+    ends = (prices.spent + prices.total([steps]) + prices.end) / rule.aim
+    enough = in_time(math.ceil(MARGIN * ends + SECONDS))
     return InputError(
         f"--within {in_time(within)} is too short: one epoch with K = {steps:g} ends after about "
-        f"{in_time(least)}; give at least that, or fewer images (data.limit). Other work on this "
-        "machine makes it longer"
+        f"{in_time(math.ceil(ends))}; give {enough} or more, or fewer "
+        "images (data.limit). Other work on this machine makes it longer"
     )
 
 

@@ -116,6 +116,8 @@ class Trainer:
         self._images = 0
         """Images trained on since then, by this process."""
         self._noted_outputs = False
+        self.held_out_classes = 0
+        """Of the validation data, if they are not a stream."""
 
     def use(self, batches: Batches) -> None:
         """Train on these batches."""
@@ -355,7 +357,8 @@ class Trainer:
                     raise
                 raise InputError(
                     f"batch {self.state.batch + 1} has {len(part.x)} image, too few for this "
-                    "model's BatchNorm; set data.drop_last=true, or another data.batch_size"
+                    "model's BatchNorm; choose another batch size, or drop the last batch "
+                    "(data.drop_last=true in a recipe, drop_last=True of a DataLoader)"
                 ) from None
             except (RuntimeError, TypeError) as error:
                 if (problem := misuse(error, method.base, self.model, part.x)) is None:
@@ -429,7 +432,7 @@ class Trainer:
             self.model.eval()
             with torch.no_grad(), no_cudnn_benchmark():
                 z = forward(self.model, batch.x[:2])
-            check_logits(z, batch.y, n=len(batch.x[:2]))
+            check_logits(z, batch.y, n=len(batch.x[:2]), what="" if streamed else "training ")
             if are_probabilities(z):
                 raise InputError(
                     "the model's outputs are probabilities: each row sums to 1. Drop its softmax: "
@@ -444,6 +447,12 @@ class Trainer:
         except InputError as error:
             place = f"batch {self.state.batch + 1} of the training data: " if streamed else ""
             raise InputError(f"{place}{error}") from error
+        if self.held_out_classes > z.shape[1]:  # before an epoch is spent
+            raise InputError(
+                f"the validation data have labels up to {self.held_out_classes - 1}, and the model "
+                f"has {z.shape[1]} output{'s' * (z.shape[1] != 1)}: number classes from 0, or give "
+                "the model more outputs"
+            )
         if isinstance(self.batches, CheckedStream):
             self.batches.classes = z.shape[1]
         self._compare_outputs(z.shape[1])
