@@ -181,6 +181,11 @@ def test_fit_refuses_what_it_cannot_train_on() -> None:
             (broken, y),
             r"2 images have values that are not finite, the first is image 3",
         ),
+        (
+            small_net(),
+            DataLoader([(x[0], 0), (x[0, :, 1:], 1)], batch_size=2),  # type: ignore[arg-type]
+            r"^the training data have images of several sizes, .*: resize or crop them",
+        ),
         (small_net(), (x, nn.functional.one_hot(y)), r"y.argmax\(1\) makes numbers of one-hot"),
         (Linear(1), (x, y), r"^training labels range over .* the model's 1 class;"),
         (small_net(), (x, y - 1), r"the lowest label is -1; number classes from 0"),

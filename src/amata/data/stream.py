@@ -87,11 +87,22 @@ class Stream:
                     f"the {self.what} are a function that returned {type(fresh).__name__}; it must "
                     "return an iterable of batches"
                 )
-            for item in fresh:
+            for item in self._read(fresh):
                 more = self.length is not None
                 if skip == 0:
                     yield item
                 skip = max(0, skip - 1)
+
+    def _read(self, batches: Iterable[Any]) -> Iterator[Any]:
+        try:
+            yield from batches
+        except RuntimeError as error:
+            if "stack expects each tensor to be equal size" not in str(error):
+                raise
+            raise InputError(
+                f"the {self.what} have images of several sizes, which a DataLoader cannot stack: "
+                "resize or crop them to one size in the dataset"
+            ) from error
 
     def check(self, where: str, x: Tensor, y: Tensor) -> None:
         """Called with every batch before it is moved to the device. Bytes are not scaled yet."""
