@@ -69,7 +69,7 @@ def table() -> str:
         if (found := at_equal_cost(claim)) is None:
             continue
         answer, arm = verdict(claim, margin)[0], (found[0], found[1].arm)
-        kept = strict if claim["attack"] == STRICT else answers
+        kept = strict if claim["attack"].startswith(STRICT) else answers
         kept[arm] = min(answer, kept.get(arm, answer), key=WORST_FIRST.index)
         if claim.get("readme"):
             others = (difference(*found, MARGIN.lower()), under_autoattack(claim, *found, margin))
@@ -94,7 +94,7 @@ def table() -> str:
     known = [column for column in zip(head, *rows, strict=True) if set(column[1:]) != {UNKNOWN}]
     head, *rows = map(list, zip(*known, strict=True))
     harm = f" (worse: {'; '.join(worse)})" if worse else ""
-    were = "1 of them was" if len(strict) == 1 else f"{len(strict)} of them were"
+    were = "1 arm was" if len(strict) == 1 else f"{len(strict)} arms were"
     too = f" Under AutoAttack {were} compared: {counted(strict)}." if strict else ""
     return (
         f"{markdown(head, rows)}\n\n{' '.join([seeds_of(seeds), *dict.fromkeys(lost)])} The table "

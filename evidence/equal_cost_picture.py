@@ -72,8 +72,8 @@ def compared(studies: Sequence[str]) -> dict[str, list[Row]]:
     order = [*GROUPS, *(study for study in studies if study not in GROUPS)]
     for study in sorted(studies, key=order.index):
         own = STUDIES[study]
-        pgd = (attack for attack in own.attacks if attack.startswith("pgd-"))
-        for attack in (*pgd, STRICT):
+        own_attacks = (attack for attack in own.attacks if attack.startswith(("pgd-", STRICT)))
+        for attack in dict.fromkeys((*own_attacks, STRICT)):
             for pairs in rivals(study):
                 gains = {pair: difference(study, pair, attack) for pair in pairs}
                 known = {p: gain for p, gain in gains.items() if gain and gain.seeds >= SEEDS}
@@ -153,7 +153,7 @@ def draw_row(ax: Any, y: float, row: Row) -> None:
     if gain.high > high:
         ax.plot(high, y, ">", color=style["color"], ms=5, clip_on=False)
     if low < gain.mean < high:
-        ax.plot(gain.mean, y, "D" if row.attack == STRICT else "o", ms=5.5, **style)
+        ax.plot(gain.mean, y, "D" if row.attack.startswith(STRICT) else "o", ms=5.5, **style)
     said = f"{gain}  {attack_name(row.attack)}, {gain.seeds} seeds"
     at = {"transform": ax.get_yaxis_transform(), "va": "center"}
     ax.text(1.03, y, said, color=INK, fontsize=8, **at)

@@ -49,7 +49,9 @@ def rewrite(pages: Mapping[Path, Parts], script: str) -> None:
 
 def attack_name(attack: str) -> str:
     """As it is written on pages and in pictures."""
-    return {"clean": "clean", "autoattack": "AutoAttack"}.get(attack, attack.upper())
+    if attack == "clean":
+        return attack
+    return attack.upper().replace("AUTOATTACK", "AutoAttack")
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -258,7 +258,7 @@ def test_the_readme_says_what_autoattack_decides(
     assert "1 of 1 arms" in last
     assert "better in 0, not in 1, and 0 are open" in last
     assert last.endswith(
-        "Under AutoAttack 1 of them was compared: better in 1, not in 0, and 0 are open."
+        "Under AutoAttack 1 arm was compared: better in 1, not in 0, and 0 are open."
     )
 
 
