@@ -44,7 +44,7 @@ def draw(study: str, file: Path) -> None:
         clean = {title: 100 * stored.mean_accuracy(own, "clean") for title, own in runs.items()}
         equal, last = STUDIES[study].equal_seconds, STUDIES[study].attacks[-1]
         left = draw_front(axes[0], study, *((seconds, time) if equal else (gradients, cost)))
-        if not equal and stored.processes(study) == 1:
+        if not equal and stored.timed(study):
             right = draw_front(axes[1], study, seconds, time)
         elif not equal and last != main_attack(study):  # seconds would say little
             right = draw_front(axes[1], study, gradients, cost, attack=last)

@@ -22,7 +22,7 @@ def arms_table(study: str) -> str:
     """The arms that have runs, by rising cost."""
     own, found = STUDIES[study], stored.summaries(study)
     attacks = [*own.attacks, *(["autoattack"] if own.autoattack else [])]
-    timed, rows = stored.processes(study) == 1, []
+    timed, rows = stored.timed(study), []
     for title, runs in sorted(found.items(), key=lambda item: stored.total_cost(item[1])):
         steps = [row["steps"] for row in stored.epochs(study, title)[0]]
         rows.append(

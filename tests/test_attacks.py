@@ -352,7 +352,7 @@ def test_pgd_agrees_with_foolbox_from_the_same_start(ball: Ball, foreign: type) 
 
 def test_a_step_that_was_meant_in_units_of_1_255_is_refused() -> None:
     model, x, y = Linear(4), images(2), labels(2)
-    with pytest.raises(InputError, match=r'step_size = 2 .* did you mean "2/255"\?'):
+    with pytest.raises(InputError, match=r'^step_size = 2 .* did you mean "2/255"\?'):
         pgd(model, x, y, ball=LINF, steps=1, step_size=2)
     pgd(model, x, y, ball=TWO, steps=1, step_size=2)  # in L2 a step may be as long
 

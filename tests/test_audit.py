@@ -46,6 +46,11 @@ def test_an_image_counts_in_the_worst_case_only_if_it_survives_all_attacks() -> 
         sum(expected),
         60,
     ]
+    counted = zip("0123", found.worst.per_class, strict=True)
+    right, name = min((right / n, name) for name, (right, n) in counted)
+    assert f"weakest class: {name}, {right:.1%} in the worst case" in found.remarks
+    found.worst.per_class[:] = [(1, 1)] * 4
+    assert not any("weakest class" in line for line in found.remarks), "no class is weaker"
     assert list(audited(attacks="pgd-1,clean").results) == ["clean", "pgd-1"], "clean is first"
     limited = audited(attacks="pgd-2,pgd-1@20")
     told = "the worst case is that of the first 20 images, which every attack saw"

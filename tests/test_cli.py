@@ -550,6 +550,14 @@ BAD: dict[str, tuple[Setup, str]] = {
         set_("schedule.name=adaptive", "schedule.gamma=0.04", "schedule.tau=20"),
         r'schedule\.tau = 20 makes steps of more than 1, .*; did you mean "20/255"\?',
     ),
+    "steps of tests in units of 1/255": (
+        set_("eval.step_size=2"),
+        r'eval\.step_size = 2 is more than 1, .*; did you mean "2/255"\?',
+    ),
+    "option eps in units of 1/255": (
+        lambda tmp: ["train", "mnist5k-amata", "--eps", "4", "--out", str(tmp / "new")],
+        r'eps = 4 is more than 1, .*; did you mean "4/255"\?',
+    ),
     "eps in units of 1/255": (set_("threat.eps=4"), r'did you mean "4/255"\?'),
     "a fraction without quotes": (
         lambda tmp: ["train", written(tmp / "mine.toml", "[threat]\neps = 8/255  # usual\n")],
@@ -608,8 +616,12 @@ def test_resume_guards_the_experiment(amata: Amata, run: Path, tmp_path: Path) -
     assert (called.code, called.err.count("\n")) == (2, 1)
     assert "recipe.toml was changed after the run began" in called.err
     (copy / "recipe.toml").write_text(toml)
-    assert amata("train", "--resume", copy, "--set", "train.save_minutes=1").code == 0
+    called = amata("train", "--resume", copy, "--set", "train.save_minutes=1")
+    assert called.code == 0
+    assert re.match(r"since it was resumed: [\d.]+ s: start", called.out.splitlines()[-1])
     assert (copy / "summary.json").is_file()
+    called = amata("train", "--resume", copy)  # nothing is left to do, and no time was spent
+    assert called.out.splitlines()[-1] == f"run folder {copy}"
 
 
 @pytest.mark.slow

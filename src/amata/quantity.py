@@ -62,6 +62,17 @@ def positive(value: Any, name: str) -> float:
     return result
 
 
+def in_pixels(value: Any, name: str) -> float:
+    """A length in pixel values, which are in [0, 1]: one above 1 was meant in units of 1/255."""
+    found = positive(value, name)
+    if found > 1:
+        raise InputError(
+            f"{name} = {found:g} is more than 1, the whole range of a pixel; did you mean "
+            f'"{found:g}/255"?'
+        )
+    return found
+
+
 def not_negative(value: Any, name: str) -> float:
     """Parse a number of at least zero."""
     result = number(value, name)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from amata.errors import InputError
-from amata.quantity import positive
+from amata.quantity import in_pixels, positive
 from amata.seeds import Rows, draw
 
 
@@ -103,12 +103,7 @@ class Linf:
         def __init__(self, eps: float | str) -> None: ...
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "eps", positive(self.eps, "eps"))
-        if self.eps > 1:
-            raise InputError(
-                f"eps = {self.eps:g} is more than 1, the whole range of a pixel; did you mean "
-                f'"{self.eps:g}/255"?'
-            )
+        object.__setattr__(self, "eps", in_pixels(self.eps, "eps"))
 
     def scaled(self, factor: float) -> "Linf":
         return Linf(factor * self.eps)

@@ -19,26 +19,14 @@ from amata.attacks.fast_gradient_sign import FGSM, goal_of
 from amata.attacks.preserve import input_grad, untouched
 from amata.attacks.randomness import generator_on
 from amata.attacks.survivors import judge_of, padded
-from amata.errors import InputError
 from amata.losses import Loss, ce, correct
-from amata.quantity import Count, Positive, positive, whole
+from amata.quantity import Count, Positive, in_pixels, positive, whole
 from amata.threat import Ball, Linf, check_ball
 
 
 def default_step_size(ball: Ball, steps: int) -> float:
     """2.5 eps / K, Madry's rule: K steps can cross the ball and return. For one step, eps."""
     return ball.eps if steps == 1 else 2.5 * ball.eps / max(steps, 1)
-
-
-def checked_step(step_size: float, ball: Ball) -> float:
-    """A step size that was not meant in units of 1/255. Steps in L2 may be long."""
-    alpha = positive(step_size, "step_size")
-    if alpha > 1 and isinstance(ball, Linf):
-        raise InputError(
-            f"step_size = {alpha:g} is more than the whole range of a pixel; did you mean "
-            f'"{alpha:g}/255"?'
-        )
-    return alpha
 
 
 def pgd(
@@ -71,7 +59,10 @@ def pgd(
     if start is not None:
         check_start(start, x)
     steps, restarts = whole(steps, "steps", 0), whole(restarts, "restarts", 1)
-    alpha = default_step_size(ball, steps) if step_size is None else checked_step(step_size, ball)
+    if step_size is None:
+        alpha = default_step_size(ball, steps)
+    else:  # in L2, steps may be long
+        alpha = (in_pixels if isinstance(ball, Linf) else positive)(step_size, "step_size")
     region = ball.around(x)
     worst: _Candidates | None = None
     with untouched(model):

@@ -17,6 +17,7 @@ from amata.distributed import Ranks
 from amata.errors import InputError
 from amata.formatting import short_number
 from amata.methods import AWP, MART, METHODS, PGD, TRADES, Method, planned_evals
+from amata.quantity import in_pixels
 from amata.recipes import Recipe
 from amata.schedules import Adaptive, Control, closed_loop
 from amata.threat import Linf
@@ -85,7 +86,9 @@ def check_consistent(recipe: Recipe, plan: Sequence[Control[float]] | None) -> N
 
 
 def _check_steps(recipe: Recipe, plan: Sequence[Control[float]]) -> None:
-    """Refuse steps that were meant in units of 1/255."""
+    """Refuse steps that were meant in units of 1/255, in training and in tests."""
+    if recipe.eval.step_size is not None:
+        in_pixels(recipe.eval.step_size, "eval.step_size")
     for u in plan:
         own = getattr(recipe.schedule, "tau", None)
         tau = own if isinstance(own, float) else u.tau  # without a limit, the control has none
