@@ -39,6 +39,7 @@ ORDER = (
     "cifar10-13s",
     "cifar10-13s-ema",
     "cifar10-13s-again",
+    "cifar10-9s-order",
     "cifar10-18s",
     "cifar10-27s",
     "cifar10-27s-tuning",

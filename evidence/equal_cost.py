@@ -3,7 +3,6 @@ that of short trainings on docs/annealing.md."""
 
 import re
 from operator import itemgetter
-from typing import Any
 
 import stored
 from definition import FRONT, Test
@@ -24,6 +23,7 @@ SHORT = {
     "cifar10-13s": "fast, tuned",
     "cifar10-13s-ema": "fast, tuned",
     "cifar10-13s-again": "fast",
+    "cifar10-9s-order": "fast",
     "cifar10-18s": "`cifar10-20s`",
     "cifar10-27s": "fast, tuned",
     "cifar10-27s-tuning": "fast, tuned",
@@ -40,18 +40,20 @@ SHORT = {
 is equal."""
 STRICT = "autoattack"
 MARGIN = "CW-PGD-20"
-"""Another attack of the table, where it is known."""
+CLEAN = "clean"
+"""Other differences of the table, where they are known."""
 UNKNOWN = "–"
 SHORT_TRAINING = (
     "cifar10-fast-recipe",
     "cifar10-20s",
     "cifar10-13s-ema",
+    "cifar10-9s-order",
     "cifar10-13s-again",
     "cifar10-18s",
     "cifar10-27s",
     "cifar10-1m",
 )
-ATTACKS = ("pgd-20", "cw-pgd-20", "clean")
+ATTACKS = ("pgd-20", "cw-pgd-20", CLEAN)
 """The studies and the columns of the table of short trainings on docs/annealing.md."""
 
 
@@ -72,7 +74,11 @@ def table() -> str:
         kept = strict if claim["attack"].startswith(STRICT) else answers
         kept[arm] = min(answer, kept.get(arm, answer), key=WORST_FIRST.index)
         if claim.get("readme"):
-            others = (difference(*found, MARGIN.lower()), under_autoattack(claim, *found, margin))
+            others = (
+                difference(*found, MARGIN.lower()),
+                difference(*found, STRICT) if claim["attack"] != STRICT else None,
+                difference(*found, CLEAN),
+            )
             row = equal_row(*found, claim["attack"])
             rows.append([*row, ANSWERS[answer], *(unbroken(other or UNKNOWN) for other in others)])
             seeds.append(len(stored.summaries(found[0])[found[1].arm]))
@@ -90,6 +96,7 @@ def table() -> str:
         "better?",
         MARGIN,
         "AutoAttack",
+        CLEAN,
     ]
     known = [column for column in zip(head, *rows, strict=True) if set(column[1:]) != {UNKNOWN}]
     head, *rows = map(list, zip(*known, strict=True))
@@ -111,14 +118,6 @@ def counted(answers: dict[tuple[str, str], str], harm: str = "") -> str:
         f"better in {found[CONFIRMED]}, not in {found[NOT_REPRODUCED]}{harm}, and {found[OPEN]} "
         f"{'is' if found[OPEN] == 1 else 'are'} open"
     )
-
-
-def under_autoattack(claim: dict[str, Any], study: str, pair: Test, margin: float) -> str:
-    """What AutoAttack says on a claim about another attack, where that is known."""
-    if claim["attack"] == STRICT or (found := difference(study, pair, STRICT)) is None:
-        return ""
-    same = {**claim, "attack": STRICT, "tests": [[study, pair.arm, pair.against]]}
-    return f"{found}: {ANSWERS[verdict(same, margin)[0]]}"
 
 
 def unbroken(difference: object) -> str:
@@ -155,12 +154,10 @@ def equal_row(study: str, pair: Test, attack: str) -> list[str]:
     found = difference(study, pair, attack)
     assert found is not None
     arm = runs[pair.arm]
-    robust = 100 * stored.mean_accuracy(arm, attack)
     return [
         SHORT[study] + (f", {stored.seconds(arm):.0f} s" if own.equal_seconds else ""),
-        own.labels[pair.arm].removeprefix("linear "),
-        own.labels.get(pair.against, "line").removeprefix("constant "),
-        f"{robust:.2f} / {robust - found.mean:.2f}",
+        *arms_of(study, pair),
+        f"{100 * stored.mean_accuracy(arm, attack):.2f}",
         unbroken(found),
     ]
 

@@ -1,6 +1,7 @@
 """The picture of docs/annealing.md: every annealed arm against the constants of equal cost."""
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ GROUPS = {
     "cifar10-13s": (EQUAL_TIME, "tuned"),
     "cifar10-13s-ema": (EQUAL_TIME, "tuned again"),
     "cifar10-13s-again": (EQUAL_TIME, "new seeds"),
+    "cifar10-9s-order": (EQUAL_TIME, "order of K"),
     "cifar10-18s": (EQUAL_TIME, "not tuned"),
     "cifar10-20s": (EQUAL_TIME, "tuned"),
     "cifar10-27s": (EQUAL_TIME, "tuned"),
@@ -62,6 +64,8 @@ class Row(NamedTuple):
     attack: str
     gain: Estimate
     answer: str
+    seconds: float
+    """Of the annealed arm; 0 where gradient evaluations are what is equal."""
 
 
 def compared(studies: Sequence[str]) -> dict[str, list[Row]]:
@@ -82,9 +86,16 @@ def compared(studies: Sequence[str]) -> dict[str, list[Row]]:
                     gain = known[pair]
                     answer = WORSE if gain.high < 0 else decide("better", gain, margin)
                     heading = GROUPS.get(study, (own.about, ""))[0]
-                    row = Row(label_of(study, pair), attack, gain, answer)
+                    time = timed(study, pair)
+                    row = Row(label_of(study, pair), attack, gain, answer, time)
                     rows.setdefault(heading, []).append(row)
-    return rows
+    return {name: sorted(own, key=attrgetter("seconds")) for name, own in rows.items()}
+
+
+def timed(study: str, pair: Test) -> float:
+    """Seconds of training, where these are what is equal."""
+    arm = stored.summaries(study)[pair.arm]
+    return stored.seconds(arm) if STUDIES[study].equal_seconds else 0.0
 
 
 def rivals(study: str) -> Iterator[list[Test]]:
@@ -99,10 +110,10 @@ def rivals(study: str) -> Iterator[list[Test]]:
 
 def label_of(study: str, pair: Test) -> str:
     """What is compared, the time where that is what is equal, and what happened to the runs."""
-    own, runs = STUDIES[study], stored.summaries(study)
+    runs = stored.summaries(study)
     label = " against ".join(arms_of(study, pair))
-    if own.equal_seconds:
-        label = f"{stored.seconds(runs[pair.arm]):.0f} s: {label}"
+    if seconds := timed(study, pair):
+        label = f"{seconds:.0f} s: {label}"
     arms = weights(study, pair) or {}
     lost = sum(len(collapsed(study)[title]) for title in arms)
     back = sum(run["rolled_back"] > 0 for title in arms for run in runs[title])
