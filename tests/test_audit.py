@@ -15,12 +15,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 import amata as amata_package
+from amata.console import ConsoleReporter
 from amata.data import Arrays
 from amata.errors import InputError
 from amata.report.gallery import amplification, png
 from amata.threat import L2, Linf
 from tests.conftest import ROOT, Called, Linear, images, labels, small_net
 from tests.test_folders import write_parts
+from tests.test_stored import StopAt
 
 BALL = Linf(0.03)
 SCRIPT = "<script>alert(1)</script>"
@@ -223,6 +225,29 @@ def test_the_command_takes_any_network(amata: Callable[..., Called], tmp_path: P
     ):
         refused = amata(*arguments)
         assert (refused.code, message in refused.err) == (2, True), refused.err
+
+
+def test_an_interrupted_audit_reports_the_images_that_met_every_attack(
+    amata: Callable[..., Called], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = ["audit", "tests.test_audit:net", "--data", "mnist5k", "--set", "train.device=cpu"]
+    call += ["--eps", "8/255", "--attacks", "fgsm,pgd-2", "--limit", "600"]
+    out = tmp_path / "page"
+    stop = StopAt(3, "pgd-2")  # before the attack on the second batch
+    monkeypatch.setattr(ConsoleReporter, "evaluating", stop.evaluating)
+    stopped = amata(*call, "--out", str(out))
+    assert stopped.code == 130
+    told = "interrupted after 256 of 600 images"
+    assert stopped.err.endswith(f"{told}\n")
+    assert f"warning: {told}: the results are of these" in stopped.out
+    assert told in (out / "audit.html").read_text()
+    saved = json.loads((out / "audit.json").read_text())
+    assert [row["n"] for row in (*saved["results"].values(), saved["worst"])] == [256] * 4
+    # Before any batch has met all attacks there is nothing to report, and no folder is left.
+    monkeypatch.setattr(ConsoleReporter, "evaluating", StopAt(1, "pgd-2").evaluating)
+    stopped = amata(*call, "--out", str(tmp_path / "none"))
+    assert (stopped.code, stopped.out, stopped.err[-12:]) == (130, "", "interrupted\n")
+    assert not (tmp_path / "none").exists()
 
 
 def test_the_example_of_the_documentation_runs(

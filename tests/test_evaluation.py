@@ -18,7 +18,7 @@ from amata.attacks.survivors import padded_size
 from amata.console import results_table
 from amata.console.grid import Grid
 from amata.data import Arrays
-from amata.errors import InputError
+from amata.errors import InputError, Interrupted
 from amata.evaluation import (
     SINGLE_PROCESS,
     Attacked,
@@ -145,6 +145,11 @@ class Counted(Linear):
         return z
 
 
+def counted(result: Result) -> tuple[Any, ...]:
+    """What a result says of its images."""
+    return result.n, result.outcomes, result.per_class, result.low, result.params
+
+
 @pytest.mark.parametrize("stop", [1, 2, 5, 9, 14, 23, 24])
 def test_an_interrupted_evaluation_continues_with_the_same_results(
     stop: int, short_autoattack: None
@@ -165,8 +170,17 @@ def test_an_interrupted_evaluation_continues_with_the_same_results(
         if calls == stop:  # before or after an attack on a batch
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as stopped:
         evaluate(Counted(4), (x, y), store=memory, progress=interrupt, **given)
+    # The results so far are those of the images that met every attack.
+    if isinstance(stopped.value, Interrupted):
+        done = next(iter(stopped.value.result.values())).n
+        assert str(stopped.value) == f"interrupted after {done} of 23 images"
+        fewer = evaluate(Counted(4), (x, y), limit=done, **given)
+        for name, result in stopped.value.result.items():
+            assert counted(result) == counted(fewer[name])
+    else:
+        assert stop < 14, "the first batch has met every attack"
     model = Counted(4)
     continued = evaluate(model, (x, y), store=memory, **given)
     for name, result in whole.items():

@@ -94,6 +94,18 @@ def test_an_interrupted_eval_continues_with_the_same_results(
         stopped = amata(*call)
     assert stopped.code == 130
     assert "what is done is kept, repeat the command to continue" in stopped.err
+    weights = amata("eval", str(run / "model.safetensors"), *call[2:])
+    assert weights.code == 0, weights.err
+    with monkeypatch.context() as patched:
+        patched.setattr(ConsoleReporter, "evaluating", StopAt(stop, "pgd-3-2").evaluating)
+        partial = amata("eval", str(run / "model.safetensors"), *call[2:])
+    assert partial.code == 130
+    if stop == 1:
+        assert (partial.out, partial.err[-12:]) == ("", "interrupted\n")
+    else:
+        done = 8 * (stop // 2)
+        assert partial.err.endswith(f"interrupted after {done} of 20 images\n")
+        assert {r["n"] for r in json.loads(partial.out).values()} == {done}
     continued = amata(*call)
     if stop > 1:
         assert f"pgd-3-2: continuing after {8 * (stop // 2)} images" in continued.err

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterable
 from importlib import metadata
 from importlib.util import find_spec
+from typing import Any
 
 
 class AmataError(Exception):
@@ -26,13 +27,15 @@ class Interrupted(KeyboardInterrupt):
     """The run was asked to stop, by Ctrl-C or a signal. Its state is saved, or the message says why
     not.
 
+    `result` is what `evaluate` or `audit` would have returned, of the images that met every attack.
+
     Not an `AmataError`: `except Exception` around a sweep must not swallow it.
     """
 
-    def __init__(self, message: str, number: int) -> None:
+    def __init__(self, message: str, number: int, result: Any = None) -> None:
         """`number` is the signal's."""
         super().__init__(message)
-        self.exit_code = 128 + number
+        self.exit_code, self.result = 128 + number, result
 
 
 def nearest(name: str, options: Iterable[str], listed: str = "") -> str:

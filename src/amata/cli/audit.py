@@ -17,13 +17,14 @@ from amata.cli.root import (
     make_folder,
     short_forms,
 )
-from amata.errors import InputError
+from amata.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
     from torch import nn
 
     from amata.data import ImageSet
     from amata.recipes import Recipe
+    from amata.studies.audit import Audit
 
 
 @app.command(epilog="Example: amata audit runs/mine --limit 200 --out runs/mine-audit")
@@ -60,8 +61,7 @@ def audit(
     json_: Json = False,
 ) -> None:
     """Test any model: attacks, worst case, accuracy per class, warnings, and images."""
-    from amata.console import ConsoleReporter, audit_table
-    from amata.console import out as console
+    from amata.console import ConsoleReporter
     from amata.runs.files import write_json
     from amata.studies.audit import audit as audit_model
     from amata.training.published import URL
@@ -94,21 +94,35 @@ def audit(
                 note=reporter.note,
             )
             images = splits.test
-        found = audit_model(
-            net,
-            images,
-            ball=loaded.ball,
-            attacks=names,
-            limit=limit,
-            name=model,
-            progress=reporter.evaluating,
-        )
+        stopped: Interrupted | None = None
+        try:
+            found = audit_model(
+                net,
+                images,
+                ball=loaded.ball,
+                attacks=names,
+                limit=limit,
+                name=model,
+                progress=reporter.evaluating,
+            )
+        except Interrupted as interrupted:
+            found, stopped = interrupted.result, interrupted
     if out is not None:
         write_json(out / "audit.json", found.to_dict())
         found.save(out / "audit.html")
     if json_:
         print(json.dumps(found.to_dict(), indent=2))
-        return
+    else:
+        _show(found, out)
+    if stopped is not None:
+        raise stopped
+
+
+def _show(found: "Audit", out: Path | None) -> None:
+    """The results, and where the page with images is."""
+    from amata.console import audit_table
+    from amata.console import out as console
+
     console.print(found.title, soft_wrap=True)
     console.print(audit_table({name: row.to_dict() for name, row in found.rows.items()}))
     for line in found.remarks:

@@ -208,11 +208,16 @@ def evaluate(
             forget = names or loaded.eval.attacks if again else ()
             device = resolve_device(loaded.train.device)
             store = stored_evaluation(run, loaded, splits, limit, device, reporter.note, forget)
+        stopped: Interrupted | None = None
         try:
             results = evaluate_recipe(net, loaded, splits.test, reporter, names, limit, store)
-        except KeyboardInterrupt:
-            kept = "; what is done is kept, repeat the command to continue" if store else ""
-            raise Interrupted(f"interrupted{kept}", signal.SIGINT) from None
+        except KeyboardInterrupt as interrupted:
+            if store is not None:
+                kept = "interrupted; what is done is kept, repeat the command to continue"
+                raise Interrupted(kept, signal.SIGINT) from None
+            if not isinstance(interrupted, Interrupted):
+                raise  # no image has met every attack
+            results, stopped = interrupted.result, interrupted
     for text in grouped_warnings({name: r.warnings for name, r in results.items()}):
         err.say(f"warning: {text}")
     plain = {name: result.to_dict() for name, result in results.items()}
@@ -220,3 +225,5 @@ def evaluate(
         print(json.dumps(plain, indent=2))
     else:
         console.print(results_table(plain))
+    if stopped is not None:
+        raise stopped

@@ -1,22 +1,23 @@
 """Accuracy under attack: every attack on every batch, judged by the model itself."""
 
-from collections.abc import Callable, Iterable, Sequence
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
-from amata.attacks import parse_attack
+from amata.attacks import Attack, parse_attack
 from amata.attacks.checks import check_module
 from amata.engine import compiled_for_eval, no_cudnn_benchmark, suits_fp16, tf32
-from amata.errors import InputError
+from amata.errors import InputError, Interrupted
 from amata.evaluation.batches import SINGLE_PROCESS, Shard, batches_of
 from amata.evaluation.counter import GradCounter
 from amata.evaluation.loop import Attacked, Loop, in_fp16
 from amata.evaluation.masking import ModelStats, add_warnings
 from amata.evaluation.result import Result
-from amata.evaluation.tally import Store
+from amata.evaluation.tally import State, Store
 from amata.quantity import choice, positive, split_names, whole
 from amata.reporter import Reporter
 from amata.threat import Ball, check_ball
@@ -71,6 +72,9 @@ def evaluate(
 
     `progress` draws a bar with the time left; False is silent. A `Reporter`, or a function with the
     arguments of `Reporter.evaluating`, is called instead.
+
+    Ctrl-C raises `Interrupted`. Its `result` is that of the images that met every attack; without
+    such images, and in several processes, it is a plain KeyboardInterrupt.
     """
     from amata.console import watching  # imports rich, which `import amata` does not need
 
@@ -96,6 +100,8 @@ def evaluate(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     on_gpu = device.type == "cuda"
     fp16 = precision == "auto" and engine == "auto" and suits_fp16(model)
+    lowest = "fp32" if precision == "fp32" else "tf32"
+    used = {a.name: "fp16" if fp16 and in_fp16(a) else lowest for a in parsed if on_gpu}
     with watching(progress, "evaluate()") as report:
         loop = Loop(model, parsed, ball, seed, part, report, examine, store, device)
         compiled = on_gpu and engine == "auto" and loop.perturbs
@@ -105,27 +111,44 @@ def evaluate(
                 if compiled
                 else GradCounter(model)
             )
-            with loop.kept(), tf32(precision != "fp32"), no_cudnn_benchmark():
-                loop.run(counter, batches_of(data, batch_size, device, workers), batch_size, limit)
-    n = loop.state.total or 0
-    total, classes, seen, *stats = (
-        int(v)
-        for v in part.sum(
-            [n, loop.state.classes, loop.state.classes > 0, *astuple(loop.state.stats)]
-        )
-    )
+            source = batches_of(data, batch_size, device, workers)
+            try:
+                with loop.kept(), tf32(precision != "fp32"), no_cudnn_benchmark():
+                    loop.run(counter, source, batch_size, limit)
+            except KeyboardInterrupt:
+                done = loop.state.finished(parsed)
+                if part.size > 1 or done == 0:
+                    raise
+                of = f" of {loop.total:,}" if loop.total else ""
+                found = _results(loop.state.first(done), parsed, ball, part, batch_size, used)
+                text = f"interrupted after {done:,}{of} images"
+                raise Interrupted(text, signal.SIGINT, found) from None
+    return _results(loop.state, parsed, ball, part, batch_size, used)
+
+
+def _results(
+    state: State,
+    attacks: Sequence[Attack],
+    ball: Ball,
+    part: Shard,
+    batch_size: int,
+    precision: Mapping[str, str],
+) -> dict[str, Result]:
+    """The results of all processes. `precision` is what each attack used, where there is a
+    choice."""
+    n, own = state.total or 0, state.classes
+    total, classes, seen, *stats = map(int, part.sum([n, own, own > 0, *astuple(state.stats)]))
     if total == 0:
         raise InputError("data has no images to evaluate")
     # A process without batches has seen no logits.
-    state = replace(loop.state, classes=classes // max(seen, 1))
+    state = replace(state, classes=classes // max(seen, 1))
     results = {}
-    for attack in parsed:
+    for attack in attacks:
         params, counts = attack.params(ball), state.per_class(attack, part)
-        if on_gpu:
-            used = "fp16" if fp16 and in_fp16(attack) else "tf32"
-            params["precision"] = "fp32" if precision == "fp32" else used
+        if attack.name in precision:
+            params["precision"] = precision[attack.name]
         result = state.tally(attack).result(attack, params, part, batch_size, counts)
         result.warnings += attack.caveats(state.classes)
         results[attack.name] = result
-    add_warnings(parsed, results, ball, ModelStats(*stats))
+    add_warnings(attacks, results, ball, ModelStats(*stats))
     return results

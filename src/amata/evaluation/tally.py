@@ -1,6 +1,7 @@
 """What an evaluation has done so far. It can be stored, and a later call continues there."""
 
 import base64
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Protocol
 
@@ -47,6 +48,12 @@ class Tally:
     def plus_parts(self, parts: dict[str, int]) -> "Tally":
         """With the parts on more images."""
         return replace(self, parts={n: self.parts.get(n, 0) + left for n, left in parts.items()})
+
+    def first(self, images: int) -> "Tally":
+        """Those of the first images. What is not known per image is left as it is, or left out."""
+        if self.images <= images:
+            return self
+        return replace(self, images=images, outcomes=self.outcomes[:images], parts={})
 
     def seconds_left(self, goal: int | None) -> float | None:
         """The time for the rest of `goal` images, at the speed so far."""
@@ -130,6 +137,16 @@ class State:
         if self.total is None:
             return False
         return self.tally(attack).images == min(attack.limit or self.total, self.total)
+
+    def finished(self, attacks: Iterable[Attack]) -> int:
+        """How many images, from the first on, have met all attacks that take them."""
+        met = [(self.tally(attack).images, attack.limit) for attack in attacks]
+        return min((n for n, limit in met if n != limit), default=max(n for n, _ in met))
+
+    def first(self, images: int) -> "State":
+        """The evaluation of the first images alone. Sums over images are left as they are."""
+        tallies = {name: tally.first(images) for name, tally in self.tallies.items()}
+        return replace(self, total=images, labels=self.labels[:images], tallies=tallies)
 
     def with_tally(self, attack: Attack, tally: Tally) -> "State":
         return replace(self, tallies={**self.tallies, attack.name: tally})

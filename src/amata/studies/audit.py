@@ -1,6 +1,7 @@
 """Test anybody's model: clean and robust accuracy, per class, with warnings and a gallery."""
 
 import os
+import signal
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch import nn
 
 from amata.attacks import parse_attack
 from amata.data import ImageSet
-from amata.errors import InputError, printable
+from amata.errors import InputError, Interrupted, printable
 from amata.evaluation import Progress, Result, class_counts, evaluate, grouped_warnings, wilson
 from amata.formatting import describe_ball, describe_parts
 from amata.quantity import split_names, whole
@@ -136,7 +137,8 @@ def audit(
     `data` is what `amata.evaluate` takes: a pair (x, y), an image set, or batches. By default the
     first 1,000 images meet PGD with 50 steps and 5 restarts, CW-PGD with 50 steps, and
     AutoAttack; `limit=None` takes all images. `classes` are names: by default those of the data,
-    those of the model, or numbers. The model is left unchanged.
+    those of the model, or numbers. The model is left unchanged. Ctrl-C raises `Interrupted`; its
+    `result` is the audit of the images that met every attack, if there are any.
     """
     limit = None if limit is None else whole(limit, "limit", 1)
     if attacks is None:
@@ -150,21 +152,27 @@ def audit(
         parsed.append(parse_attack("clean"))
     parsed.sort(key=lambda attack: attack.perturbs)  # clean is the first row
     collector = Collector(data, limit)
-    results = evaluate(
-        model,
-        data,
-        ball=ball,
-        attacks=[attack.name for attack in parsed],
-        batch_size=batch_size,
-        limit=limit,
-        seed=seed,
-        progress=progress,
-        examine=collector.add,
-    )
+    stopped: Interrupted | None = None
+    try:
+        results = evaluate(
+            model,
+            data,
+            ball=ball,
+            attacks=[attack.name for attack in parsed],
+            batch_size=batch_size,
+            limit=limit,
+            seed=seed,
+            progress=progress,
+            examine=collector.add,
+        )
+    except Interrupted as interrupted:
+        results, stopped = interrupted.result, interrupted
     names = _names(classes, data, model, len(next(iter(results.values())).per_class))
     inside = [results[attack.name] for attack in parsed if attack.in_ball]
     worst = _worst(inside, collector.all_labels(), len(names))
     warnings = grouped_warnings({name: r.warnings for name, r in results.items()})
+    if stopped is not None:
+        warnings.insert(0, f"{stopped}: the results are of these")
     if collector.probabilities:
         warnings.append(
             "the model's outputs are probabilities: a softmax weakens attacks, so these accuracies "
@@ -183,7 +191,7 @@ def audit(
             "images, or raise the limit"
         )
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    return Audit(
+    found = Audit(
         name or type(model).__name__,
         ball,
         seed,
@@ -195,6 +203,9 @@ def audit(
         environment(device),
         time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
     )
+    if stopped is not None:
+        raise Interrupted(str(stopped), signal.SIGINT, found) from None
+    return found
 
 
 def _names(given: Sequence[str] | None, data: Any, model: nn.Module, count: int) -> tuple[str, ...]:
