@@ -97,6 +97,7 @@ def test_limit_takes_so_many_training_images(amata: Amata, tmp_path: Path) -> No
     words = ["mnist5k-amata", *ONE_EPOCH, "--limit=200"]
     called = amata("compare", *words, "--out", tmp_path / "out")
     assert (called.code, "run 1 of 1: mnist5k-amata-seed0" in called.err) == (0, True)
+    assert "note: one recipe: its runs are reported, and compared with nothing" in called.err
     (row,) = json.loads((tmp_path / "out" / "compare.json").read_text())["rows"]
     assert row["grad_evals"] == 200 * 3
 

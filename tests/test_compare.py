@@ -29,7 +29,7 @@ from amata.console import PlainConsole, comparison_table
 from amata.data import DATASETS, Arrays, Splits
 from amata.engine import worth
 from amata.errors import InputError
-from amata.evaluation import Result, pack, unpack, wilson
+from amata.evaluation import LEARNT_NOTHING, Result, pack, unpack, wilson
 from amata.recipes import Recipe, load
 from amata.report.captions import setting
 from amata.report.comparison import _loss, comparison_figures, smooth
@@ -498,6 +498,24 @@ def test_a_run_that_was_slowed_does_not_claim_a_speed_up(
     words = f"other seems to have been slowed by other work on the machine: it trained for {slowed}"
     assert any(w.startswith(words) for w in result["warnings"]) == (slowed is not None)
     assert result["times_comparable"] == (slowed is None)
+
+
+@pytest.mark.parametrize(("failed", "left"), [(0, ()), (1, (0, 2)), (2, (0, 1))])
+def test_a_model_that_learnt_nothing_has_no_speed_up(
+    failed: int, left: tuple[int, ...], tmp_path: Path
+) -> None:
+    runs = [
+        written_run(tmp_path / f"run{i}", load("mnist5k-pgd", [*QUICK, f"schedule.steps={i}"]), at)
+        for i, at in enumerate((1000.0, 2000.0, 3000.0), 1)
+    ]
+    summary = runs[failed].summary()
+    summary["evaluation"]["clean"]["warnings"] = [LEARNT_NOTHING]
+    write_record(runs[failed].path / "summary.json", summary)
+    result = compare_runs(runs)
+    assert result["times_comparable"]
+    for key in ("speedup", "speedup_to_target"):
+        known = tuple(i for i, row in enumerate(result["rows"]) if row[key] is not None)
+        assert known == left
 
 
 def test_epochs_of_other_work_do_not_count_as_slow(tmp_path: Path) -> None:

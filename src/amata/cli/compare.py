@@ -71,6 +71,8 @@ def compare(
         planned = plan(recipes, set_, seeds, reporter.note, epochs)
         check_attacks(attack for recipe in planned for attack in recipe.eval.attacks)
         compared = run_comparison(planned, out, reporter, target, jobs)
+        if len(set(recipes)) == 1:
+            reporter.note("one recipe: its runs are reported, and compared with nothing")
     _show(compared.result, out, json_)
 
 

@@ -5,10 +5,12 @@ from amata.evaluation.accuracy import Progress, evaluate
 from amata.evaluation.batches import SINGLE_PROCESS, Shard
 from amata.evaluation.counter import GradCounter
 from amata.evaluation.loop import Attacked
+from amata.evaluation.masking import LEARNT_NOTHING
 from amata.evaluation.result import Result, class_counts, grouped_warnings, pack, unpack, wilson
 from amata.evaluation.tally import Store
 
 __all__ = [
+    "LEARNT_NOTHING",
     "SINGLE_PROCESS",
     "Attacked",
     "GradCounter",

@@ -12,6 +12,11 @@ from amata.evaluation.result import Result
 from amata.losses import ce, correct
 from amata.threat import Ball
 
+LEARNT_NOTHING = (
+    "every image is predicted as the same class: the model has learnt nothing, so its robust "
+    "accuracy means nothing"
+)
+
 
 @dataclass(frozen=True)
 class ModelStats:
@@ -68,10 +73,7 @@ def add_warnings(
     for strong in attacks:
         result = results[strong.name]
         if stats.predicts_one_class:
-            result.warnings.append(
-                "every image is predicted as the same class: the model has learnt nothing, so its "
-                "robust accuracy means nothing"
-            )
+            result.warnings.append(LEARNT_NOTHING)
         elif stats.zero_gradient > 0.05 * stats.probed and strong.perturbs:
             result.warnings.append(
                 f"{stats.zero_gradient} of {stats.probed} images have an input gradient of exactly "

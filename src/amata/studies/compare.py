@@ -8,7 +8,7 @@ from typing import Any
 
 from amata.attacks import Attack, parse_attack
 from amata.errors import quoted
-from amata.evaluation import grouped_warnings
+from amata.evaluation import LEARNT_NOTHING, grouped_warnings
 from amata.metrics import EpochRow
 from amata.recipes import Recipe
 from amata.runs import RunFolder
@@ -78,6 +78,9 @@ def compare_runs(
     for row in rows:
         found = {attack: a["warnings"] for attack, a in row["accuracies"].items()}
         warnings += [f"{row['recipe']}, {text}" for text in grouped_warnings(found)]
+    failed = [row for row in rows if _learnt_nothing(row)]
+    for row in rows if rows[0] in failed else failed:  # the first one is the baseline
+        row["speedup"] = row["speedup_to_target"] = None
     accuracies = {name: a for row in rows for name, a in row["accuracies"].items()}
     first = opened[0][1]
     return {
@@ -125,6 +128,11 @@ def _outcomes(
                 return None
             found[recipe.train.seed] = right
     return found
+
+
+def _learnt_nothing(row: dict[str, Any]) -> bool:
+    """Whether a model of this recipe is worth no time."""
+    return any(LEARNT_NOTHING in a["warnings"] for a in row["accuracies"].values())
 
 
 def _data(recipe: Recipe) -> str:
