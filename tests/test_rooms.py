@@ -17,6 +17,7 @@ LEAVES = {"errors", "quantity"}
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "checksums": {"errors"},
+    "imports": {"errors"},
     "quantity": {"errors"},
     "fields": {"errors", "quantity"},
     "formatting": set(),
@@ -37,7 +38,7 @@ ARROWS: dict[str, set[str]] = {
     "ahead": {"cores", "errors"},
     "engine": {"ahead", "cores", "distributed", "errors", "losses", "seeds", "threat"},
     "tensors": {"checksums", "errors"},
-    "models": {"errors", "seeds", "tensors"},
+    "models": {"errors", "imports", "seeds", "tensors"},
     "data": {"batch", "cores", "errors", "locks", "seeds"},
     "evaluation": {
         "attacks",
@@ -53,7 +54,7 @@ ARROWS: dict[str, set[str]] = {
         "seeds",
         "threat",
     },
-    "recipes": {"errors", "formatting", "methods", "quantity", "schedules", "threat"},
+    "recipes": {"errors", "formatting", "imports", "methods", "quantity", "schedules", "threat"},
     "control": {
         "batch",
         "engine",
@@ -143,6 +144,7 @@ ARROWS: dict[str, set[str]] = {
         "evaluation",
         "export",
         "formatting",
+        "imports",
         "loggers",
         "recipes",
         "report",

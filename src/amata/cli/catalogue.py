@@ -39,7 +39,7 @@ def show_recipe(
         str,
         typer.Argument(
             metavar="RECIPE",
-            help="A built-in recipe or a TOML file.",
+            help="A built-in recipe, a TOML file, or module:name of a Recipe in Python.",
             autocompletion=complete_recipe,
         ),
     ],
@@ -49,11 +49,13 @@ def show_recipe(
     it may extend another recipe and leave out defaults."""
     from itertools import takewhile
 
+    from amata.imports import is_import_path
     from amata.recipes import built_in, load
     from amata.recipes.files import read_text
 
     full = load(name, epochs=epochs).to_toml()
-    text = built_in().get(name) or read_text(Path(name).expanduser())
+    in_python = is_import_path(name)
+    text = built_in().get(name) or ("" if in_python else read_text(Path(name).expanduser()))
     for line in takewhile(lambda line: line.startswith("#"), text.splitlines()):
         print(printable(line))
     print(full, end="")

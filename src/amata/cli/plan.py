@@ -12,7 +12,10 @@ from amata.cli.root import Json, Limit, Set, app, complete_recipe, short_forms
 def plan(
     recipe: Annotated[
         str,
-        typer.Argument(help="A built-in recipe, or a TOML file.", autocompletion=complete_recipe),
+        typer.Argument(
+            help="A built-in recipe, a TOML file, or module:name of a Recipe in Python.",
+            autocompletion=complete_recipe,
+        ),
     ],
     within: Annotated[str, typer.Option(metavar="TIME", help="The time, as in 30s, 5m or 1h30m.")],
     set_: Set = [],  # noqa: B006

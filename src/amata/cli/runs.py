@@ -24,13 +24,17 @@ from amata.cli.root import (
     short_forms,
 )
 from amata.errors import InputError, Interrupted
+from amata.imports import is_import_path
 
 
 @app.command(epilog="Example: amata train mnist5k-amata --epochs 5 --out runs/first")
 def train(
     recipe: Annotated[
         str | None,
-        typer.Argument(help="A built-in recipe, or a TOML file.", autocompletion=complete_recipe),
+        typer.Argument(
+            help="A built-in recipe, a TOML file, or module:name of a Recipe in Python.",
+            autocompletion=complete_recipe,
+        ),
     ] = None,
     set_: Set = [],  # noqa: B006
     out: Annotated[
@@ -71,7 +75,8 @@ def train(
     json_: Json = False,
 ) -> None:
     """Train a model with a recipe, evaluate it, and write a run folder."""
-    if (recipe is None) == (resume is None):
+    in_python = recipe is not None and is_import_path(recipe)
+    if (recipe is None) == (resume is None) and not in_python:
         raise InputError("pass either a recipe or --resume RUN; `amata recipes` lists the recipes")
     if resume is not None and out is not None:
         raise InputError("--resume continues in its own folder; drop --out")
@@ -90,7 +95,7 @@ def train(
             train_deterministic=deterministic or None,
         ),
     ]
-    if recipe is not None:
+    if recipe is not None and not in_python:
         from amata.ahead import start_early
 
         start_early(recipe, set_, within, epochs)
@@ -113,7 +118,8 @@ def train(
     ended = resume is not None and (resume / "summary.json").is_file()
     with reporters(log) if is_main() else Reporter() as reporter:
         if resume is not None:
-            run = resume_run(resume, tuple(set_), reporter, trust=trust, wall=wall)
+            own = None if recipe is None else recipe_files.load(recipe)
+            run = resume_run(resume, tuple(set_), reporter, own=own, trust=trust, wall=wall)
         else:
             assert recipe is not None
             loaded = recipe_files.load(recipe, set_, epochs=epochs)

@@ -1,21 +1,15 @@
 """Networks from other packages: `timm/NAME` and `package.module:callable`.
 
-Importing a module runs it. `names_code` says whether a name would, and `origin` finds the module
-without importing it, so that a caller can ask before it happens.
+Importing a module runs it. `names_code` says whether a name would, so that a caller can ask first.
 """
 
-import contextlib
-import importlib
-import importlib.util
 import inspect
-import os
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
+from amata import imports
 from amata.errors import InputError, missing, unknown
 
 Args = dict[str, Any]
@@ -28,11 +22,15 @@ def names_code(name: str, args: Args) -> bool:
 
 
 def origin(name: str) -> tuple[str, ...] | None:
-    """The files or folders from which the network's top-level package would be imported; None if
-    there are none. Nothing is imported: a submodule is found by running its package, so only the
-    package is looked for."""
-    with _working_directory():
-        return _places(_package(name))
+    """The files or folders from which the network's top-level package would be imported, without
+    importing it; None if there are none."""
+    own = not name.startswith("timm/")
+    return imports.origin(imports.package_of(name, called(name)) if own else "timm")
+
+
+def called(name: str) -> str:
+    """The network in messages."""
+    return f"model.name = {name!r}"
 
 
 def timm_model(name: str, in_channels: int, classes: int, args: Args) -> nn.Module:
@@ -46,10 +44,10 @@ def timm_model(name: str, in_channels: int, classes: int, args: Args) -> nn.Modu
 
 
 def imported_model(path: str, args: Args, data_sizes: dict[str, int]) -> nn.Module:
-    builder = _builder(path)
+    builder = imports.imported(path, called(path))
     if not callable(builder) or isinstance(builder, nn.Module):
         raise InputError(
-            f"model.name = {path!r} is not callable but {type(builder).__name__}; name a class "
+            f"{called(path)} is not callable but {type(builder).__name__}; name a class "
             "or function that returns the network"
         )
     check_args(path, builder, args, filled=set())
@@ -61,7 +59,7 @@ def imported_model(path: str, args: Args, data_sizes: dict[str, int]) -> nn.Modu
             f"model {path!r} cannot be built from model.args = {args}: {error}"
         ) from error
     if not isinstance(net, nn.Module):
-        raise InputError(f"model.name = {path!r} returned {type(net).__name__}, not an nn.Module")
+        raise InputError(f"{called(path)} returned {type(net).__name__}, not an nn.Module")
     return net
 
 
@@ -73,58 +71,3 @@ def check_args(name: str, builder: Callable[..., Any], args: Args, filled: set[s
     for key in args:
         if key in filled or key not in parameters:
             raise unknown(f"model.args key of {name}:", key, set(parameters) - filled or {"(none)"})
-
-
-def _builder(path: str) -> Any:
-    module, _, attribute = path.partition(":")
-    try:
-        # As with `python -m`, modules in the working directory can be imported. It is added only if
-        # this module is in it: a file there must not shadow what others import.
-        if origin(path) != _places(_package(path)):
-            sys.path.insert(0, str(Path.cwd()))
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise InputError(
-            f"model.name = {path!r} cannot be imported ({error}); write it as "
-            "package.module:callable"
-        ) from None
-
-
-def _package(name: str) -> str:
-    """The top-level package that a network's name imports."""
-    if name.startswith("timm/"):
-        return "timm"
-    parts = name.partition(":")[0].split(".")
-    if not all(part.isidentifier() for part in parts):
-        raise InputError(
-            f"model.name = {name!r} cannot be imported; write it as package.module:callable"
-        )
-    return parts[0]
-
-
-def _places(package: str) -> tuple[str, ...] | None:
-    try:
-        spec = importlib.util.find_spec(package)
-    except ValueError:  # a module without a spec, such as the script that is running
-        file = getattr(sys.modules[package], "__file__", None)
-        return (os.path.realpath(file),) if file else ()
-    if spec is None:
-        return None
-    if spec.has_location and spec.origin:
-        return (os.path.realpath(spec.origin),)
-    # A namespace package: every folder of its name.
-    return tuple(os.path.realpath(place) for place in spec.submodule_search_locations or ())
-
-
-@contextlib.contextmanager
-def _working_directory() -> Iterator[None]:
-    """The working directory in front of Python's path, unless it is there already."""
-    here = str(Path.cwd())
-    if "" in sys.path or here in sys.path:
-        yield
-        return
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from amata.errors import InputError, shorten, unknown
+from amata.imports import imported, is_import_path
 from amata.recipes.files import KEYED, TABLES, built_in, read_recipe, read_text, read_toml
 from amata.recipes.overrides import Overrides, Pair, as_pairs
 from amata.recipes.recipe import OPERATIONAL, Recipe
@@ -33,7 +34,8 @@ def load(
     **tables: Any,
 ) -> Recipe:
     """A recipe: built-in by name, a TOML file by path, or a dict of tables, which may extend one.
-    A `Recipe` is changed: its method and schedule may be of your own classes, and then stay.
+    A `Recipe` is changed: its method and schedule may be of your own classes, and then stay. The
+    import path of a `Recipe`, "package.module:name", imports that module.
 
     Overrides are texts as for --set, or a dict; keyword arguments are tables:
 
@@ -47,6 +49,8 @@ def load(
     >>> load("cifar10-amata").optim.milestones, load("cifar10-amata", epochs=10).optim.milestones
     ([75.0, 90.0], [7.5, 9.0])
     """
+    if isinstance(recipe, str) and is_import_path(recipe):
+        recipe = _imported(recipe)
     found, known = ({}, recipe.name) if isinstance(recipe, Recipe) else read_recipe(recipe)
     for section, table in tables.items():
         if section not in TABLES:
@@ -61,6 +65,17 @@ def load(
         return _changed(recipe, name or known, epochs, pairs)
     loaded = parse(found, name or known, pairs)
     return loaded if epochs is None else _stretched(loaded, epochs, pairs)
+
+
+def _imported(path: str) -> Recipe:
+    what = f"recipe {path}"
+    found = imported(path, what)
+    if not isinstance(found, Recipe):
+        raise InputError(
+            f"{what} is {type(found).__name__}, not an amata.Recipe; make one of another, as in "
+            'dataclasses.replace(amata.recipes.load("mnist5k-amata", name="own"), method=...)'
+        )
+    return found
 
 
 def _changed(recipe: Recipe, name: str, epochs: int | None, pairs: Sequence[Pair]) -> Recipe:

@@ -75,6 +75,12 @@ def own_objects(recipe: "Recipe") -> list[str]:
     return [section for section in ("method", "schedule") if "class" in recipe.tables[section]]
 
 
+def refuse_own(recipe: "Recipe", why: str) -> None:
+    """Refuse a user-defined method or schedule for what rebuilds them from tables."""
+    if made := own_objects(recipe):
+        raise InputError(f"the {' and '.join(made)} of {recipe.name}, made in Python, {why}")
+
+
 def refuse_placeholders(recipe: "Recipe") -> None:
     """Refuse a recipe whose method or schedule is only recorded, before anything is trained."""
     for value in (recipe.method.base, recipe.schedule):

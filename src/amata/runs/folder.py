@@ -338,7 +338,8 @@ def resume_call(path: Path, recipe: Recipe) -> str:
         given = "".join(f", {name}=..." for name in own)
         return f"amata.fit(model, train, valid{given}, resume={str(path)!r})"
     if own:
-        return f"amata.train(recipe, resume={str(path)!r})"
+        command = f"`amata train MODULE:NAME --resume {quoted(path)}`"
+        return f"amata.train(recipe, resume={str(path)!r}), or {command}"
     return f"`amata train --resume {quoted(path)}`"
 
 

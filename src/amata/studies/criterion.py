@@ -37,6 +37,7 @@ from amata.losses import smooth_ce
 from amata.models import load_state
 from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
+from amata.recipes.recorded import refuse_own
 from amata.reporter import Reporter, run_infos
 from amata.runs import RunFolder
 from amata.runs.files import read_record, under, write_record
@@ -114,6 +115,7 @@ def plan_strategies(
             plans.append((target, None))
         else:
             recipe = recipes.load(target, [*overrides, "train.keep_epochs=true"])
+            refuse_own(recipe, "cannot be rebuilt from a run folder, where C is measured")
             plans.append((recipe.name, recipe))
     names = [Path(name).name for name, _ in plans]
     if len(set(names)) < len(names):

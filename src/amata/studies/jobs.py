@@ -17,6 +17,7 @@ import torch
 
 from amata.errors import AmataError, InputError, Interrupted
 from amata.recipes import Recipe
+from amata.recipes.recorded import refuse_own
 from amata.reporter import Reporter, RunInfo
 from amata.training.device import resolve_device
 from amata.training.interrupt import Interrupt
@@ -31,6 +32,8 @@ main()"""
 def check_jobs(jobs: int, planned: Sequence[Recipe]) -> list[dict[str, str]]:
     """The environment variables of each of `jobs` processes. More than one for a GPU are refused:
     they would slow each other, and may not fit."""
+    for recipe in planned:
+        refuse_own(recipe, "cannot be rebuilt in the other processes of --jobs; drop it")
     types = {resolve_device(recipe.train.device).type for recipe in planned}
     threads = {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // jobs))}
     if "cuda" not in types:

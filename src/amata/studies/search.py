@@ -27,6 +27,7 @@ from amata.evaluation import parse_attack
 from amata.metrics import Amount, Index, Share
 from amata.quantity import number, positive, whole
 from amata.recipes import Recipe
+from amata.recipes.recorded import refuse_own
 from amata.reporter import Reporter, RunInfo
 from amata.runs import RunFolder
 from amata.runs.files import refuse_links, write_atomic, write_json
@@ -114,6 +115,7 @@ class Search:
         reporter: Reporter,
         splits: Splits | None = None,
     ) -> None:
+        refuse_own(recipe, "cannot be rebuilt for the runs of a search")
         if recipe.data.valid == 0:
             raise InputError(
                 "the search needs held-out images, and data.valid is 0; --set data.valid=500"
