@@ -114,7 +114,7 @@ def race(study: str, thresholds: Sequence[float]) -> Callable[[], str]:
             if any(any(runs) for runs in spent):
                 means = [fmean(filter(None, runs)) for runs in spent if all(runs)]
                 ratio = f"{means[0] / means[1]:.2f}" if len(means) == len(spent) else ""
-                cells = [reached_cell(runs, unit) for runs in spent]
+                cells = [stored.reached(runs, unit) for runs in spent]
                 rows.append([f"{100 * threshold:.0f}%", *cells, ratio])
         a, b = (total(found[title]) for title in names)
         ends = [
@@ -130,14 +130,6 @@ def race(study: str, thresholds: Sequence[float]) -> Callable[[], str]:
         return f"{markdown(titles, rows)}\n\n{shown}"
 
     return write
-
-
-def reached_cell(runs: Sequence[float | None], unit: str) -> str:
-    """The mean over the runs; if some never reached it, how many did."""
-    known = [spent for spent in runs if spent is not None]
-    if len(known) == len(runs):
-        return f"{fmean(known):.1f}{unit}"
-    return f"{len(known)} of {len(runs)} runs" if known else "not reached"
 
 
 def picture_of(study: str) -> str:

@@ -156,6 +156,14 @@ def spent_until(study: str, title: str, threshold: float) -> list[float | None]:
     ]
 
 
+def reached(runs: Sequence[float | None], unit: str) -> str:
+    """The mean of what the runs had spent; if some never reached it, how many did."""
+    known = [spent for spent in runs if spent is not None]
+    if len(known) == len(runs):
+        return f"{statistics.mean(known):.1f}{unit}"
+    return f"{len(known)} of {len(runs)} runs" if known else "not reached"
+
+
 def highest(study: str, title: str) -> float:
     """The highest held-out robust accuracy, averaged over the runs."""
     attack = valid_attack(study, title)

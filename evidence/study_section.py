@@ -4,10 +4,13 @@ where its runs were made."""
 import json
 import math
 import statistics
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import steepness
 import stored
+from amata.runs import RunFolder
 from amata.studies.intervals import Estimate
 from definition import FRONT, RESULTS, Test, Tuning
 from differences import collapsed, difference
@@ -178,9 +181,23 @@ def provenance(study: str) -> str:
     resumed = [f"`{run.name}`" for run in runs if len(stored.environments(run)) > 1]
     return (
         f"{len(runs)} of {planned} runs, commit {', '.join(f'`{c}`' for c in commits)}, "
-        f"{', '.join(devices)}.{shared(study)}"
+        f"{', '.join(devices)}.{data_hashes(runs)}{shared(study)}"
         + (f" Interrupted and resumed: {', '.join(resumed)}." if resumed else "")
     )
+
+
+def data_hashes(runs: Sequence[Path]) -> str:
+    """A sentence on the pixels of the data, as far as the runs recorded their hashes."""
+    splits = [RunFolder(run).split() for run in runs]
+    if not splits:
+        return ""
+    if any("train_pixels" not in split for split in splits):
+        return " The runs did not record a hash of the data."
+    train, test = (
+        ", ".join(f"`{h}`" for h in sorted({split[f"{part}_pixels"] for split in splits}))
+        for part in ("train", "test")
+    )
+    return f" Hash of the pixels: {train} (train), {test} (test)."
 
 
 def shared(study: str) -> str:

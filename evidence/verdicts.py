@@ -122,23 +122,19 @@ def verdict_on_times(claim: dict[str, Any], runs: list[str]) -> tuple[str, str, 
     times = [stored.spent_until(study, title, claim["threshold"]) for study, title in sides]
     if not times or not all(times):
         return NOT_MEASURED
-    unit = "s" if all(stored.timed(study) for study, _ in sides) else "gradients per image"
-    number = " against ".join(reached(runs, unit) for runs in times)
+    unit = " s" if all(stored.timed(study) for study, _ in sides) else " gradients per image"
+    number = " against ".join(stored.reached(runs, unit) for runs in times)
     if claim["kind"] == "never":
         if any(t is not None for t in times[0]):
             # one counterexample is enough
-            decision, number = NOT_REPRODUCED, f"reached after {number}"
+            best = f"{100 * stored.highest(*sides[0]):.1f}%"
+            decision, number = NOT_REPRODUCED, f"reached after {number}, highest {best}"
         else:
             decision = CONFIRMED if len(times[0]) >= SEEDS else OPEN
     else:
         decision = decide_times(*times)
     counts = " and ".join(str(len(t)) for t in times)
     return decision, f"{number}, seeds: {counts}", sides[0][0]
-
-
-def reached(times: list[float | None], unit: str) -> str:
-    known = [t for t in times if t is not None]
-    return f"{sum(known) / len(known):.1f} {unit}" if len(known) == len(times) else "not reached"
 
 
 def verdicts_table() -> str:

@@ -15,7 +15,7 @@ from amata.recipes import KEYED, built_in, load, parse, read_toml
 from amata.recipes.toml import dumps
 from amata.schedules import Constant, Linear, planned_controls
 from amata.threat import L2, Linf
-from amata.training.checks import weak_attack
+from amata.training.checks import recipe_notes, weak_attack
 
 PAPER = {
     "mnist-pgd40",
@@ -543,3 +543,25 @@ def test_an_attack_that_cannot_cross_the_ball_is_noted(sets: list[str], said: st
     found = weak_attack(recipe, planned_controls(recipe.schedule, recipe.train.epochs))
     assert found.startswith(said)
     assert bool(found) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("sets", "noted"),
+    [
+        (
+            ["schedule.name=linear", "schedule.k_min=2", "schedule.k_max=5", "schedule.tau=0.05"],
+            True,
+        ),
+        (["schedule.steps=2.5"], True),  # two passes in one batch, three in the next
+        ([], False),
+    ],
+)
+@pytest.mark.parametrize("spared", ["", "method.pass_average=true", "optim.name=adamw"])
+def test_summed_gradients_of_a_changing_number_of_passes_are_noted(
+    sets: list[str], noted: bool, spared: str
+) -> None:
+    recipe = recipes.load("mnist-yopo-5-10", [*sets, *([spared] if spared else [])])
+    plan = planned_controls(recipe.schedule, recipe.train.epochs)
+    found = [text for text in recipe_notes(recipe, plan) if text.startswith("yopo sums")]
+    assert bool(found) == (noted and not spared)
+    assert all("method.pass_average=true" in text for text in found)

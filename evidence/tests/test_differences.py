@@ -225,8 +225,8 @@ def test_the_readme_compares_at_equal_cost_as_soon_as_results_are_stored(
     row = "| a recipe | 1 → 3 | 2 | 42.00 | +1.67 ± 1.43 | yes |"
     last = (
         "Seeds per arm: 3. The table shows 1 of 1 arms that were compared at equal cost "
-        "([all](docs/claims.md)). Annealing is better in 1, not in 0, and 0 are open; the number "
-        "of tests is not corrected for."
+        "([all](docs/claims.md)). Annealing is better in 1, not in 0, and 0 are open, without a "
+        "correction for multiple tests."
     )
     assert [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines[2:]] == [row, "", last]
     # At equal time every constant counts, and the line between them does not.

@@ -16,7 +16,16 @@ def test_runs_that_were_started_twice_are_named(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(stored, "environments", starts)
     found = study_section.provenance("cifar10-1m")
-    assert found == "6 of 6 runs, commit `c0ffee`, a GPU. Interrupted and resumed: `k3-seed2`."
+    pixels = "`7e7d906a8a7d6382` (train), `914be7954e88b3b2` (test)"
+    assert found == (
+        f"6 of 6 runs, commit `c0ffee`, a GPU. Hash of the pixels: {pixels}. "
+        "Interrupted and resumed: `k3-seed2`."
+    )
+
+
+def test_data_without_a_hash_are_reported() -> None:
+    runs = stored.runs_of("cifar10", "amata")
+    assert study_section.data_hashes(runs) == " The runs did not record a hash of the data."
 
 
 def test_trials_without_a_run_are_reported_and_none_is_chosen_yet(

@@ -165,7 +165,7 @@ class Method(Keywords, ABC):
 
     may_collapse: ClassVar[bool] = False
     """Whether few long inner steps can end in catastrophic overfitting; the collapse guard then
-    attacks, after every epoch with K = 1."""
+    attacks, after every epoch with 0 < K < 2, and at times with long steps."""
     chosen_by: ClassVar[Literal["robust", "clean"]] = "robust"
     """Which held-out accuracy selects the best checkpoint."""
     memory_rows: ClassVar[tuple[str, ...]] = ()

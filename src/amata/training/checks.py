@@ -16,7 +16,7 @@ import amata
 from amata.distributed import Ranks
 from amata.errors import InputError
 from amata.formatting import short_number
-from amata.methods import AWP, MART, METHODS, PGD, TRADES, Method, planned_evals
+from amata.methods import AWP, MART, METHODS, PGD, TRADES, YOPO, Method, planned_evals
 from amata.quantity import in_pixels
 from amata.recipes import Recipe
 from amata.schedules import Adaptive, Control, closed_loop
@@ -118,6 +118,8 @@ def recipe_notes(recipe: Recipe, plan: Sequence[Control[float]] | None) -> Itera
         )
     if weak := weak_attack(recipe, plan):
         yield weak
+    if summed := summed_passes(recipe, plan):
+        yield summed
 
 
 def weak_attack(recipe: Recipe, plan: Sequence[Control[float]] | None) -> str:
@@ -133,6 +135,23 @@ def weak_attack(recipe: Recipe, plan: Sequence[Control[float]] | None) -> str:
     return (
         f"K times the step size is {short_number(reach)} and eps is {short_number(eps)}: attacks "
         "in training cannot cross the ball; usual is 1.6 eps (schedule.tau)"
+    )
+
+
+def summed_passes(recipe: Recipe, plan: Sequence[Control[float]] | None) -> str:
+    """A note on yopo's updates that change with m, or nothing. Adam's steps hardly depend on the
+    scale of the gradients."""
+    method = recipe.method.base
+    passes = sorted({part.steps for u in plan or [] for _, part in u.parts()})
+    if not isinstance(method, YOPO) or method.pass_average or recipe.optim.name == "adamw":
+        return ""
+    if len(passes) < 2:
+        return ""
+    few, most = passes[0], passes[-1]
+    return (
+        f"yopo sums weight gradients over its m passes, so an update with m = {most} is up to "
+        f"{most / few:.3g} times as long as with m = {few}; set method.pass_average=true, and "
+        "multiply the learning rate by the m that it was tuned for"
     )
 
 
