@@ -21,6 +21,15 @@ STRATEGIES = {
     "mnist5k-amata": "Linear(2, 10)",
     "mnist5k-adaptive": "Adaptive",
 }
+ACCELERATED = {
+    "mnist5k-pgd2": "Constant(2)",
+    "mnist5k-free": "Free, m = 4",
+    "mnist5k-amata-free": "Amata + Free, m = 2 → 4",
+    "mnist5k-yopo": "YOPO, m = 5",
+    "mnist5k-amata-yopo": "Amata + YOPO, m = 2 → 5",
+}
+METHODS = "criterion-methods"
+"""C of methods with several updates or passes per batch, beside PGD: one scale. In its folder."""
 CIFAR10 = "cifar10-control"
 
 Row = dict[str, Any]
@@ -124,6 +133,19 @@ def terms_table() -> str:
     if not has(studies, "sweep"):
         return f"{text} C over other γ was not measured yet."
     return f"{text}\n\n{sweep(named(), studies)}"
+
+
+def methods_table() -> str:
+    """Free and YOPO, one seed."""
+    found = json.loads((RESULTS / METHODS / "criterion.json").read_text())
+    rows, about = {row["strategy"]: row for row in found["strategies"]}, found["settings"]
+    titles = {recipe: f"{title} (`{recipe}`)" for recipe, title in ACCELERATED.items()}
+    return (
+        f"{table(titles, [rows], measures([rows]))}\n\n{sweep(titles, [rows])}\n\n"
+        f"Seed {about['seed']}. γ = {gamma_of(about)} in the first table; {about['batches']} probe "
+        f"batches; grid: K = 1 to {about['k_max']} with {about['alphas']} step sizes each. Files: "
+        f"`evidence/results/control/{METHODS}/`."
+    )
 
 
 def cifar10_table() -> str:

@@ -29,8 +29,8 @@ PAIRS = {
     "trades": ("mnist5k-trades", ("mnist5k-amata-trades",)),
     "mart": ("mnist5k-mart", ("mnist5k-amata-mart",)),
     "nuat": ("mnist5k-nuat", ("mnist5k-amata-nuat",)),
-    "fgsm-pgi": ("mnist5k-fgsm-pgi", ()),
-    "awp": ("mnist5k-awp", ()),
+    "fgsm-pgi": ("mnist5k-fgsm-pgi", ("mnist5k-amata-fgsm-pgi",)),
+    "awp": ("mnist5k-awp", ("mnist5k-amata-awp",)),
 }
 
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
+import optuna
 import pytest
 import torch
 from hypothesis import given
@@ -17,6 +18,7 @@ from amata.control import GradientCost, criterion
 from amata.engine.ascent import ascent_step
 from amata.errors import InputError, Interrupted
 from amata.methods import METHODS, PGD, planned_evals
+from amata.methods.contract import Memory, Net
 from amata.recipes import Recipe
 from amata.runs import RunFolder
 from amata.schedules import (
@@ -151,12 +153,23 @@ def test_a_limited_schedule_trains_and_resumes_with_its_steps(tmp_path: Path) ->
 
 
 def test_a_search_starts_from_a_plain_schedule_only() -> None:
-    found = []
-    for more in ((), ("schedule.k_min=0",), ("schedule.fractional=true",), ("schedule.tau_end=1",)):
+    def space(*more: str) -> Space:
         recipe = toy_recipe("schedule.k_min=1", *more)
         prices = Prices(recipe, None)  # type: ignore[arg-type]  # PGD's are counted without data
-        found.append(Space(recipe, prices, 4.0, 3, ("linear",)).recipe_params() is not None)
-    assert found == [True, False, False, False]
+        return Space(recipe, prices, 4.0, 3, ("linear",))
+
+    assert space().recipe_params() is not None
+    assert space("schedule.k_min=0").recipe_params() is None
+    # What trials do not have is refused, and what they can have is kept.
+    for more in ("schedule.tau_end=1", "schedule.eps_start=0.5", "schedule.sizes=[[0.5, 3]]"):
+        with pytest.raises(InputError, match=rf"drop {more.partition('=')[0]}, which its trials"):
+            space(more)
+    fine = space("schedule.fractional=true", "schedule.step_size_max=0.03")
+    assert fine.recipe_params() is not None
+    table = fine.suggest(
+        optuna.trial.FixedTrial({"shape": "linear", "k_min": 1, "rise": 1, "tau": 2.0})
+    )
+    assert (table["fractional"], table["step_size_max"]) == (True, 0.03)
 
 
 def test_schedules_in_fractions() -> None:
@@ -276,12 +289,12 @@ def test_a_run_resumed_within_a_fractional_epoch_ends_with_the_same_bytes(
         (
             ("method.name=free",),
             Linear(k_min=0, k_max=2, tau=0.1, fractional=True),
-            r"with 0 steps, as in epoch 1, Free does not update the weights; raise K",
+            r"with 0 steps, as in epoch 1, free does not update the weights; raise K",
         ),
         (
             ("method.name=yopo", "model.first_layer='0'"),
             Constant(steps=0.4, step_size=0.1),
-            r"with 0 steps, as in some batches of epoch 1, where K = 0.4, YOPO does not update",
+            r"with 0 steps, as in some batches of epoch 1, where K = 0.4, yopo does not update",
         ),
     ],
 )
@@ -374,12 +387,47 @@ def test_a_radius_that_rises_as_in_a_warm_up_trains_the_same_bytes() -> None:
     assert all(torch.equal(found[0][1][k], found[1][1][k]) for k in found[0][1])
 
 
+@pytest.mark.parametrize(
+    ("start", "radii"), [(0.8, (0.05, 0.05625)), (1.25, (0.078125, 0.0703125))]
+)
+def test_the_reach_of_training_attacks_is_annealed(start: float, radii: tuple[float, ...]) -> None:
+    """Up to reach eps, or down to it: the images that training sees go as far as that and no
+    further."""
+    seen: list[float] = []
+
+    class Watched(PGD):
+        def step(self, net: Net, batch: Batch, u: Control, rng: Any, memory: Memory) -> None:
+            super().step(Spy(net, batch.x), batch, u, rng, memory)
+
+    class Spy:
+        def __init__(self, net: Net, x: torch.Tensor) -> None:
+            self.net, self.x = net, x
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.net, name)
+
+        def backward(self, x: Any, y: Any, **given: Any) -> Any:
+            seen.append(float((x - self.x).abs().max()))
+            return self.net.backward(x, y, **given)
+
+    recipe = toy_recipe("train.epochs=2", f"schedule.eps_start={start}", "schedule.tau=0.2")
+    method = Watched(ball=recipe.ball, reach=1.25)
+    fitted = fit(small_net(), toy_data(64), None, replace(recipe, method=method))
+    assert [row["eps"] for row in fitted.epochs] == pytest.approx(radii)
+    half = len(seen) // 2
+    assert [max(seen[:half]), max(seen[half:])] == pytest.approx(radii, abs=1e-6)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains_in_a_radius_that_rises(name: str) -> None:
     """And in fractions where it can: what it gets is whole, and inside the ball of its epoch."""
     least = METHODS[name].min_steps
     more = ("model.first_layer='0'", f"method.name={name}", f"schedule.k_min={least}")
     recipe = toy_recipe(*more, "schedule.eps_start=0.5", *FINE[1:], "train.epochs=2")
+    if name == "erm":
+        with pytest.raises(InputError, match=r"erm cannot use the eps .*; drop schedule.eps_start"):
+            fit(small_net(), toy_data(64), None, recipe)
+        return
     fitted = fit(small_net(), toy_data(64), None, recipe)
     assert [row["eps"] for row in fitted.epochs] == pytest.approx([0.025, 0.0375])
     plan = planned_controls(recipe.schedule, 2) or []
@@ -391,7 +439,10 @@ def test_every_method_trains_in_a_radius_that_rises(name: str) -> None:
     ("options", "message"),
     [
         (("schedule.eps_start=0",), "eps_start = 0.0 must be above 0"),
-        (("schedule.eps_start=1.5",), "eps_start = 1.5 is a share: at most 1"),
+        (
+            ("threat.eps=0.8", "schedule.tau=0.8", "schedule.eps_start=1.5"),
+            r"the radius of epoch 1, 1.5 times the usual: .* lower schedule.eps_start",
+        ),
         (("schedule.eps_until=0.5",), "eps_until = 0.5 has no effect without eps_start"),
         (("schedule.tau_end=-1",), "tau_end = -1.0 must be above 0"),
         (

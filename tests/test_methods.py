@@ -1137,15 +1137,15 @@ def test_methods_refuse_what_they_cannot_train_on() -> None:
     [
         (
             ["method.name=yopo", "schedule.name=constant", "schedule.steps=0"],
-            "with 0 steps, as in epoch 1, YOPO does not update the weights; raise K",
+            "with 0 steps, as in epoch 1, yopo does not update the weights; raise K",
         ),
         (
             ["method.name=free", "schedule.name=piecewise", "schedule.stages=[[0, 2], [3, 0]]"],
-            "with 0 steps, as in epoch 4, Free does not update the weights",
+            "with 0 steps, as in epoch 4, free does not update the weights",
         ),
         (
             ["method.name=trades", "optim.label_smoothing=0.1"],
-            "TRADES trains on a loss of its own, without label smoothing; set optim.label_smooth",
+            "trades trains on a loss of its own, without label smoothing; set optim.label_smooth",
         ),
         (
             ["train.epochs=3", "method.awp.gamma=0.01", "method.awp.warmup=3"],

@@ -313,7 +313,7 @@ def test_what_cannot_be_divided_is_refused(more: list[str], message: str, tmp_pa
 def test_a_loss_of_the_whole_batch_is_not_divided_among_processes() -> None:
     recipe = recipes.load("mnist5k-amata", ["method.name=nuat"])
     check_divisible(recipe, Ranks())
-    with pytest.raises(InputError, match=r"the loss of NuAT couples .*; use one process and"):
+    with pytest.raises(InputError, match=r"the loss of nuat couples .*; use one process and"):
         check_divisible(recipe, Ranks(rank=0, size=2))
 
 

@@ -256,7 +256,7 @@ def test_adaptive_refuses_what_it_cannot_do() -> None:
         ((-1, 0.1), "steps of the schedule = -1 must be at least 0"),
         ((math.inf, 0.1), "steps of the schedule = inf is not finite"),
         ((1.5, 0.1, -1), "tau of the schedule = -1 must be above 0"),
-        ((1, 0.1, None, 2), "eps of the schedule = 2 is a share: at most 1"),
+        ((1, 0.1, None, 0), "eps of the schedule = 0 must be above 0"),
         ((1, -0.1), "step_size of the schedule = -0.1 must be at least 0"),
         ((1, math.nan), "step_size of the schedule = nan is not finite"),
     ],

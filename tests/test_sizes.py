@@ -161,7 +161,9 @@ def test_every_method_trains_on_sizes_or_refuses_them(name: str) -> None:
     more = ("model.first_layer=conv", f"method.name={name}", f"schedule.k_min={least}")
     recipe = toy_recipe(*HALF, *more, "train.epochs=2")
     if name in ("atta", "fgsm-pgi"):
-        with pytest.raises(InputError, match=r"cannot use the size .* in epoch 1; drop it"):
+        with pytest.raises(
+            InputError, match=rf"{name} cannot use the size .* epoch 1; drop schedule.sizes"
+        ):
             fit(pooled(), toy_data(32), None, recipe)
         return
     fitted = fit(pooled(), toy_data(32), None, recipe)

@@ -13,6 +13,7 @@ from amata.schedules import Control
 @dataclass(frozen=True, kw_only=True)
 class ERM(Method):
     chosen_by: ClassVar[Literal["robust", "clean"]] = "clean"
+    refuses: ClassVar[tuple[str, ...]] = ("eps",)
 
     def step(
         self, net: Net, batch: Batch, u: Control, rng: torch.Generator, memory: Memory

@@ -89,7 +89,7 @@ class Constant(Keywords):
 @dataclass(frozen=True, kw_only=True)
 class Annealing(Keywords, ABC):
     """K_t = k_min + (k_max - k_min) s_t, where s_t rises from 0 to 1 over the run; tau may change
-    along with K, and the training radius and the size of the images may rise."""
+    along with K; the training radius may change, and the size of the images may rise."""
 
     k_min: Whole
     """K in the first epoch; K = 0 trains on the attack's start."""
@@ -104,11 +104,11 @@ class Annealing(Keywords, ABC):
     catastrophically; 1.25 eps is safe for longer."""
     fractional: bool = False
     """Whether K is not rounded: batches take the whole numbers around it in turn."""
-    eps_start: Share = 1.0
-    """The training radius in the first epoch, as a share of eps. It rises linearly, and K alpha is
-    times the same share."""
+    eps_start: Positive = 1.0
+    """The training radius in the first epoch, times the usual one, which is eps or, with
+    `method.reach`, reach eps. It changes linearly to that, and K alpha is times the same factor."""
     eps_until: Share = 1.0
-    """The share of the run after which the training radius is eps."""
+    """The share of the run after which the training radius is the usual one."""
     sizes: Sizes = ()
     """(Share of the run, side in pixels) pairs: training images are reduced to that side before
     that share of the run."""
@@ -117,8 +117,8 @@ class Annealing(Keywords, ABC):
         read_range(self)
         if self.eps_until < 1 and self.eps_start == 1:
             raise InputError(
-                f"eps_until = {self.eps_until:g} has no effect without eps_start; set eps_start "
-                "below 1"
+                f"eps_until = {self.eps_until:g} has no effect without eps_start; set eps_start, "
+                "as to 0.5"
             )
 
     @abstractmethod

@@ -19,7 +19,7 @@ from typing import Any, Generic, NamedTuple, cast
 from typing_extensions import TypeVar
 
 from amata.errors import InputError
-from amata.quantity import not_negative, positive, share, steps_of, whole
+from amata.quantity import not_negative, positive, steps_of, whole
 
 FINEST = 10**6
 """The largest denominator of K as a fraction: rounding errors of K do not change it."""
@@ -41,7 +41,7 @@ class Control(NamedTuple, Generic[K]):
     """K alpha, which all batches of a fractional K share unless their steps are limited; None if
     they share the step size."""
     eps: float = 1.0
-    """The training radius, as a share of the threat model's eps."""
+    """The training radius, times that of the method: eps, or with `reach`, reach eps."""
     size: int | None = None
     """The side of the training images, which are reduced to it; None if they are not."""
     step_size_max: float | None = None
@@ -141,7 +141,7 @@ def read_control(value: Any) -> Control[float]:
         steps_of(steps, "steps of the schedule"),
         not_negative(step_size, "step_size of the schedule"),
         None if tau is None else positive(tau, "tau of the schedule"),
-        share(eps, "eps of the schedule"),
+        positive(eps, "eps of the schedule"),
         None if size is None else whole(size, "size of the schedule", 1),
         None if most is None else positive(most, "step_size_max of the schedule"),
     )

@@ -17,6 +17,10 @@ TAU_STEP = 0.25
 """tau / eps is a multiple of this, from 1 to 4."""
 
 
+FIXED: dict[str, Any] = {"tau_end": None, "eps_start": 1.0, "sizes": []}
+"""Keys of a schedule that trials do not have, with the values that turn them off."""
+
+
 class Trial(Protocol):
     """The part of optuna's Trial that proposes parameters."""
 
@@ -37,6 +41,13 @@ class Space:
     shapes: tuple[str, ...] = SHAPES
 
     def __post_init__(self) -> None:
+        own = self.recipe.tables["schedule"]
+        for key, usual in FIXED.items():
+            if (own.get(key) or usual) != usual:
+                raise InputError(
+                    f"a search chooses shape, k_min, k_max and tau; drop schedule.{key}, which its "
+                    "trials would not have"
+                )
         cheapest = self._constant(1)
         if self.budget < cheapest:
             raise InputError(
@@ -69,7 +80,7 @@ class Space:
             table["name"] != "linear"
             or "linear" not in self.shapes
             or not 1 <= table["k_min"] <= self.max_constant_k
-            or self.recipe.chosen["schedule"].keys() - {"step_size_max"}
+            or self.recipe.chosen["schedule"].keys() - {"step_size_max", "fractional"}
             != {"name", "k_min", "k_max", "tau"}
         ):
             return None
@@ -108,14 +119,22 @@ class Space:
                 table = {"name": shape, "k_min": k_min, "k_max": k_max, "tau": tau} | (
                     {"eta": eta} if shape == "exponential" else {}
                 )
-            if (most := getattr(self.recipe.schedule, "step_size_max", None)) is not None:
-                table["step_size_max"] = most
+            table |= self._kept(shape)
             if self._fits(self.cost(self.recipe_with(table))):
                 return table
         raise InputError(
             f"a constant K = 1 exceeds the budget of {self.budget:.2f} gradient evaluations per "
             "image and epoch; raise it"
         )
+
+    def _kept(self, shape: str) -> dict[str, Any]:
+        """What trials take over from the recipe's schedule."""
+        own, kept = self.recipe.schedule, {}
+        if (most := getattr(own, "step_size_max", None)) is not None:
+            kept["step_size_max"] = most
+        if getattr(own, "fractional", False) and shape != "piecewise":
+            kept["fractional"] = True
+        return kept
 
     def recipe_with(self, table: dict[str, Any]) -> Recipe:
         return recipes.parse({**self.recipe.tables, "schedule": table}, self.recipe.name)

@@ -16,17 +16,25 @@ import amata
 from amata.distributed import Ranks
 from amata.errors import InputError
 from amata.formatting import short_number
-from amata.methods import AWP, MART, METHODS, PGD, TRADES, YOPO, Method, planned_evals
+from amata.methods import AWP, ERM, MART, METHODS, PGD, TRADES, YOPO, Method, planned_evals
 from amata.quantity import in_pixels
 from amata.recipes import Recipe
 from amata.schedules import Adaptive, Control, closed_loop
 from amata.threat import Linf
 from amata.training.sizes import check_usable
 
+FIELD_KEYS = {"size": "sizes", "eps": "eps_start"}
+"""The keys of [schedule] that set the fields of the control which a method may refuse."""
+
+
+def method_name(recipe: Recipe) -> str:
+    """The method as a recipe names it; one of a user's own by its class."""
+    return recipe.tables["method"].get("name") or type(recipe.method.base).__name__
+
 
 def check_consistent(recipe: Recipe, plan: Sequence[Control[float]] | None) -> None:
     """Refuse settings that would have no effect, and controls with which nothing is trained."""
-    method, name = recipe.method, type(recipe.method.base).__name__
+    method, name = recipe.method, method_name(recipe)
     if recipe.model.new_head and recipe.model.weights is None:
         raise InputError(
             "model.new_head replaces the classifier of given weights; set model.weights=PATH to a "
@@ -52,8 +60,15 @@ def check_consistent(recipe: Recipe, plan: Sequence[Control[float]] | None) -> N
             if getattr(u, field) != Control._field_defaults[field]:
                 raise InputError(
                     f"{name} cannot use the {field} that the schedule sets in epoch {epoch + 1}; "
-                    "drop it from [schedule], or choose another method"
+                    f"drop schedule.{FIELD_KEYS[field]}, or choose another method"
                 )
+        try:
+            method.scaled(u.eps)
+        except InputError as error:
+            raise InputError(
+                f"the radius of epoch {epoch + 1}, {u.eps:g} times the usual: {error}; lower "
+                "schedule.eps_start"
+            ) from None
     check_usable(recipe, plan)
     if isinstance(recipe.ball, Linf):
         loop = closed_loop(recipe.schedule)
@@ -116,6 +131,8 @@ def recipe_notes(recipe: Recipe, plan: Sequence[Control[float]] | None) -> Itera
             f"never drops; lower it, or train more than {first:g} epochs; to shorten a recipe pass "
             "--epochs, not train.epochs"
         )
+    if isinstance(recipe.method.base, ERM) and any(u.steps for u in plan or []):
+        yield "erm takes no attack steps: K and alpha of the schedule have no effect"
     if weak := weak_attack(recipe, plan):
         yield weak
     if summed := summed_passes(recipe, plan):
@@ -217,7 +234,7 @@ def check_equal_batches(count: int, ranks: Ranks) -> None:
 
 def check_divisible(recipe: Recipe, ranks: Ranks) -> None:
     """Refuse what cannot be divided among processes, or into parts of a batch."""
-    method, name = recipe.method, type(recipe.method.base).__name__
+    method, name = recipe.method, method_name(recipe)
     if recipe.data.batch_size < ranks.size:
         raise InputError(
             f"data.batch_size = {recipe.data.batch_size} cannot be divided among {ranks.size} "

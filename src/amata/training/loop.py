@@ -410,7 +410,7 @@ class _Loop:
         if u.step_size_max is not None:
             row["step_size_max"] = u.step_size_max
         if trainer.changes_eps:
-            row["eps"] = trainer.method().ball.eps
+            row["eps"] = trainer.method().training_ball.eps
         if trainer.changes_size and (size := u.size or trainer.side):
             row["size"] = size
         if spent.compile_seconds:
