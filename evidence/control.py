@@ -59,13 +59,13 @@ def measure() -> None:
         (RESULTS / "logistic" / "logistic.json").write_text(json.dumps(result, indent=2) + "\n")
     for seed in SEEDS:
         measure_criterion(f"criterion-seed{seed}", STRATEGIES, seed, picture=seed == SHOWN)
-    measure_criterion(METHODS, ACCELERATED, SHOWN, picture=False)
     if not (RESULTS / "msa").is_dir():
         with tempfile.TemporaryDirectory() as folder:
             work = Path(folder) / "msa"
             amata("msa", *MSA, "--out", work)
             (RESULTS / "msa").mkdir(parents=True)
             shutil.copy(work / "msa.json", RESULTS / "msa" / "msa.json")
+    measure_criterion(METHODS, ACCELERATED, SHOWN, picture=False)
     if not (RESULTS / "search").is_dir():
         with tempfile.TemporaryDirectory() as folder:
             work = Path(folder) / "search"
