@@ -34,6 +34,7 @@ SHORT = {
     "mnist5k-again": "5,000 digits, CPU",
     "mnist5k-order": "5,000 digits, CPU",
     "mnist5k-autoattack": "5,000 digits",
+    "mnist5k-msa": "5,000 digits, CPU",
     "mnist5k-fgsm-pgi": "5,000 digits, FGSM-PGI",
     "tiny-equal-cost": "Tiny-ImageNet, 40 classes",
 }

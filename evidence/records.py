@@ -86,7 +86,7 @@ def measure(name: str, work: Path, overrides: Sequence[str]) -> None:
 # The page
 
 
-HEAD = ["claim", "met", "seconds", "accuracy %", "recipe", "device"]
+HEAD = ["claim", "met", "seconds", "wall seconds", "accuracy %", "recipe", "device"]
 
 
 def rows() -> list[list[str]]:
@@ -138,16 +138,31 @@ def row(
     for attack, result in ((a, r) for every in results for a, r in every.items()):
         found.setdefault(attack, []).append(result["accuracy"])
     if any(len(found.get(attack, [])) < SEEDS for attack in claims):
-        return [claim, "not measured yet", "", "", place, ""]
+        return [claim, "not measured yet", "", "", "", place, ""]
     met = all(statistics.mean(found[attack]) >= least for attack, least in claims.items())
     return [
         claim,
         MET if met else "no",
         mean([summary(run)["train_seconds"] for run in runs], 1),
+        wall(runs),
         ", ".join(f"{attack} {mean(values, 2, 100)}" for attack, values in found.items()),
         f"{place}, {len(runs)} seeds",
         ", ".join({env["device"] for run in runs for env in RunFolder(run).environments()}),
     ]
+
+
+def wall(runs: list[Path]) -> str:
+    """Seconds from the start of a run to its trained model, the fewest and the most. Left out are
+    resumed runs, of which only the last part is known, and runs without a record."""
+    known = []
+    for found in map(summary, runs):
+        parts = found.get("wall_seconds")
+        if parts and abs(parts["train"] - found["train_seconds"]) < 0.05 * found["train_seconds"]:
+            known.append(parts["total"] - parts["evaluate"])
+    if not known:
+        return "not recorded"
+    ends = sorted({f"{seconds:.0f}" for seconds in (min(known), max(known))}, key=float)
+    return " to ".join(ends)
 
 
 def main(command: str = "", *rest: str) -> None:

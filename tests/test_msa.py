@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ def test_msa_stays_within_the_budget_keeps_the_best_and_resumes(
     assert rows[0]["steps"] == [2, 2, 3]  # the recipe's own schedule
     assert result["budget"] == pytest.approx(10 / 3)
     assert all(row["cost"] <= result["budget"] + 1e-9 for row in rows)
+    assert [row["cost"] for row in rows] == pytest.approx([1 + fmean(row["steps"]) for row in rows])
     assert len({tuple(row["steps"]) for row in rows}) == len(rows) > 1
     kept = [row for row in rows if row["accepted"]]
     assert result["best"] == kept[-1] == min(rows, key=lambda row: row["held_out_loss"])

@@ -300,7 +300,7 @@ class Msa:
         summary = RunFolder(folder).summary()
         return {
             **row,
-            "cost": RunFolder(folder).epochs()[-1]["grad_evals_per_image"] / self.epochs,
+            "cost": summary["grad_evals_per_image"],
             "test": {name: r["accuracy"] for name, r in summary["evaluation"].items()},
             "robust_attack": robust_attack(summary["evaluation"]),
             "grad_evals": summary["grad_evals"],
