@@ -26,6 +26,8 @@ RUN_FILES = ("recipe.toml", "env.json", "split.json", "metrics.jsonl", "summary.
 """The files of a run that are stored. Weights are not."""
 STEEPNESS = "steepness.json"
 """How steep the loss is after every epoch, where it was measured."""
+PLAN = "plan.json"
+"""What was expected of a run that was given a time."""
 STORED = (
     "plan.json",
     "autoattack-*.json",
@@ -116,8 +118,9 @@ def store_run(run: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for file in RUN_FILES:
         shutil.copy(run / file, target / file)
-    if (run / STEEPNESS).is_file():
-        shutil.copy(run / STEEPNESS, target / STEEPNESS)
+    for file in (STEEPNESS, PLAN):
+        if (run / file).is_file():
+            shutil.copy(run / file, target / file)
 
 
 def store(folder: Path, target: Path, *, replace: bool = True) -> None:

@@ -129,14 +129,20 @@ def updates_of(run: Run, update: float, step: float) -> float:
 
 
 def fitted(points: Sequence[tuple[float, float]]) -> Fit:
-    """Least squares; the interval of a new run at the edge of the known budgets."""
+    """Least squares; the interval of a new run of another budget, at the edge of the known ones:
+    budgets deviate from the line, and runs from their budget."""
     x = np.array([1 / updates for updates, _ in points])
     y = np.array([accuracy for _, accuracy in points])
     slope, start = np.polyfit(x, y, 1)
-    rest = y - start - slope * x
-    spread = math.sqrt(float((rest**2).sum()) / (len(x) - 2))
+    rest, groups = y - start - slope * x, [round(updates) for updates, _ in points]
+    own = [rest[[g == group for g in groups]] for group in sorted(set(groups))]
+    sizes, free = np.array([len(r) for r in own]), len(own) - 2
+    runs = sum(float(((r - r.mean()) ** 2).sum()) for r in own) / max(len(x) - len(own), 1)
+    budgets = sum(len(r) * float(r.mean()) ** 2 for r in own) / free
+    each = (len(x) - float((sizes**2).sum()) / len(x)) / (len(own) - 1)  # runs of a budget
+    spread = math.sqrt(runs + max(budgets - runs, 0.0) / each)
     edge = float(((x - x.mean()) ** 2).max() / ((x - x.mean()) ** 2).sum())
-    half = t_quantile(len(x) - 2) * spread * math.sqrt(1 + 1 / len(x) + edge)
+    half = t_quantile(free) * spread * math.sqrt(1 + 1 / len(own) + edge)
     return Fit(float(start), float(-slope), half)
 
 

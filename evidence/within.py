@@ -11,6 +11,7 @@ from pathlib import Path
 import stored
 from amata import recipes
 from amata.quantity import in_time
+from amata.runs import RunFolder
 from amata.schedules import planned_controls
 from definition import ROOT
 from measure import store_run
@@ -40,10 +41,13 @@ def row(run: Path) -> tuple[tuple[str, float], list[str]]:
     device = f"{env['threads']} CPU cores" if env["device"] == "cpu" else env["device"]
     robust = {a: r for a, r in summary["evaluation"].items() if a.startswith("pgd")}
     ((attack, result),) = robust.items()
+    expected = RunFolder(run).plan()
+    wanted, known = expected.get("seconds"), expected.get("accuracy")
     return (summary["recipe"], time), [
         f"`{summary['recipe']}`",
         device,
         in_time(time),
+        f"{wanted['low']:.1f} to {wanted['high']:.1f} s" if wanted else "not recorded",
         f"{seconds:.1f} s",
         f"{100 * (seconds / time - 1):+.1f}%",
         f"{summary['train_seconds']:.1f} s",
@@ -51,13 +55,16 @@ def row(run: Path) -> tuple[tuple[str, float], list[str]]:
         span(planned),
         span(taken),
         f"{100 * summary['evaluation']['clean']['accuracy']:.1f}",
+        f"{100 * known['low']:.1f} to {100 * known['high']:.1f}"
+        if known
+        else ("not known" if wanted else "not recorded"),
         f"{100 * result['accuracy']:.1f} ({attack.upper()})",
     ]
 
 
 def table() -> str:
-    head = ["recipe", "device", "given", "ended after", "off", "of it training", "epochs"]
-    head += ["K planned", "K taken", "clean %", "robust %"]
+    head = ["recipe", "device", "given", "predicted", "ended after", "off", "of it training"]
+    head += ["epochs", "K planned", "K taken", "clean %", "robust %, predicted", "robust %"]
     return markdown(head, [cells for _, cells in sorted(map(row, RESULTS.glob("*")))])
 
 

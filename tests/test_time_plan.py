@@ -533,6 +533,10 @@ def test_fit_within_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     fitted = fit(small_net(), toy_data(), **options)
     recipe = RunFolder.open(tmp_path / "run")[1]
     assert recipe.train.within == 4 * 3600
+    expected = RunFolder(tmp_path / "run").plan()
+    assert (expected["within"], expected["steps"]) == (4 * 3600, [1, 2])
+    assert expected["seconds"]["total"] == pytest.approx(2 * 3600 + 3 * 900, abs=60)
+    assert expected["accuracy"] is None
     assert [row["steps"] for row in fitted.epochs] == [1, 2]
     assert recipe.schedule == schedule
 
@@ -639,6 +643,7 @@ def test_the_command_line(
     # Nothing took an hour, so the clock raised K.
     assert [row["steps"] for row in RunFolder(run).epochs()] == [planned[0].steps, 10]
     assert 4 < planned[1].steps < 6
+    assert RunFolder(run).plan()["steps"] == pytest.approx([u.steps for u in planned], abs=1e-3)
     assert "drop --epochs" in amata("train", file, "--within", "9h", "--epochs", "3", code=2)[1]
     assert "pass --within" in amata("train", file, "--set", "train.within=9", code=2)[1]
     assert "drop --within" in amata("train", "--resume", str(run), "--within", "9h", code=2)[1]

@@ -28,6 +28,18 @@ def test_prices_and_accuracy_are_found_again() -> None:
     assert 1e-3 < fit.half_width < 1e-2
 
 
+def test_the_interval_holds_how_budgets_deviate_however_many_runs_they_have() -> None:
+    def half(runs: int, deviation: float) -> float:
+        budgets = {10.0 + i: 0.5 - 1 / (10 + i) + deviation * (-1) ** i for i in range(9)}
+        noise = random.Random(0)
+        every = [(u, a + noise.gauss(0, 1e-3)) for u, a in budgets.items() for _ in range(runs)]
+        return fitted(every).half_width
+
+    assert 0.003 > half(50, 0.0) > 0.002  # the noise of a run
+    assert half(50, 0.005) == pytest.approx(half(5, 0.005), rel=0.1)
+    assert half(50, 0.005) > 0.012
+
+
 def test_single_steps_and_falling_schedules_are_left_out() -> None:
     others = [made(steps, 1) for steps in ((1, 1), (3, 2), (1, 2))]
     assert rising(others) == others[2:]

@@ -36,9 +36,10 @@ def plan(
     assert time is not None
     with ConsoleReporter() as reporter:
         planned = plan_recipe(recipes.load(recipe, set_), time, reporter, wall=wall)
-    record = as_record(planned.plan, planned.evaluation, planned.wall)
     if json_:
-        print(json.dumps(record, indent=2))
+        record = as_record(planned.plan)
+        record["seconds"]["evaluation"] = planned.evaluation
+        print(json.dumps({**record, "wall_seconds": planned.wall}, indent=2))
         return
     for line in in_lines(planned.plan, planned.evaluation):
         out.say(line)

@@ -40,6 +40,7 @@ from amata.runs.records import (
     ENVIRONMENTS,
     EPOCH,
     EVENT,
+    PLAN,
     SPLIT,
     SUMMARY,
     Environment,
@@ -54,7 +55,7 @@ SEALED = f"{FILLED}; the last line is a checksum"
 
 class RunFolder:
     """recipe.toml, env.json, split.json, metrics.jsonl, checkpoints/, epochs/, evaluations/,
-    model.safetensors, last.safetensors, summary.json.
+    model.safetensors, last.safetensors, summary.json; plan.json if it was given a time.
 
     Everything is read through the methods below, which check it: a damaged file is an error of one
     line.
@@ -232,6 +233,15 @@ class RunFolder:
         """What is known of the images of the run; published results may have none."""
         file = self.path / "split.json"
         return read_record(file, SPLIT) if file.exists() else {}
+
+    def record_plan(self, plan: dict[str, Any]) -> None:
+        """Record what a run that was given a time is expected to do."""
+        write_record(self.path / "plan.json", plan)
+
+    def plan(self) -> dict[str, Any]:
+        """What was expected of the run; nothing if it was given no time."""
+        file = self.path / "plan.json"
+        return read_record(file, PLAN) if file.exists() else {}
 
     def check_test(self, splits: Splits) -> None:
         """Refuse other test images than the run set aside: it may have trained on some of them."""

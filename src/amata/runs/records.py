@@ -100,6 +100,33 @@ class Split(Sizes, total=False):
     """Files of a folder that could not be used."""
 
 
+class PlannedSeconds(TypedDict):
+    """From the start of the command to the trained model: expected, and the interval."""
+
+    total: Amount
+    low: Amount
+    high: Amount
+
+
+class PlannedAccuracy(TypedDict):
+    """The expected accuracy under an attack, and its 95% interval."""
+
+    attack: str
+    accuracy: Share
+    low: Share
+    high: Share
+
+
+class Plan(TypedDict):
+    """plan.json: what was expected of a run that was given a time. Other keys are not read."""
+
+    within: Amount
+    epochs: Index
+    steps: list[Finite]
+    seconds: PlannedSeconds
+    accuracy: PlannedAccuracy | None
+
+
 class Exported(TypedDict):
     """The keys of an exported folder's config.json that `amata.load` reads."""
 
@@ -215,6 +242,7 @@ SUMMARY = TypeAdapter(Summary)
 EVALUATIONS = TypeAdapter(Evaluations)
 ENVIRONMENTS = TypeAdapter(Environments)
 SPLIT: TypeAdapter[Any] = TypeAdapter(Split)
+PLAN: TypeAdapter[Any] = TypeAdapter(Plan)
 SIZES: TypeAdapter[Any] = TypeAdapter(Sizes)
 EXPORTED: TypeAdapter[Any] = TypeAdapter(Exported)
 EPOCH = TypeAdapter(EpochRow)

@@ -42,7 +42,7 @@ from amata.training.time_plan import TimePlan
 from amata.training.trainer import Trainer
 from amata.training.trust import remember, review
 from amata.training.wall import WallClock
-from amata.training.within import Planned, Within, describe, plan_run
+from amata.training.within import Planned, Within, as_record, describe, plan_run
 
 
 def train(
@@ -226,6 +226,8 @@ def _run(
             describe(planned.plan, reporter.note)
         run = ranks.broadcast(_prepared(folder, recipe, splits) if ranks.is_main else None)
         assert run is not None
+        if planned and ranks.is_main:
+            run.record_plan(as_record(planned.plan))
         reporter = reporter if ranks.is_main else Reporter()
         deadline = planned.deadline if planned else None
         _train_and_evaluate(run, recipe, ready, reporter, wall, deadline)

@@ -39,7 +39,14 @@ from amata.training.fitted import Fitted
 from amata.training.loop import run_settings, train_model
 from amata.training.trainer import Trainer
 from amata.training.wall import WallClock
-from amata.training.within import Planned, Within, describe, plan_run, read_within
+from amata.training.within import (
+    Planned,
+    Within,
+    as_record,
+    describe,
+    plan_run,
+    read_within,
+)
 
 SHORTEST = (
     'amata.fit(model, (x, y), method=amata.PGD(ball=amata.Linf("8/255")), '
@@ -180,6 +187,8 @@ def fit(
         path = Path(run).expanduser()
         chosen = dataclasses.replace(chosen, name=path.name)
         folder = _new_folder(path, chosen, images)
+        if planned and folder is not None:
+            folder.record_plan(as_record(planned.plan))
     try:
         with reporter:
             fitted = train_model(

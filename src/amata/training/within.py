@@ -1,7 +1,7 @@
 """A training run planned for a given time: measure, then plan."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
@@ -140,9 +140,7 @@ def in_lines(plan: TimePlan, evaluation: float | None) -> list[str]:
     return lines
 
 
-def as_record(
-    plan: TimePlan, evaluation: float | None, wall: Mapping[str, float]
-) -> dict[str, Any]:
+def as_record(plan: TimePlan) -> dict[str, Any]:
     """A plan for a program."""
     named = ("attack", "accuracy", "low", "high")
     return {
@@ -157,9 +155,7 @@ def as_record(
             "total": plan.seconds,
             "low": plan.interval[0],
             "high": plan.interval[1],
-            "evaluation": evaluation,
         },
         "prices": asdict(plan.prices),
-        "wall_seconds": dict(wall),
         "accuracy": dict(zip(named, plan.accuracy, strict=True)) if plan.accuracy else None,
     }
