@@ -941,6 +941,25 @@ def test_the_mean_over_m_passes_is_their_sum_with_another_learning_rate(
         torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-9)
 
 
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "nfgsm": {"noise": 2.0},
+    "yopo": {"inner": 10},
+    "atta": {"reset": 10},
+    "dat": {"c_max": 0.5},
+    "trades": {"beta": 6.0, "noise": 0.001},
+    "mart": {"beta": 5.0, "noise": 0.001},
+    "nuat": {"weight": 4.5, "rise": 90, "noise": 0.5},
+    "fgsm-pgi": {"weight": 10.0, "momentum": 0.3, "reset": 40},
+}
+"""The settings of the papers or of their code for CIFAR-10."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_defaults_are_the_published_settings(name: str) -> None:
+    method = METHODS[name](ball=BALL)
+    assert {key: getattr(method, key) for key in PUBLISHED[name]} == PUBLISHED[name]
+
+
 def test_recipes_that_anneal_yopo_end_with_the_update_of_the_constant_recipe() -> None:
     from amata import recipes
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sqlite3
+import statistics
 import subprocess
 import sys
 import time
@@ -44,6 +45,7 @@ from amata.studies.plan import plan, run_plan
 from amata.studies.search import Search, SearchSettings
 from amata.studies.space import Space, schedule_key
 from amata.studies.trial import TrialResult
+from amata.training.experiment import train
 from amata.training.setup import load_data
 from tests.conftest import ENV, ROOT, Called, dropout_net
 from tests.toy import QUICK, Notes
@@ -704,6 +706,24 @@ def test_a_price_is_measured_where_samples_stop_early(name: str) -> None:
     assert prices.epoch(2, strong) == pytest.approx(7.5)
     assert prices.epoch(0, strong) > first, "of a neighbouring epoch, corrected too"
     assert prices.epoch(2, Control(1, 0.4)) == 2, "one step is exact"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fat", "dat"])
+def test_an_estimated_price_is_near_what_training_spends(name: str, tmp_path: Path) -> None:
+    """And equals it once that training has corrected it."""
+    options = [f"method.name={name}", "data.limit=600", "data.batch_size=40", "data.valid=40"]
+    options += ["train.device=cpu", "train.epochs=4", "schedule.k_max=8", "train.guard=ignore"]
+    options += ["train.tensorboard=false", "train.valid_attack=pgd-1", "eval.limit=20"]
+    recipe = recipes.load("mnist5k-amata", [*options, 'eval.attacks=["clean"]'])
+    prices = Prices(recipe, load_data(recipe))
+    run = train(recipe, tmp_path / "run")
+    spent = run.summary()["grad_evals_per_image"]
+    most = 1 + statistics.mean(row["steps"] for row in run.epochs())
+    assert spent < 0.95 * most, "some samples have stopped"
+    assert prices(recipe.schedule) == pytest.approx(spent, rel=0.4)
+    prices.learn(run.epochs())
+    assert prices(recipe.schedule) == pytest.approx(spent)
 
 
 def test_with_awp_an_update_costs_more_after_its_warm_up() -> None:
