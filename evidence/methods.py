@@ -8,9 +8,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+import stored
 from measure import store_run
 from page import markdown, refuse_others, rewrite
-from stored import read_rows, summary
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "evidence" / "results" / "methods-mnist5k"
@@ -34,6 +34,20 @@ PAIRS = {
 }
 
 
+FASTAT = "cifar10-fastat"
+PEERS = {
+    "N-FGSM": (78.6, 47.8, 1941, "nfgsm"),
+    "FGSM-PGI": (79.7, 49.9, 2647, "fgsm-pgi-code"),
+    "FGSM-PGI, crops undone": (None, None, None, "fgsm-pgi"),
+    "FGSM-PGI, K from 0 to 1": (None, None, None, "amata-fgsm-pgi"),
+    "NuAT": (81.0, 50.1, 2937, "nuat"),
+    "PGD-10": (82.4, 50.5, 7027, "pgd10"),
+    "Amata 2 → 10": (None, None, None, "linear-2-10"),
+}
+"""Clean accuracy, AutoAttack and seconds of the FastAT Benchmark, with averaged weights; our arm of
+the study."""
+
+
 def measure() -> None:
     from amata import recipes
     from amata.console import ConsoleReporter
@@ -52,7 +66,7 @@ def measure() -> None:
 def results_table() -> str:
     rows = []
     for name in (name for plain, annealed in PAIRS.values() for name in (plain, *annealed)):
-        found, (_, events) = summary(RESULTS / name), read_rows(RESULTS / name)
+        found, (_, events) = stored.summary(RESULTS / name), stored.read_rows(RESULTS / name)
         clean, robust = (found["evaluation"][a]["accuracy"] for a in ("clean", "pgd-40"))
         rows.append(
             [
@@ -75,6 +89,26 @@ def results_table() -> str:
         "per image and epoch",
     ]
     return markdown([*head, "seconds", "rollbacks"], rows)
+
+
+def fastat_table() -> str:
+    """The benchmark's numbers, and ours as far as they are measured."""
+    found, rows = stored.summaries(FASTAT), []
+    for title, (*theirs, arm) in PEERS.items():
+        runs = found.get(arm)
+        ours = (
+            [
+                stored.accuracy(runs, "clean"),
+                stored.accuracy(runs, "autoattack"),
+                f"{stored.seconds(runs):.0f}",
+            ]
+            if runs
+            else ["not measured", "", ""]
+        )
+        cells = ["" if number is None else f"{number:,}" for number in theirs]
+        rows.append([title, *(cell for pair in zip(cells, ours, strict=True) for cell in pair)])
+    head = ["clean %, theirs", "ours", "AutoAttack %, theirs", "ours", "seconds, theirs", "ours"]
+    return markdown(["method", *head], rows)
 
 
 def costs() -> str:
@@ -117,7 +151,7 @@ def costs() -> str:
 def main() -> None:
     if "--measure" in sys.argv:
         measure()
-    rewrite({PAGE: {"results": results_table, "costs": costs}}, "methods")
+    rewrite({PAGE: {"results": results_table, "costs": costs, "fastat": fastat_table}}, "methods")
 
 
 if __name__ == "__main__":
