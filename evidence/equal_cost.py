@@ -28,6 +28,7 @@ SHORT = {
     "cifar10-27s": "fast, tuned",
     "cifar10-27s-tuning": "fast, tuned",
     "cifar10-1m": "`cifar10-1m`, 50 s",
+    "cifar10-fgsm-pgi": "fast, FGSM-PGI, tuned",
     "mnist-equal-cost": "MNIST",
     "mnist-few-steps": "MNIST",
     "mnist5k-equal-cost": "5,000 digits, CPU",

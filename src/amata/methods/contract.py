@@ -26,13 +26,13 @@ from amata.threat import Ball, Region, check_ball
 
 
 class Net(Protocol):
-    """The engine's verbs. Every sample that runs through a full forward and backward pass counts as
-    one gradient evaluation.
+    """What the engine does with the network. Every sample that runs through a full forward and
+    backward pass counts as one gradient evaluation.
 
     The fast engine compiles and records a graph for every `loss` function and every `scale` that it
     is given. Pass the same function object in every step: a module-level function or a method of
     the frozen dataclass, not a new lambda, closure or partial. Use few fixed scales. More than 16
-    pairs for one verb are an error.
+    pairs for one call are an error.
     """
 
     @property
