@@ -24,7 +24,7 @@ from amata.threat import Linf
 from amata.training.sizes import check_usable
 
 FIELD_KEYS = {"size": "sizes", "eps": "eps_start"}
-"""The keys of [schedule] that set the fields of the control which a method may refuse."""
+"""The keys of [schedule] that set fields of the control, where they have other names."""
 
 
 def method_name(recipe: Recipe) -> str:
@@ -60,7 +60,7 @@ def check_consistent(recipe: Recipe, plan: Sequence[Control[float]] | None) -> N
             if getattr(u, field) != Control._field_defaults[field]:
                 raise InputError(
                     f"{name} cannot use the {field} that the schedule sets in epoch {epoch + 1}; "
-                    f"drop schedule.{FIELD_KEYS[field]}, or choose another method"
+                    f"drop schedule.{FIELD_KEYS.get(field, field)}, or choose another method"
                 )
         try:
             method.scaled(u.eps)
