@@ -43,11 +43,16 @@ GROUPS = {
     "mnist5k-order": (DIGITS, ""),
     "mnist5k-autoattack": (DIGITS, ""),
     "mnist5k-closed-loop": (DIGITS, ""),
+    "mnist5k-msa": (DIGITS, ""),
+    "mnist5k-fgsm-pgi": ("5,000 digits, FGSM-PGI", ""),
+    "cifar10-fgsm-pgi": ("CIFAR-10, FGSM-PGI", "tuned"),
 }
 """The heading and a remark of a study, in the order of the picture. Others come last, under what
 they are about."""
 LIMITS = (-4.6, 4.6)
 """Of the picture's axis, in points; longer intervals end with an arrow."""
+SHOWN = ("pgd-", "apgd-t", STRICT)
+"""What the names of the picture's attacks begin with."""
 WORSE = "worse"
 MARKS = {
     CONFIRMED: ("better", {"color": ORANGE}),
@@ -69,15 +74,15 @@ class Row(NamedTuple):
 
 
 def compared(studies: Sequence[str]) -> dict[str, list[Row]]:
-    """Every comparison at equal cost with enough seeds, by heading, under PGD and AutoAttack. Where
-    an arm has several rivals of equal time, the one that leaves it the least."""
+    """Every comparison at equal cost with enough seeds, by heading, under PGD, APGD-T and
+    AutoAttack. Where an arm has several rivals of equal time, the one that leaves it the least."""
     margin = claims()[1]
     rows: dict[str, list[Row]] = {}
     order = [*GROUPS, *(study for study in studies if study not in GROUPS)]
     for study in sorted(studies, key=order.index):
         own = STUDIES[study]
-        own_attacks = (attack for attack in own.attacks if attack.startswith(("pgd-", STRICT)))
-        for attack in dict.fromkeys((*own_attacks, STRICT)):
+        attacks = (attack for attack in own.attacks if attack.startswith(SHOWN))
+        for attack in dict.fromkeys((*attacks, STRICT)):
             for pairs in rivals(study):
                 gains = {pair: difference(study, pair, attack) for pair in pairs}
                 known = {p: gain for p, gain in gains.items() if gain and gain.seeds >= SEEDS}
