@@ -161,7 +161,7 @@ def reached(runs: Sequence[float | None], unit: str) -> str:
     known = [spent for spent in runs if spent is not None]
     if len(known) == len(runs):
         return f"{statistics.mean(known):.1f}{unit}"
-    return f"{len(known)} of {len(runs)} runs" if known else "not reached"
+    return f"by {len(known)} of {len(runs)} runs" if known else "not reached"
 
 
 def highest(study: str, title: str) -> float:

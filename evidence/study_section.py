@@ -191,8 +191,9 @@ def data_hashes(runs: Sequence[Path]) -> str:
     splits = [RunFolder(run).split() for run in runs]
     if not splits:
         return ""
-    if any("train_pixels" not in split for split in splits):
-        return " The runs did not record a hash of the data."
+    if lacking := sum("train_pixels" not in split for split in splits):
+        whole = lacking == len(splits)
+        return f" {'The' if whole else lacking} runs did not record a hash of the data."
     train, test = (
         ", ".join(f"`{h}`" for h in sorted({split[f"{part}_pixels"] for split in splits}))
         for part in ("train", "test")

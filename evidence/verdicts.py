@@ -128,7 +128,8 @@ def verdict_on_times(claim: dict[str, Any], runs: list[str]) -> tuple[str, str, 
         if any(t is not None for t in times[0]):
             # one counterexample is enough
             best = f"{100 * stored.highest(*sides[0]):.1f}%"
-            decision, number = NOT_REPRODUCED, f"reached after {number}, highest {best}"
+            said = number if None in times[0] else f"after {number}"
+            decision, number = NOT_REPRODUCED, f"reached {said}, highest {best}"
         else:
             decision = CONFIRMED if len(times[0]) >= SEEDS else OPEN
     else:

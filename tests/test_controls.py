@@ -170,6 +170,9 @@ def test_a_search_starts_from_a_plain_schedule_only() -> None:
         optuna.trial.FixedTrial({"shape": "linear", "k_min": 1, "rise": 1, "tau": 2.0})
     )
     assert (table["fractional"], table["step_size_max"]) == (True, 0.03)
+    stages = {"shape": "piecewise", "k_min": 1, "rise": 1, "tau": 2.0, "switch": 0.5}
+    whole = replace(fine, shapes=("piecewise",)).suggest(optuna.trial.FixedTrial(stages))
+    assert "fractional" not in whole, "its stages are whole numbers"
 
 
 def test_schedules_in_fractions() -> None:
@@ -304,6 +307,24 @@ def test_a_k_that_a_method_cannot_use_is_refused(
     recipe = replace(toy_recipe(*options), schedule=schedule)
     with pytest.raises(InputError, match=message):
         fit(small_net(), toy_data(), None, recipe)
+
+
+@pytest.mark.parametrize(
+    ("sets", "watches"),
+    [
+        ((), True),
+        (("schedule.eps_start=0.8",), False),
+        (("schedule.eps_start=0.8", "method.reach=1.25"), True),  # from 1 eps on
+        (("schedule.eps_start=1.25",), True),
+    ],
+)
+def test_the_guard_watches_long_steps_where_training_reaches_eps(
+    sets: tuple[str, ...], watches: bool
+) -> None:
+    trainer = _trainer(toy_recipe("schedule.k_min=2", *sets))
+    guard = Guard(trainer, lambda _: 0.0, trainer.batches)
+    assert guard._watches(200) is watches
+    assert not guard._watches(3), "too few images tell nothing"
 
 
 @pytest.mark.parametrize(("steps", "armed"), [(0, 0), (0.5, 1), (1, 1), (1.9, 1), (2, 0), (2.5, 0)])

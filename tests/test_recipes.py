@@ -545,6 +545,13 @@ def test_an_attack_that_cannot_cross_the_ball_is_noted(sets: list[str], said: st
     assert bool(found) == bool(said)
 
 
+def test_attack_steps_of_erm_are_noted() -> None:
+    for sets, noted in ((["method.name=erm"], True), ([], False)):
+        recipe = recipes.load("mnist5k-amata", sets)
+        plan = planned_controls(recipe.schedule, recipe.train.epochs)
+        assert any(text.startswith("erm takes") for text in recipe_notes(recipe, plan)) == noted
+
+
 @pytest.mark.parametrize(
     ("sets", "noted"),
     [

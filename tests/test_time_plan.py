@@ -536,6 +536,7 @@ def test_fit_within_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     expected = RunFolder(tmp_path / "run").plan()
     assert (expected["within"], expected["steps"]) == (4 * 3600, [1, 2])
     assert expected["seconds"]["total"] == pytest.approx(2 * 3600 + 3 * 900, abs=60)
+    assert expected["seconds"]["low"] <= expected["seconds"]["total"] <= expected["seconds"]["high"]
     assert expected["accuracy"] is None
     assert [row["steps"] for row in fitted.epochs] == [1, 2]
     assert recipe.schedule == schedule
@@ -584,6 +585,8 @@ def test_a_plan_for_readers() -> None:
     assert "in all 10.0 s (10.0 to 10.0) of 10s" in lines[1]
     assert "final evaluation comes after that: about 5 s" in lines[3]
     assert "accuracy: not known" in lines[4]
+    noisy = replace(plan, prices=replace(plan.prices, spread=1.3))
+    assert noisy.interval == pytest.approx((2.0, 10 + 1.3 * 8), abs=0.1), "the past is certain"
     plan = plan_within(recipes.load("cifar10-nfgsm"), Prices(1.0, 0.0, 0.0), 3.5, RULE)
     assert in_lines(plan, None)[::2][:2] == ["3 epochs, K 1", "an epoch takes 1.00 s"]
 

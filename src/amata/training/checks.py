@@ -106,7 +106,8 @@ def _check_steps(recipe: Recipe, plan: Sequence[Control[float]]) -> None:
         in_pixels(recipe.eval.step_size, "eval.step_size")
     for u in plan:
         own = getattr(recipe.schedule, "tau", None)
-        tau = own if isinstance(own, float) else u.tau  # without a limit, the control has none
+        # without a limit, the control has none
+        tau = own * u.eps if isinstance(own, float) else u.tau
         key, given = ("step_size", u.step_size) if tau is None else ("tau", tau)
         if given / (1 if tau is None else max(u.steps, 1)) > 1:
             raise InputError(

@@ -170,10 +170,11 @@ class Guard:
         return single_step and self.trainer.recipe.method.may_collapse
 
     def _watches(self, images: int) -> bool:
-        """Whether robustness may fade, and this can be told: by enough images, and at the full
-        radius."""
-        full = math.isclose(self.trainer.control().eps, 1.0)
-        return full and images >= FEW and may_fade(self.trainer.recipe, self.trainer.scheduled())
+        """Whether robustness may fade, and this can be told: by enough images, and where training
+        attacks reach as far as those of the guard."""
+        recipe = self.trainer.recipe
+        full = self.trainer.method().training_ball.eps >= (1 - 1e-9) * recipe.ball.eps
+        return full and images >= FEW and may_fade(recipe, self.trainer.scheduled())
 
     def _due(self, loss: float, images: int) -> bool:
         """Whether to attack after an epoch with this training loss."""

@@ -77,9 +77,10 @@ class TimePlan:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The time by the cheapest and the dearest prices that were measured."""
+        """The time by the cheapest and the dearest prices that were measured; at least what has
+        passed."""
         off = self.prices.spread * (self.training + self.validation)
-        return self.seconds - off, self.seconds + off
+        return max(self.seconds - off, self.prices.spent), self.seconds + off
 
 
 def plan_within(
