@@ -233,7 +233,7 @@ def test_runs_that_shared_a_device_race_by_their_gradient_evaluations(
     (tmp_path / "small/parts.json").write_text(json.dumps({"parts": 2}))
     table = paper.race("small", (0.8, 0.9))()
     assert "| 80% | 4.5 | 1.5 | 3.00 |" in table
-    assert "| 90% | 6.0 | 1 of 2 runs |  |" in table
+    assert "| 90% | 6.0 | by 1 of 2 runs |  |" in table
     assert "| 6.0, 90.0% | 2.0, 85.0% | 3.00 |" in table
 
 
