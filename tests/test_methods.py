@@ -1402,11 +1402,14 @@ def test_a_recipes_planned_cost_is_what_its_training_spends(name: str) -> None:
     short = recipe.train.model_copy(update={"epochs": epochs})
     recipe = replace(recipe, train=short, schedule=schedule)
     fitted = fit(small_net(), (images(8), labels(8)), None, recipe)
-    plan = [
-        planned_evals(recipe.method, Control(row["steps"], 0.1), epoch)
-        for epoch, row in enumerate(fitted.epochs)
+    controls = planned_controls(schedule, epochs)
+    taken = controls or [Control(row["steps"], 0.1) for row in fitted.epochs]
+    plan = [  # of the two batches of each epoch, which take whole numbers of steps
+        planned_evals(recipe.method, u.for_batch(2 * epoch + i), epoch)
+        for epoch, u in enumerate(taken)
+        for i in range(2)
     ]
-    planned, spent = 8 * sum(p.evals for p in plan), fitted.grad_evals
+    planned, spent = 4 * sum(p.evals for p in plan), fitted.grad_evals
     if isinstance(schedule, Adaptive):
         spent -= fitted.epochs[-1]["probe_evals"]
     if all(p.exact for p in plan):
