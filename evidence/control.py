@@ -34,24 +34,18 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "control.md"
 SHOWN = 0
 """The seed of the picture."""
-MSA = (
-    *("mnist5k-amata", "--iterations", "4"),
-    *("--set", "data.valid=500", "--set", "train.tensorboard=false"),
-)
+VALIDATED = ("--set", "data.valid=500", "--set", "train.tensorboard=false")
+MSA = ("mnist5k-amata", "--iterations", "4", *VALIDATED)
 """The arguments of `amata msa`: at the cost of linear 2 -> 10. Its winner is tested on new seeds by
 studies/mnist5k-msa.toml."""
+SEARCH = ("mnist5k-amata", *VALIDATED, "--budget", "0.6", "--trials", "20")
 
 
 def measure() -> None:
     from logistic import Logistic, draw
 
     for name in ("toy", "convergence"):
-        if not (RESULTS / name).is_dir():
-            with tempfile.TemporaryDirectory() as folder:
-                amata(name, "--out", Path(folder) / name)
-                (RESULTS / name).mkdir(parents=True)
-                for file in (f"{name}.json", f"{name}.svg"):
-                    shutil.copy(Path(folder) / name / file, RESULTS / name / file)
+        measure_once(name, (f"{name}.json", f"{name}.svg"), name)
     if not (RESULTS / "logistic").is_dir():
         result = Logistic().report()
         (RESULTS / "logistic").mkdir(parents=True)
@@ -59,33 +53,20 @@ def measure() -> None:
         (RESULTS / "logistic" / "logistic.json").write_text(json.dumps(result, indent=2) + "\n")
     for seed in SEEDS:
         measure_criterion(f"criterion-seed{seed}", STRATEGIES, seed, picture=seed == SHOWN)
-    if not (RESULTS / "msa").is_dir():
-        with tempfile.TemporaryDirectory() as folder:
-            work = Path(folder) / "msa"
-            amata("msa", *MSA, "--out", work)
-            (RESULTS / "msa").mkdir(parents=True)
-            shutil.copy(work / "msa.json", RESULTS / "msa" / "msa.json")
+    measure_once("msa", ("msa.json",), "msa", *MSA)
     measure_criterion(METHODS, ACCELERATED, SHOWN, picture=False)
-    if not (RESULTS / "search").is_dir():
-        with tempfile.TemporaryDirectory() as folder:
-            work = Path(folder) / "search"
-            amata(
-                "search",
-                "mnist5k-amata",
-                "--set",
-                "data.valid=500",
-                "--set",
-                "train.tensorboard=false",
-                "--budget",
-                "0.6",
-                "--trials",
-                "20",
-                "--out",
-                work,
-            )
-            (RESULTS / "search").mkdir(parents=True)
-            for file in ("search.json", "pareto.svg"):
-                shutil.copy(work / file, RESULTS / "search" / file)
+    measure_once("search", ("search.json", "pareto.svg"), "search", *SEARCH)
+
+
+def measure_once(name: str, files: Iterable[str], *command: str) -> None:
+    """Keep these files of an amata command, unless they are stored."""
+    if (RESULTS / name).is_dir():
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        amata(*command, "--out", Path(folder) / name)
+        (RESULTS / name).mkdir(parents=True)
+        for file in files:
+            shutil.copy(Path(folder) / name / file, RESULTS / name / file)
 
 
 def measure_criterion(name: str, strategies: Iterable[str], seed: int, *, picture: bool) -> None:

@@ -5,10 +5,12 @@ import os
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class AmataError(Exception):
@@ -36,6 +38,17 @@ class Interrupted(KeyboardInterrupt):
         """`number` is the signal's."""
         super().__init__(message)
         self.exit_code, self.result = 128 + number, result
+
+
+def until_interrupted(call: Callable[[], T]) -> tuple[T, Interrupted | None]:
+    """What a call returns; or, if it is interrupted, its result so far and the interrupt, which the
+    caller raises again once that is reported. Without a result the interrupt is raised here."""
+    try:
+        return call(), None
+    except Interrupted as interrupted:
+        if interrupted.result is None:
+            raise
+        return interrupted.result, interrupted
 
 
 def nearest(name: str, options: Iterable[str], listed: str = "") -> str:

@@ -17,7 +17,7 @@ from amata.cli.root import (
     make_folder,
     short_forms,
 )
-from amata.errors import InputError, Interrupted
+from amata.errors import InputError, until_interrupted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -94,9 +94,8 @@ def audit(
                 note=reporter.note,
             )
             images = splits.test
-        stopped: Interrupted | None = None
-        try:
-            found = audit_model(
+        found, stopped = until_interrupted(
+            lambda: audit_model(
                 net,
                 images,
                 ball=loaded.ball,
@@ -105,8 +104,7 @@ def audit(
                 name=model,
                 progress=reporter.evaluating,
             )
-        except Interrupted as interrupted:
-            found, stopped = interrupted.result, interrupted
+        )
     if out is not None:
         write_json(out / "audit.json", found.to_dict())
         found.save(out / "audit.html")

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,7 @@ from amata.cli.root import (
     reporters,
     short_forms,
 )
-from amata.errors import InputError, Interrupted
+from amata.errors import InputError, Interrupted, until_interrupted
 from amata.imports import is_import_path
 
 
@@ -214,16 +215,17 @@ def evaluate(
             forget = names or loaded.eval.attacks if again else ()
             device = resolve_device(loaded.train.device)
             store = stored_evaluation(run, loaded, splits, limit, device, reporter.note, forget)
-        stopped: Interrupted | None = None
-        try:
-            results = evaluate_recipe(net, loaded, splits.test, reporter, names, limit, store)
-        except KeyboardInterrupt as interrupted:
-            if store is not None:
+        evaluated = partial(
+            evaluate_recipe, net, loaded, splits.test, reporter, names, limit, store
+        )
+        if store is None:
+            results, stopped = until_interrupted(evaluated)
+        else:
+            try:
+                results, stopped = evaluated(), None
+            except KeyboardInterrupt:
                 kept = "interrupted; what is done is kept, repeat the command to continue"
                 raise Interrupted(kept, signal.SIGINT) from None
-            if not isinstance(interrupted, Interrupted):
-                raise  # no image has met every attack
-            results, stopped = interrupted.result, interrupted
     for text in grouped_warnings({name: r.warnings for name, r in results.items()}):
         err.say(f"warning: {text}")
     plain = {name: result.to_dict() for name, result in results.items()}

@@ -1,7 +1,6 @@
 """Test anybody's model: clean and robust accuracy, per class, with warnings and a gallery."""
 
 import os
-import signal
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from torch import nn
 
 from amata.attacks import parse_attack
 from amata.data import ImageSet
-from amata.errors import InputError, Interrupted, printable
+from amata.errors import InputError, printable, until_interrupted
 from amata.evaluation import Progress, Result, class_counts, evaluate, grouped_warnings, wilson
 from amata.formatting import describe_ball, describe_parts
 from amata.quantity import split_names, whole
@@ -152,9 +151,8 @@ def audit(
         parsed.append(parse_attack("clean"))
     parsed.sort(key=lambda attack: attack.perturbs)  # clean is the first row
     collector = Collector(data, limit)
-    stopped: Interrupted | None = None
-    try:
-        results = evaluate(
+    results, stopped = until_interrupted(
+        lambda: evaluate(
             model,
             data,
             ball=ball,
@@ -165,8 +163,7 @@ def audit(
             progress=progress,
             examine=collector.add,
         )
-    except Interrupted as interrupted:
-        results, stopped = interrupted.result, interrupted
+    )
     names = _names(classes, data, model, len(next(iter(results.values())).per_class))
     inside = [results[attack.name] for attack in parsed if attack.in_ball]
     worst = _worst(inside, collector.all_labels(), len(names))
@@ -204,7 +201,8 @@ def audit(
         time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
     )
     if stopped is not None:
-        raise Interrupted(str(stopped), signal.SIGINT, found) from None
+        stopped.result = found
+        raise stopped
     return found
 
 

@@ -15,8 +15,8 @@ ETAS = [0.1, 0.3, 1.0, 3.0]
 SWITCHES = [0.25, 0.5, 0.75]
 TAU_STEP = 0.25
 """tau / eps is a multiple of this, from 1 to 4."""
-
-
+KEPT = ("step_size_max", "fractional")
+"""Keys of the recipe's schedule that trials take over."""
 FIXED: dict[str, Any] = {"tau_end": None, "eps_start": 1.0, "sizes": []}
 """Keys of a schedule that trials do not have, with the values that turn them off."""
 
@@ -80,8 +80,7 @@ class Space:
             table["name"] != "linear"
             or "linear" not in self.shapes
             or not 1 <= table["k_min"] <= self.max_constant_k
-            or self.recipe.chosen["schedule"].keys() - {"step_size_max", "fractional"}
-            != {"name", "k_min", "k_max", "tau"}
+            or self.recipe.chosen["schedule"].keys() - {*KEPT} != {"name", "k_min", "k_max", "tau"}
         ):
             return None
         share, rise = (
@@ -128,13 +127,11 @@ class Space:
         )
 
     def _kept(self, shape: str) -> dict[str, Any]:
-        """What trials take over from the recipe's schedule."""
-        own, kept = self.recipe.schedule, {}
-        if (most := getattr(own, "step_size_max", None)) is not None:
-            kept["step_size_max"] = most
-        if getattr(own, "fractional", False) and shape != "piecewise":
-            kept["fractional"] = True
-        return kept
+        """What trials take over from the recipe's schedule. The stages of a piecewise one are whole
+        numbers."""
+        own = self.recipe.tables["schedule"]
+        kept = {key: own[key] for key in KEPT if own.get(key)}
+        return {k: v for k, v in kept.items() if (shape, k) != ("piecewise", "fractional")}
 
     def recipe_with(self, table: dict[str, Any]) -> Recipe:
         return recipes.parse({**self.recipe.tables, "schedule": table}, self.recipe.name)
