@@ -22,6 +22,7 @@ DIGITS = "5,000 digits, CPU"
 GROUPS = {
     "cifar10-paper-recipe": (PAPERS, ""),
     "cifar10-equal-cost": (PAPERS, "first study"),
+    "cifar10-headline": (PAPERS, "with APGD-T"),
     "cifar10-100-epochs-seeds": (PAPERS, "100 epochs"),
     "cifar10-fast-recipe": (FAST, "tuned"),
     "cifar10-quick-equal-cost": (FAST, "not tuned"),

@@ -2,7 +2,7 @@
 over the epochs of arms that cost the same."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -37,30 +37,47 @@ def draw(study: str, file: Path) -> None:
     """The pictures of a study, two side by side: wider ones are unreadable on a page."""
     rows = 2 if pair(study) else 1
     with picture(file, 2, (8.4, 3.4 * rows), rows) as axes:
-        runs = stored.summaries(study)
-        gradients = {title: stored.total_cost(own) for title, own in runs.items()}
-        seconds = {title: stored.seconds(own) for title, own in runs.items()}
-        cost, time = "gradient evaluations per image", f"training seconds, {device(study)}"
-        clean = {title: 100 * stored.mean_accuracy(own, "clean") for title, own in runs.items()}
-        equal, last = STUDIES[study].equal_seconds, STUDIES[study].attacks[-1]
-        left = draw_front(axes[0], study, *((seconds, time) if equal else (gradients, cost)))
-        if not equal and stored.timed(study):
-            right = draw_front(axes[1], study, seconds, time)
-        elif not equal and last != main_attack(study):  # seconds would say little
-            right = draw_front(axes[1], study, gradients, cost, attack=last)
-        else:
-            right = draw_front(axes[1], study, clean, "clean accuracy (%)", LEAST_POINTS)
+        panels = [axes[0], axes[1], *axes[3:]]
+        writers = [view(ax) for ax, view in zip(panels, views(study), strict=False)]
+        for unused in panels[len(writers) :]:
+            unused.axis("off")
         if axes[1].get_ylabel() == axes[0].get_ylabel():
             axes[1].set_ylabel("")
+        drawing = axes[0].figure
         if rows == 1:
             axes[1 if STUDIES[study].equal_seconds else 0].legend(frameon=False)
         else:
             draw_epochs(axes[2], study)
-            axes[3].axis("off")
-            axes[3].legend(*axes[0].get_legend_handles_labels(), frameon=False, loc="center left")
-        axes[0].figure.draw_without_rendering()  # places the axes
-        left()
-        right()
+            names = axes[0].get_legend_handles_labels()
+            drawing.legend(*names, frameon=False, loc="outside lower center", ncols=3)
+        drawing.draw_without_rendering()  # places the axes
+        for write in writers:
+            write()
+
+
+def views(study: str) -> Iterator[Callable[[Any], Callable[[], None]]]:
+    """What to draw: accuracy against gradient evaluations, against seconds where these are known,
+    and under the last attack; or against seconds, where these are equal, and clean accuracy."""
+    runs, own = stored.summaries(study), STUDIES[study]
+    gradients = {title: stored.total_cost(found) for title, found in runs.items()}
+    seconds = {title: stored.seconds(found) for title, found in runs.items()}
+    clean = {title: 100 * stored.mean_accuracy(found, "clean") for title, found in runs.items()}
+    against_cost = partial(
+        draw_front, study=study, costs=gradients, name="gradient evaluations per image"
+    )
+    against_time = partial(
+        draw_front, study=study, costs=seconds, name=f"training seconds, {device(study)}"
+    )
+    timed, strict = stored.timed(study), own.attacks[-1] != main_attack(study)
+    yield against_time if own.equal_seconds else against_cost
+    if timed and not own.equal_seconds:
+        yield against_time
+    if strict and not own.equal_seconds:
+        yield partial(against_cost, attack=own.attacks[-1])
+    if own.equal_seconds or not (timed or strict):
+        yield partial(
+            draw_front, study=study, costs=clean, name="clean accuracy (%)", least=LEAST_POINTS
+        )
 
 
 def device(study: str) -> str:
