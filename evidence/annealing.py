@@ -6,6 +6,7 @@ from pathlib import Path
 
 import equal_cost
 import equal_cost_picture
+import origins
 import steepness
 import stored
 import verdicts
@@ -119,7 +120,11 @@ PAGES: dict[Path, Parts] = {
         "context": context,
         "short-training": equal_cost.short_training,
     },
-    DOCS / "studies.md": {"not-measured": not_measured, "studies": studies},
+    DOCS / "studies.md": {
+        "not-measured": not_measured,
+        "studies": studies,
+        "origins": origins.table,
+    },
     DOCS / "claims.md": {
         "verdicts": verdicts.verdicts_table,
         "not-measured": verdicts.not_measured,

@@ -116,23 +116,28 @@ def criterion_table() -> str:
 
 def terms_table() -> str:
     """C of the means as the sum of its two terms, and C over gamma where it was measured."""
-    studies, gamma = criteria(), gamma_of(settings())
-
-    def price(row: Row) -> float:
-        return gamma * statistics.mean(e["steps"] - e["best_steps"] for e in row["epochs"])
-
-    columns: dict[str, Callable[[Row], str]] = {
-        "C of the means": lambda r: f"{r['c_of_means']:.2f}",
-        "gradient term": lambda r: f"{r['c_of_means'] - price(r):.2f}",
-        "price term γ(K − best K)": lambda r: f"{price(r):.2f}",
-    }
+    studies = criteria()
     text = (
-        f"{table(named(), studies, columns)}\n\nOne value per seed (0, 1, 2). γ = {gamma}; means "
-        "over the epochs."
+        f"{table(named(), studies, terms())}\n\nOne value per seed (0, 1, 2). γ = "
+        f"{gamma_of(settings())}; means over the epochs."
     )
     if not has(studies, "sweep"):
         return f"{text} C over other γ was not measured yet."
     return f"{text}\n\n{sweep(named(), studies)}"
+
+
+def terms() -> dict[str, Callable[[Row], str]]:
+    """The columns of C of the means and of its two terms."""
+    return {
+        "C of the means": lambda r: f"{r['c_of_means']:.2f}",
+        "gradient term": lambda r: f"{r['c_of_means'] - price(r):.2f}",
+        "price term γ(K − best K)": lambda r: f"{price(r):.2f}",
+    }
+
+
+def price(row: Row) -> float:
+    """The mean over the epochs of what the steps of a control cost more than the best ones."""
+    return row["gamma"] * statistics.mean(e["steps"] - e["best_steps"] for e in row["epochs"])
 
 
 def methods_table() -> str:
@@ -141,10 +146,11 @@ def methods_table() -> str:
     rows, about = {row["strategy"]: row for row in found["strategies"]}, found["settings"]
     titles = {recipe: f"{title} (`{recipe}`)" for recipe, title in ACCELERATED.items()}
     return (
-        f"{table(titles, [rows], measures([rows]))}\n\n{sweep(titles, [rows])}\n\n"
-        f"Seed {about['seed']}. γ = {gamma_of(about)} in the first table; {about['batches']} probe "
-        f"batches; grid: K = 1 to {about['k_max']} with {about['alphas']} step sizes each. Files: "
-        f"`evidence/results/control/{METHODS}/`."
+        f"{table(titles, [rows], measures([rows]))}\n\n{table(titles, [rows], terms())}\n\n"
+        f"{sweep(titles, [rows])}\n\n"
+        f"Seed {about['seed']}. γ = {gamma_of(about)} in the first two tables; {about['batches']} "
+        f"probe batches; grid: K = 1 to {about['k_max']} with {about['alphas']} step sizes each. "
+        f"Files: `evidence/results/control/{METHODS}/`."
     )
 
 
@@ -161,8 +167,9 @@ def cifar10_table() -> str:
         command[command.index(name) + 1] for name in ("--k-max", "--batches", "--alphas")
     )
     return (
-        f"{table(own.labels, [found], measures([found]))}\n\n{sweep(own.labels, [found])}\n\n"
-        f"CIFAR-10, 10 epochs, one seed. γ = {gamma:g} in the first table; {batches} probe "
+        f"{table(own.labels, [found], measures([found]))}\n\n"
+        f"{table(own.labels, [found], terms())}\n\n{sweep(own.labels, [found])}\n\n"
+        f"CIFAR-10, 10 epochs, one seed. γ = {gamma:g} in the first two tables; {batches} probe "
         f"batches; grid: K = 1 to {k_max} with {alphas} step sizes each; ± is the standard error "
         f"over the probe batches. Files: `evidence/results/paper/{CIFAR10}/`."
     )

@@ -4,13 +4,11 @@ where its runs were made."""
 import json
 import math
 import statistics
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+import origins
 import steepness
 import stored
-from amata.runs import RunFolder
 from amata.studies.intervals import Estimate
 from definition import FRONT, RESULTS, Test, Tuning
 from differences import collapsed, difference
@@ -173,32 +171,16 @@ def provenance(study: str) -> str:
     """Commits and devices of the runs, how many are still missing, and which were resumed. Of the
     trials where there is no run."""
     runs = [run for title in STUDIES[study].recipes for run in stored.runs_of(study, title)]
-    environments = [env for run in runs for env in stored.environments(run)]
-    environments = environments or finished_trials(study)
-    commits = sorted({env.get("commit") or "unknown" for env in environments})
-    devices = sorted({env["device"] for env in environments})
+    tried = finished_trials(study)
+    made = origins.commits(runs) or sorted({f"`{t.get('commit') or 'unknown'}`" for t in tried})
+    where = origins.devices(runs) or sorted({trial["device"] for trial in tried})
     planned = len(list(STUDIES[study].runs()))
     resumed = [f"`{run.name}`" for run in runs if len(stored.environments(run)) > 1]
     return (
-        f"{len(runs)} of {planned} runs, commit {', '.join(f'`{c}`' for c in commits)}, "
-        f"{', '.join(devices)}.{data_hashes(runs)}{shared(study)}"
+        f"{len(runs)} of {planned} runs, commit {', '.join(made)}, {', '.join(where)}."
+        f"{origins.sentence(runs)}{shared(study)}"
         + (f" Interrupted and resumed: {', '.join(resumed)}." if resumed else "")
     )
-
-
-def data_hashes(runs: Sequence[Path]) -> str:
-    """A sentence on the pixels of the data, as far as the runs recorded their hashes."""
-    splits = [RunFolder(run).split() for run in runs]
-    if not splits:
-        return ""
-    if lacking := sum("train_pixels" not in split for split in splits):
-        whole = lacking == len(splits)
-        return f" {'The' if whole else lacking} runs did not record a hash of the data."
-    train, test = (
-        ", ".join(f"`{h}`" for h in sorted({split[f"{part}_pixels"] for split in splits}))
-        for part in ("train", "test")
-    )
-    return f" Hash of the pixels: {train} (train), {test} (test)."
 
 
 def shared(study: str) -> str:

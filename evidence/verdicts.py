@@ -72,8 +72,17 @@ def verdict_on_test(
         return (1, (OPEN, said, study)) if said else None
     lost = [len(collapsed(study).get(title, ())) for title in (arm, against)]
     said = f", collapsed: {lost[0]} and {lost[1]}" if any(lost) else ""
-    number = f"{found} points, {found.seeds} seeds{said}"
+    planned = planned_seeds(study, arm, against)
+    of = f" of {planned}" if found.seeds < planned else ""
+    number = f"{found} points, {found.seeds}{of} seeds{said}"
     return found.seeds, (decide(claim["kind"], found, margin), number, study)
+
+
+def planned_seeds(study: str, arm: str, against: str) -> int:
+    """How many seeds a test has once all runs of its study are made."""
+    own = STUDIES[study]
+    arms = [arm, *(own.front if against == FRONT else (against,))]
+    return min(own.more_seeds.get(title, own.seeds) for title in arms)
 
 
 def at_equal_cost(claim: dict[str, Any]) -> tuple[str, Test] | None:

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+import annealing
 import fronts
+import origins
 import stored
 import study_section
 
@@ -25,7 +27,20 @@ def test_runs_that_were_started_twice_are_named(monkeypatch: pytest.MonkeyPatch)
 
 def test_data_without_a_hash_are_reported() -> None:
     runs = stored.runs_of("cifar10", "amata")
-    assert study_section.data_hashes(runs) == " The runs did not record a hash of the data."
+    assert origins.sentence(runs) == " The runs did not record a hash of the data."
+
+
+def test_every_stored_run_says_where_it_was_made() -> None:
+    """In the section of its study, or in the table of the others."""
+    named = {*(f"paper/{study}" for study in annealing.begun()), *origins.groups()}
+    runs = [file.parent for file in origins.RESULTS.rglob("env.json")]
+    trained = [run.relative_to(origins.RESULTS) for run in runs if (run / "summary.json").is_file()]
+    folders = {run.as_posix() for run in trained} | {
+        str(place) for run in trained for place in run.parents
+    }
+    assert named <= folders
+    lacking = [run for run in trained if not named & {str(run), *map(str, run.parents)}]
+    assert not lacking
 
 
 def test_trials_without_a_run_are_reported_and_none_is_chosen_yet(
