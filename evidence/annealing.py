@@ -44,6 +44,7 @@ ORDER = (
     "cifar10-13s-ema",
     "cifar10-13s-again",
     "cifar10-9s-order",
+    "cifar10-9s-shapes",
     "cifar10-18s",
     "cifar10-27s",
     "cifar10-27s-tuning",

@@ -30,6 +30,7 @@ GROUPS = {
     "cifar10-13s-ema": (EQUAL_TIME, "tuned again"),
     "cifar10-13s-again": (EQUAL_TIME, "new seeds"),
     "cifar10-9s-order": (EQUAL_TIME, "order of K"),
+    "cifar10-9s-shapes": (EQUAL_TIME, "shape of the rise"),
     "cifar10-18s": (EQUAL_TIME, "not tuned"),
     "cifar10-20s": (EQUAL_TIME, "tuned"),
     "cifar10-27s": (EQUAL_TIME, "tuned"),
