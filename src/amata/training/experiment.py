@@ -36,7 +36,8 @@ from amata.training.evaluations import (
     stored_evaluation,
 )
 from amata.training.loading import Loading
-from amata.training.loop import prepare, run_settings, train_model
+from amata.training.loop import train_model
+from amata.training.prepared import prepare, run_settings
 from amata.training.setup import build_model, build_model_for
 from amata.training.time_plan import TimePlan
 from amata.training.trainer import Trainer

@@ -36,7 +36,8 @@ from amata.training.described import (
 )
 from amata.training.device import resolve_device
 from amata.training.fitted import Fitted
-from amata.training.loop import run_settings, train_model
+from amata.training.loop import train_model
+from amata.training.prepared import run_settings
 from amata.training.trainer import Trainer
 from amata.training.wall import WallClock
 from amata.training.within import (

@@ -3,27 +3,24 @@
 import contextlib
 import math
 import signal
-import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from amata.data import ImageSet, Loader, Stream
-from amata.distributed import current, report_lost_process
-from amata.engine import backend_settings
-from amata.errors import AmataError, InputError, Interrupted, shorten
+from amata.data import ImageSet, Loader
+from amata.distributed import current
+from amata.errors import AmataError, InputError, Interrupted
 from amata.evaluation import Result, parse_attack
 from amata.metrics import EpochRow, Event, is_event
 from amata.recipes import Recipe
 from amata.reporter import BatchInfo, Reporter
 from amata.runs import RunFolder, resume_call
-from amata.runs.checkpoint import load_checkpoint, read_checkpoint
 from amata.runs.files import save_tensors
 from amata.schedules import Control
-from amata.training.batches import Batches, Expected, held_out_batches, training_batches
+from amata.training.batches import Batches, held_out_batches, training_batches
 from amata.training.checks import recipe_notes
 from amata.training.deadline import Deadline
 from amata.training.described import describe_code
@@ -32,6 +29,9 @@ from amata.training.failure import ATTACK, HELD_OUT, TRAINING, Failure
 from amata.training.fitted import Fitted
 from amata.training.guard import IMAGES, Guard, guard_batches
 from amata.training.interrupt import Interrupt
+from amata.training.prepared import run_settings
+from amata.training.resuming import find_checkpoint, restore, resumed_notes
+from amata.training.rows import epoch_row
 from amata.training.saver import Saver
 from amata.training.tensorboard import TensorBoard
 from amata.training.trainer import Snapshot, Trainer
@@ -101,37 +101,6 @@ def train_model(
                 loop.guard_on(guard_batches(trainer, valid), seen_on)
             loop.deadline = deadline
             return loop.run_all(budget)
-
-
-def prepare(
-    model: nn.Module,
-    recipe: Recipe,
-    device: torch.device,
-    expected: Expected,
-    note: Callable[[str], None],
-    within: float | None = None,
-) -> Trainer:
-    """The trainer of a model, its step compiled, while the data load; of a run `within` a time, if
-    given."""
-    with run_settings(recipe, device):
-        trainer = Trainer(model, expected, recipe, device, within)
-        trainer.net.note = note
-        trainer.warm_up(expected)
-    return trainer
-
-
-@contextlib.contextmanager
-def run_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
-    """A random state of its own, the recipe's backend settings, and one line for lost processes."""
-    on_gpu, fixed = device.type == "cuda", recipe.train.deterministic
-    backends = (
-        backend_settings(benchmark=not fixed, deterministic=fixed)
-        if on_gpu
-        else contextlib.nullcontext()
-    )
-    own_rng = torch.random.fork_rng(devices=[device] if on_gpu else [])
-    with own_rng, backends, report_lost_process():
-        yield
 
 
 class _Loop:
@@ -231,19 +200,14 @@ class _Loop:
         return stopped
 
     def _resume(self) -> None:
-        loaded = self._checkpoint_at(None, self.reporter.note)
+        def checkpoint(note: Callable[[str], None], epoch: int | None = None) -> Snapshot | None:
+            return find_checkpoint(self.run, self.recipe, self.ranks, note, epoch)
+
+        loaded, state = checkpoint(self.reporter.note), self.trainer.state
         if loaded is not None:
-            try:
-                self.trainer.restore(*loaded)
-            except InputError:
-                raise
-            except (KeyError, RuntimeError, TypeError, ValueError) as error:
-                raise InputError(
-                    f"the checkpoint does not fit this model ({shorten(error)}); resume with the "
-                    "model that the run began with"
-                ) from error
-            self.saver.place = (self.trainer.state.epoch, self.trainer.state.batch)
-        state = self.trainer.state
+            restore(self.trainer, loaded)
+            state = self.trainer.state
+            self.saver.place = (state.epoch, state.batch)
         self.epochs = [row for row in state.rows if not is_event(row)]  # type: ignore[misc]
         self.events = [row for row in state.rows if is_event(row)]
         if self.run:
@@ -256,48 +220,14 @@ class _Loop:
             changed = self.run.record_start(self.trainer.device, code)
             for note in changed if loaded is not None else []:
                 self.reporter.note(note)
-        if loaded is not None and self.guard is not None:
+        if loaded is None:
+            return
+        if self.guard is not None:
             # Without this checkpoint a failure in this epoch can only stop the run.
             with contextlib.suppress(AmataError):
-                self.guard.good = self._checkpoint_at(state.epoch, lambda _: None)
-        if loaded is not None:
-            done = state.epoch == self.recipe.train.epochs
-            self.reporter.note("resumed after the last epoch" if done else f"resumed at {state}")
-            batches = self.trainer.batches
-            cut = 0 < state.batch < len(batches)
-            if cut and isinstance(batches, Stream) and batches.shuffled:
-                self.reporter.note(
-                    f"the DataLoader draws a new order: in the rest of epoch {state.epoch + 1} "
-                    "some images come again and others not at all; pass its dataset to resume "
-                    "exactly"
-                )
-
-    def _checkpoint_at(self, epoch: int | None, note: Callable[[str], None]) -> Snapshot | None:
-        """The newest checkpoint, or the one at the start of `epoch`; None if there is none. Rank 0
-        chooses it, and every process reads it from the shared file system."""
-        loaded, place, error = None, None, None
-        try:
-            if self.run is not None:
-                folder = self.run.checkpoints.absolute()
-                loaded = load_checkpoint(folder, self.recipe.fingerprint(), note, epoch=epoch)
-                if loaded is not None:
-                    place = folder, *(loaded[1][key] for key in ("epoch", "batch", "tensors"))
-        except AmataError as failed:
-            error = failed
-        place, error = self.ranks.broadcast((place, error))
-        if place is not None and not self.ranks.is_main:
-            try:
-                loaded = read_checkpoint(*place)
-            except (InputError, OSError) as failed:
-                error = InputError(
-                    f"rank {self.ranks.rank} on {socket.gethostname()} cannot read the checkpoint "
-                    f"of rank 0 ({shorten(failed)}); put the run folder on a file system that all "
-                    "machines share"
-                )
-        # All processes fail together: none is left waiting.
-        if error := next(filter(None, self.ranks.gather(error)), None):
-            raise error
-        return loaded
+                self.guard.good = checkpoint(lambda _: None, state.epoch)
+        for note in resumed_notes(self.trainer):
+            self.reporter.note(note)
 
     def _after_batch(self, u: Control[float]) -> bool:
         state = self.trainer.state
@@ -348,7 +278,7 @@ class _Loop:
     def _finish_epoch(self) -> EpochRow | None:
         """Check, validate and record the epoch. None if the guard rejected it."""
         trainer, state = self.trainer, self.trainer.state
-        row = self._epoch_row()
+        row = epoch_row(trainer)
         if self.guard is not None:
             with self.wall.counting("valid"):
                 failure = self.guard.check()
@@ -388,40 +318,6 @@ class _Loop:
             self.warned_slow_disk = True
             self.reporter.note("the disk is slower than an epoch: some checkpoints are skipped")
         self.reporter.epoch(row)
-        return row
-
-    def _epoch_row(self) -> EpochRow:
-        trainer, state, spent = self.trainer, self.trainer.state, self.trainer.state.spent
-        u = trainer.control()
-        row: EpochRow = {
-            "epoch": state.epoch,
-            "steps": u.steps,
-            "step_size": u.step_size,
-            "loss": trainer.mean_loss(),
-            "train_seconds": round(spent.train_seconds, 3),
-            "data_seconds": round(spent.data_seconds, 3),
-            "grad_evals": spent.grad_evals,
-            "grad_evals_per_image": spent.grad_evals / spent.images,
-            "lr": trainer.lr(state.batch - 1),
-            "unix_seconds": round(time.time(), 3),
-        }
-        if u.tau is not None:
-            row["tau"] = u.tau
-        if u.step_size_max is not None:
-            row["step_size_max"] = u.step_size_max
-        if trainer.changes_eps:
-            row["eps"] = trainer.method().training_ball.eps
-        if trainer.changes_size and (size := u.size or trainer.side):
-            row["size"] = size
-        if spent.compile_seconds:
-            row["compile_seconds"] = round(spent.compile_seconds, 3)
-        if spent.first_layer_evals:
-            row["first_layer_evals"] = spent.first_layer_evals
-        if state.choice is not None:
-            row["gamma"], row["probe_evals"] = state.choice.gamma, spent.probe_evals
-            row["probed"] = [
-                [r.control.steps, r.control.step_size, r.value, r.cost] for r in state.curves[-1]
-            ]
         return row
 
     def _validate(
