@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amata.attacks.checks import are_probabilities, check_images, check_logits, forward
 from amata.batch import Batch
 from amata.data import Feed, ImageSet, Loader
 from amata.distributed import convert_sync_batchnorm, current
-from amata.engine import EMA, ProbeNet, make_net, no_cudnn_benchmark
+from amata.engine import EMA, ProbeNet, make_net
 from amata.errors import AmataError, InputError
 from amata.losses import smooth_ce
 from amata.methods import Memory, Method
@@ -34,6 +33,7 @@ from amata.training.batches import Batches, CheckedStream, Expected
 from amata.training.checks import check_consistent, check_divisible, check_equal_batches, misuse
 from amata.training.class_weights import class_weights
 from amata.training.clock import Clock
+from amata.training.first_batch import check_batch, check_held_out_classes, spare_outputs
 from amata.training.optim import learning_rate, make_optimizer
 from amata.training.probing import probe
 from amata.training.sizes import RADIUS, check_sizes, reduced, reduced_sizes
@@ -423,51 +423,18 @@ class Trainer:
         self.state.spent.compile_seconds += compiling
 
     def _check_batch(self, batch: Batch) -> None:
-        """Refuse images outside [0, 1], labels outside the classes and models without logits before
-        an epoch is spent on them; also images of another shape in a later batch."""
+        """Check images, labels and model; also images of another shape in a later batch."""
         self.stop_clock()  # the first pass of a process loads libraries for seconds
-        streamed = isinstance(self.batches, CheckedStream)
-        try:
-            check_images(batch.x, batch.y)
-            self.model.eval()
-            with torch.no_grad(), no_cudnn_benchmark():
-                z = forward(self.model, batch.x[:2])
-            check_logits(z, batch.y, n=len(batch.x[:2]), what="" if streamed else "training ")
-            if are_probabilities(z):
-                raise InputError(
-                    "the model's outputs are probabilities: each row sums to 1. Drop its softmax: "
-                    "losses and attacks take logits"
-                )
-            given = self.recipe.optim.class_weights
-            if isinstance(given, list) and len(given) != z.shape[1]:
-                raise InputError(
-                    f"optim.class_weights has {len(given)} weights and the model {z.shape[1]} "
-                    "classes; give one for each"
-                )
-        except InputError as error:
-            place = f"batch {self.state.batch + 1} of the training data: " if streamed else ""
-            raise InputError(f"{place}{error}") from error
-        if self.held_out_classes > z.shape[1]:  # before an epoch is spent
-            raise InputError(
-                f"the validation data have labels up to {self.held_out_classes - 1}, and the model "
-                f"has {z.shape[1]} output{'s' * (z.shape[1] != 1)}: number classes from 0, or give "
-                "the model more outputs"
-            )
-        if isinstance(self.batches, CheckedStream):
-            self.batches.classes = z.shape[1]
-        self._compare_outputs(z.shape[1])
-        self.start_clock()
-
-    def _compare_outputs(self, outputs: int) -> None:
-        """Note, once, outputs for which the data have no class."""
-        classes = getattr(self.recipe.data, "classes", None)  # of data that come from Python
-        meant = isinstance(self.recipe.optim.class_weights, list)  # one for each
-        if classes is not None and outputs > classes and not (meant or self._noted_outputs):
+        stream = self.batches if isinstance(self.batches, CheckedStream) else None
+        place = f"batch {self.state.batch + 1} of the training data: " if stream else ""
+        outputs = check_batch(self.model, batch, self.recipe, place)
+        check_held_out_classes(self.held_out_classes, outputs)
+        if stream is not None:
+            stream.classes = outputs
+        if not self._noted_outputs and (note := spare_outputs(self.recipe, outputs)):
             self._noted_outputs = True
-            self.net.note(
-                f"the model has {outputs} outputs, and the training data have {classes} "
-                f"class{'es' * (classes != 1)}: check its last layer"
-            )
+            self.net.note(note)
+        self.start_clock()
 
     def check_finite(self) -> None:
         if not math.isfinite(self.loss_sum.item()):
