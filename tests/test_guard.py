@@ -449,7 +449,7 @@ def test_a_network_that_fades_on_few_images_is_not_rolled_back(
 def test_a_remedy_that_changes_nothing_is_not_repeated(
     after: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless more than half is lost: then steps are added to the end."""
+    """Unless more than half is lost: then two are tried, because two long steps may overfit too."""
 
     class SecondTry(Reporter):
         def batch(self, info: BatchInfo) -> None:
@@ -460,16 +460,13 @@ def test_a_remedy_that_changes_nothing_is_not_repeated(
     monkeypatch.setattr("amata.training.loop._Loop._guard_accuracy", lambda *_: next(seen))
     recipe = toy_recipe("train.tensorboard=false", "schedule.k_min=1", "schedule.k_max=1")
 
-    if after < 0.29:
-        with pytest.raises(AmataError, match=r"overfitting in epoch 2: .* guard='ignore'"):
-            fit(small_net(), toy_data(), None, recipe)
-        return
     path = tmp_path / "run"
     with pytest.raises(Interrupted):  # in the second try; a resumed run knows of the first
         fit(small_net(), toy_data(), None, recipe, run=path, reporter=SecondTry())
     run, _ = RunFolder.open(path)
     fit(small_net(), toy_data(), None, recipe, run=run)
-    assert [event["extra_steps"] for event in run.events()] == [1]
+    tried = [1] if after > 0.29 else [1, 2]
+    assert [event["extra_steps"] for event in run.events()] == tried
     assert len(run.epochs()) == recipe.train.epochs
 
 
@@ -510,8 +507,10 @@ def test_chance_accuracy_differs_from_a_bad_network() -> None:
         # the loss is between 0.95 of an informed guess's and 1.05 of equal logits'
         (0.97, CHANCE | {"loss": 1.91}, CHANCE | {"loss": 1.89}),
         (0.97, CHANCE | {"loss": 2.09}, CHANCE | {"loss": 2.11}),
-        # the accuracy is a fifth below the best, or half of it
-        (0.97, {"accuracy": 0.76}, {"accuracy": 0.78}),
+        # the accuracy is less than a fifth above that of one class for all
+        (0.97, {"accuracy": 0.29}, {"accuracy": 0.31}),
+        # and a fifth below the best, or half of it
+        (0.45, {"accuracy": 0.24}, {"accuracy": 0.26}),
         (0.3, {"accuracy": 0.14}, {"accuracy": 0.16}),
     ],
 )
@@ -605,7 +604,7 @@ def test_the_guard_can_stop_or_look_away(tmp_path: Path, guard: str) -> None:
     reporter = Collapsing(net, epoch=2)
     if guard == "stop":
         with pytest.raises(
-            AmataError, match=r"catastrophic overfitting in epoch 3.*last good checkpoint kept"
+            AmataError, match=r"catastrophic overfitting in epoch 3.*weights of the last good epoch"
         ):
             fit(net, toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=reporter)
         assert RunFolder(tmp_path / "run").events()[-1]["action"] == "stop"

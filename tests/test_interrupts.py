@@ -82,6 +82,22 @@ def test_an_impatient_interrupt_names_the_way_to_resume(tmp_path: Path) -> None:
         amata.train(recipe, tmp_path / "out", progress=Twice())
 
 
+class InValidation(Reporter):
+    """Ends the process politely once some images have met every attack."""
+
+    def evaluating(self, attack: str, done: int, *_: object, **__: object) -> None:
+        if attack != "clean" and done >= 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_an_interrupt_in_validation_names_the_way_to_resume(tmp_path: Path) -> None:
+    recipe = load("mnist5k-amata", [*RECIPE, "data.valid=40", "eval.batch_size=10"])
+    with pytest.raises(amata.Interrupted, match=r"resume with `amata train --resume") as stopped:
+        amata.train(recipe, tmp_path / "out", progress=InValidation())
+    assert stopped.value.exit_code == 128 + signal.SIGTERM
+    assert stopped.value.result is None, "the accuracy of some held-out images is no result"
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_an_interrupt_leaves_a_sweep(call: str, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt) as caught:

@@ -54,7 +54,12 @@ def test_images_added_later_are_not_test_images(tmp_path: Path) -> None:
         ),
         tmp_path / "run",
     )
-    load_trained(tmp_path / "run", to_test=True)
+    notes: list[str] = []
+    load_trained(tmp_path / "run", to_test=True, note=notes.append)
+    write_folder(tmp_path / "more", parts=("",), per_class=12)
+    other = (f"data.root={tmp_path / 'more'}",)
+    load_trained(tmp_path / "run", other, to_test=True, note=notes.append)
+    assert sum("it may have trained on some of them" in note for note in notes) == 1
     bad = load_trained(tmp_path / "run")[2].test.files[0]  # type: ignore[attr-defined]
     good = bad.read_bytes()
     bad.write_bytes(good[: len(good) // 2])  # its header is whole

@@ -48,6 +48,7 @@ from amata.studies.trial import TrialResult
 from amata.training.experiment import train
 from amata.training.setup import load_data
 from tests.conftest import ENV, ROOT, Called, dropout_net
+from tests.test_data import write_folder
 from tests.toy import QUICK, Notes
 
 Amata = Callable[..., Called]
@@ -880,6 +881,15 @@ def test_a_benchmark_compares_with_the_reference_and_averages_over_the_schedule(
     (mean,) = _schedule_row(case, "fast", timed, notes.append)
     assert mean["seconds_per_epoch"] == 25
     assert _schedule_row(case, "fast", {one: timed[one]}, notes.append) == []
+
+
+def test_a_benchmark_of_a_folder_takes_its_size_classes_and_images(tmp_path: Path) -> None:
+    write_folder(tmp_path, parts=("",), per_class=10)
+    options = [f"data.root={tmp_path}", "data.crop=32", "data.resize=32", "model.name=resnet18"]
+    case = Case(recipes.load("folder-finetune", options), 2, ())
+    assert case.data.shape == (3, 32, 32)
+    assert (case.data.classes, case.images) == (2, 16), "a fifth is the test set"
+    assert case.batches(torch.device("cpu"), 1)[0].x.shape == (2, 3, 32, 32)
 
 
 @pytest.mark.parametrize("peer", [p for p in PEERS if p != "torchattacks" or find_spec(p)])

@@ -327,6 +327,9 @@ def test_the_guard_is_timed_on_some_of_its_images(
     assert seen == [min(images, 64)]
     assert prices._guard(trainer, None, [single], 20.0) == 2 * price
     assert prices._guard(trainer, None, [long], 20.0) == price + min(price, 2.0) / 2
+    # K from 1 to 4 is below 2 in a third of the epochs
+    rising = [single, Control(4, 0.025)]
+    assert prices._guard(trainer, None, rising, 20.0) == pytest.approx(price + price / 3)
 
 
 def test_what_is_timed_is_an_epoch_after_awps_warm_up() -> None:

@@ -101,6 +101,12 @@ def forward(model: nn.Module, x: Tensor) -> Tensor:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         if "memory" in reason or "CUDA error" in reason:  # not caused by the shape of the images
             raise
+        own_type = next((p.dtype for p in model.parameters() if p.is_floating_point()), x.dtype)
+        if own_type != x.dtype:
+            way = "model.float()" if x.dtype == torch.float32 else "x.float()"
+            raise InputError(
+                f"the images are {x.dtype} and the model's weights {own_type}: take {way}"
+            ) from error
         raise InputError(
             f"the model cannot take images of shape {tuple(x.shape[1:])}: {reason}"
             f"{_size_hint(model, x)}"

@@ -115,6 +115,8 @@ def evaluate(
             try:
                 with loop.kept(), tf32(precision != "fp32"), no_cudnn_benchmark():
                     loop.run(counter, source, batch_size, limit)
+            except Interrupted:
+                raise  # by the caller's progress, who says what was saved
             except KeyboardInterrupt:
                 done = loop.state.finished(parsed)
                 if part.size > 1 or done == 0:

@@ -27,8 +27,8 @@ def limited(name: str, most: int | None = None) -> Iterator[None]:
         parameters += parameter.numel() if parameter is not None else 0
         if most is not None and parameters > most:
             raise InputError(
-                f"model {name} has more parameters than its weights file has bytes; set model.args "
-                "to those that it was trained with"
+                f"model {name} has more parameters than its weights file has bytes: the file is "
+                "incomplete, or model.args are not those that it was trained with"
             )
         check(parameters, PARAMETERS, "parameters")
 

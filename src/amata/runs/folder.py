@@ -247,7 +247,7 @@ class RunFolder:
         """Refuse other test images than the run set aside: it may have trained on some of them."""
         self._check(
             {key: splits.hashes[key] for key in ("test_hash", "test_pixels")},
-            "restore them, or pass --set data.root=FOLDER to use the data as they are",
+            "restore them, or pass --set data.root=FOLDER with test images that it has not seen",
         )
 
     def _check(self, split: dict[str, Any], hint: str, accept_pixels: str = "") -> None:

@@ -1,7 +1,9 @@
 """What `amata bench` times: a recipe's training step on random images, under an engine variant."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,13 +11,15 @@ from torch import Tensor, nn
 
 from amata import models
 from amata.batch import Batch
-from amata.data import find_dataset
+from amata.data import DataSet, find_dataset
+from amata.data.layout import find_layout
 from amata.engine import FastNet, PlainNet, Precision
 from amata.losses import Loss
 from amata.recipes import Recipe
 from amata.schedules import Control, closed_loop, planned_controls
 from amata.seeds import generator
 from amata.training.optim import make_optimizer
+from amata.training.setup import framing_of
 
 
 class ReferenceNet(PlainNet):
@@ -64,14 +68,28 @@ class Case:
     batch: int
     controls: tuple[Control, ...]
 
+    @cached_property
+    def data(self) -> DataSet:
+        """The recipe's data set, with images of the recipe's size; of a folder that it names, with
+        its classes and images."""
+        found, framing = find_dataset(self.recipe.data.name), framing_of(self.recipe)
+        if framing is not None:
+            found = replace(found, shape=(found.shape[0], framing.crop, framing.crop))
+        given = self.recipe.data
+        if given.name == "folder" and given.root is not None:
+            layout = find_layout(Path(given.root).expanduser())
+            share = 0.0 if "test" in layout.parts else given.test_share
+            count = round((1 - share) * len(layout.parts.get("train", ())))
+            found = replace(found, classes=len(layout.names), images=count)
+        return found
+
     @property
     def images(self) -> int:
         """Training images per epoch."""
-        return find_dataset(self.recipe.data.name).images
+        return self.data.images
 
     def model(self, device: torch.device) -> nn.Module:
-        c = self.recipe.model
-        data = find_dataset(self.recipe.data.name)
+        c, data = self.recipe.model, self.data
         return models.build(
             c.name,
             in_channels=data.shape[0],
@@ -85,8 +103,7 @@ class Case:
 
     def batches(self, device: torch.device, count: int = 4) -> list[Batch]:
         """Random images and labels of the data set's shape."""
-        data = find_dataset(self.recipe.data.name)
-        rng = generator("bench", device=device)
+        data, rng = self.data, generator("bench", device=device)
         batches = []
         for index in range(count):
             x = torch.rand(self.batch, *data.shape, generator=rng, device=device)
@@ -105,7 +122,7 @@ class Case:
             precision = "fp32"
         return kind(
             model,
-            make_optimizer(model, self.recipe.optim, find_dataset(self.recipe.data.name).shape),
+            make_optimizer(model, self.recipe.optim, self.data.shape),
             attack_mode=self.attack_mode(variant),
             first_layer=self.recipe.model.first_layer,
             precision=precision,

@@ -25,7 +25,13 @@ from amata.metrics import Event
 from amata.recipes import Recipe
 from amata.schedules import Control, is_single_step
 from amata.training.batches import Batches, held_out_batches
-from amata.training.failure import HELD_OUT, CatastrophicOverfitting, ChanceCollapse, Failure
+from amata.training.failure import (
+    ATTACK,
+    HELD_OUT,
+    CatastrophicOverfitting,
+    ChanceCollapse,
+    Failure,
+)
 from amata.training.trainer import Snapshot, Trainer
 
 IMAGES = 256
@@ -45,6 +51,9 @@ SAME = 0.05
 """A difference of accuracies that is none."""
 FEW = 30
 """Images that are too few to tell chance accuracy from bad luck."""
+ENOUGH = 2
+"""Steps added to a single one, after which an epoch that ends as before is accepted: three steps
+seldom overfit, so the cause is something else."""
 UPDATES = 50
 """After so many, and an epoch more than the warm-up, a network should have learnt something. On
 digits all that had not after two epochs never did."""
@@ -77,8 +86,9 @@ class GuardStats(NamedTuple):
     """The share of the largest class."""
 
     def collapsed(self, best: float) -> bool:
-        """Whether a network that had learnt something is now at chance accuracy."""
-        return self.at_chance and self.accuracy < max(best - DROP, best / 2)
+        """Whether a network that had learnt something is now at chance accuracy, or near it."""
+        near = self.accuracy < self.majority + DROP
+        return near and self.at_chance and self.accuracy < max(best - DROP, best / 2)
 
     @property
     def at_chance(self) -> bool:
@@ -211,9 +221,14 @@ class Guard:
             state.guard_attacks += 1
             if before is not None and overfitted(before, robust):
                 single_step = is_single_step(self.trainer.control())
-                lost = self.armed and robust < before / 2
+                lost = self.armed and robust < before / 2 and state.extra_steps < ENOUGH
                 if single_step or lost or not unchanged(state.guard_failed, robust):
                     return CatastrophicOverfitting(state.epoch, before, robust, self.seen_on)
+                self.trainer.net.note(
+                    f"with {self.trainer.control().steps:.3g} steps epoch {state.epoch + 1} ends "
+                    f"as before, with {robust:.1%} under {ATTACK}: steps are not the cause, and it "
+                    "is accepted"
+                )
                 before = None
             # One class for all images is never fooled: a network that learns more is less robust.
             known = robust if robust > stats.majority + SAME else None
@@ -264,8 +279,8 @@ class Guard:
             self.trainer.roll_back(*self.good)
         if event["action"] == "stop":
             raise AmataError(
-                f"{failure}; stopped, with the last good checkpoint kept: {failure.advice}, or "
-                "set train.guard=ignore (in Python, guard='ignore')"
+                f"{failure}; stopped, with the weights of the last good epoch: "
+                f"{failure.advice}, or set train.guard=ignore (in Python, guard='ignore')"
             )
         state = self.trainer.state
         setattr(state, failure.key, event[failure.key])  # type: ignore[literal-required]

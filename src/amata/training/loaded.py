@@ -150,12 +150,14 @@ def load_trained(
         if stored.run is not None or recipe.data.root is not None or not is_framed(recipe):
             raise
         raise InputError(f"{error} ({path} does not record it: --set data.root=FOLDER)") from None
-    if (
-        to_test
-        and stored.run is not None
-        and not any(o.startswith(("data.root=", "data.name=")) for o in overrides)
-    ):
-        stored.run.check_test(splits)
+    if to_test and stored.run is not None:
+        if not any(o.startswith(("data.root=", "data.name=")) for o in overrides):
+            stored.run.check_test(splits)
+        elif stored.run.split().get("test_hash") != splits.hashes["test_hash"]:
+            note(
+                "these are not the test images that the run set aside. If they come from a folder "
+                "without a test part, it may have trained on some of them"
+            )
     _check_names(stored, splits.test.names)
     model = build_model(recipe, splits.train, trust=True, weights=stored.weights)
     models.load_weights(model, stored.weights)

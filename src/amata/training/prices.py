@@ -188,7 +188,10 @@ def _guard(trainer: Trainer, valid: Any, controls: Sequence[Control], training: 
         for part in parts:
             part()  # compiles
     looking, *attacking = (_seconds(part) * count / timed for part in parts)
-    if not single:
+    low, high = controls[0].steps, controls[-1].steps
+    if single and high > 2:  # K rises in a line; from 2 on it attacks no more, or seldom
+        attacking = [seconds * (2 - low) / (high - low) for seconds in attacking]
+    elif not single:
         attacking = [min(seconds, GUARD_SHARE * training) / 2 for seconds in attacking]
     return looking + sum(attacking)
 

@@ -367,7 +367,7 @@ class Trainer:
             if self.net.last_loss is None:
                 raise InputError(
                     f"with {u.steps} steps {name} does not update the weights: its step() never "
-                    "calls net.backward(). Call it, or raise K in [schedule]"
+                    f"calls net.backward(). Call it{', or raise K' * (u.steps == 0)}"
                 )
             loss = self.net.last_loss
             self.loss_sum += loss if len(parts) == 1 else loss * self.net.part_weight
