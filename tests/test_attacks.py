@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from amata.attacks import ATTACKS, autoattack, cw_l2, cw_pgd, fgsm, parse_attack, pgd
 from amata.errors import InputError
 from amata.losses import ce, margin
+from amata.schedules import Linear as Rising
 from amata.seeds import generator
 from amata.threat import L2, Ball, Linf
 from tests.conftest import Linear, images, labels, small_net
@@ -775,3 +776,13 @@ def test_the_last_steps_of_cw_l2_keep_the_margin_kappa() -> None:
     x, y = torch.full((1, 1, 1, 1), 0.16), torch.zeros(1, dtype=torch.long)
     found = cw_l2(Saturating(), x, y, c=10, steps=2, lr=0.7, kappa=0.2)
     assert float(found) == pytest.approx(0.86, abs=1e-4)
+
+
+def test_fractions_of_steps_name_the_control_of_a_batch() -> None:
+    """A schedule in fractions gives K = 1.5; a batch takes one or two steps."""
+    u = Rising(k_min=1, k_max=2, tau=0.1, fractional=True)(1, 2)
+    x, y = images(2), labels(2)
+    with pytest.raises(InputError, match=r"steps = 1\.5 is a fraction.*u\.for_batch"):
+        pgd(small_net(), x, y, ball=Linf(0.1), steps=u.steps)  # type: ignore[arg-type]
+    one = u.for_batch(0)
+    pgd(small_net(), x, y, ball=Linf(0.1), steps=one.steps)

@@ -19,6 +19,7 @@ from amata.attacks.fast_gradient_sign import FGSM, goal_of
 from amata.attacks.preserve import input_grad, untouched
 from amata.attacks.randomness import generator_on
 from amata.attacks.survivors import judge_of, padded
+from amata.errors import InputError
 from amata.losses import Loss, ce, correct
 from amata.quantity import Count, Positive, in_pixels, positive, whole
 from amata.threat import Ball, Linf, check_ball
@@ -58,6 +59,11 @@ def pgd(
     check_images(x, goal)
     if start is not None:
         check_start(start, x)
+    if isinstance(steps, float) and 0 < steps % 1 < 1:
+        raise InputError(
+            f"steps = {steps:g} is a fraction; with u of a schedule, u.for_batch(i).steps is that "
+            "of batch i"
+        )
     steps, restarts = whole(steps, "steps", 0), whole(restarts, "restarts", 1)
     if step_size is None:
         alpha = default_step_size(ball, steps)

@@ -135,7 +135,7 @@ def _recipe_in(about: dict[str, Any], path: Path) -> Recipe:
     if not isinstance(tables, dict) or not isinstance(name, str):
         raise InputError(
             f"{path} does not say which model and data it belongs to; add --recipe NAME_OR_FILE "
-            "(in Python, recipe=)"
+            "(in Python, recipe=; into a network of your own: amata.models.load_weights)"
         )
     return recipes.parse(tables, shorten(name))
 

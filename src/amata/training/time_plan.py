@@ -224,8 +224,8 @@ def too_short(within: float, prices: Prices, steps: float, rule: TimeRule) -> In
     enough = in_time(math.ceil(MARGIN * ends + SECONDS))
     return InputError(
         f"--within {in_time(within)} is too short: one epoch with K = {steps:g} ends after about "
-        f"{in_time(math.ceil(ends))}; give {enough} or more, or fewer "
-        "images (data.limit). Other work on this machine makes it longer"
+        f"{in_time(math.ceil(ends))}; give {enough} or more, smaller or fewer images (data.crop, "
+        "data.limit), or a smaller network. Other work on this machine makes it longer"
     )
 
 
