@@ -782,7 +782,7 @@ def test_fractions_of_steps_name_the_control_of_a_batch() -> None:
     """A schedule in fractions gives K = 1.5; a batch takes one or two steps."""
     u = Rising(k_min=1, k_max=2, tau=0.1, fractional=True)(1, 2)
     x, y = images(2), labels(2)
-    with pytest.raises(InputError, match=r"steps = 1\.5 is a fraction.*u\.for_batch"):
+    with pytest.raises(InputError, match=r"steps = 1\.5 must be a whole.*u\.for_batch"):
         pgd(small_net(), x, y, ball=Linf(0.1), steps=u.steps)  # type: ignore[arg-type]
     one = u.for_batch(0)
     pgd(small_net(), x, y, ball=Linf(0.1), steps=one.steps)

@@ -61,8 +61,8 @@ def pgd(
         check_start(start, x)
     if isinstance(steps, float) and 0 < steps % 1 < 1:
         raise InputError(
-            f"steps = {steps:g} is a fraction; with u of a schedule, u.for_batch(i).steps is that "
-            "of batch i"
+            f"steps = {steps:g} must be a whole number; with u of a schedule in fractions, take "
+            "u.for_batch(i).steps in batch i"
         )
     steps, restarts = whole(steps, "steps", 0), whole(restarts, "restarts", 1)
     if step_size is None:
