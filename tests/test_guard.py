@@ -445,11 +445,12 @@ def test_a_network_that_fades_on_few_images_is_not_rolled_back(
     assert attacked(monkeypatch, FALLING, [0.3, 0.1])[0] == []
 
 
-@pytest.mark.parametrize("after", [0.34, 0.2])
+@pytest.mark.parametrize("after", [0.34, 0.2, 0.04])
 def test_a_remedy_that_changes_nothing_is_not_repeated(
     after: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless more than half is lost: then two are tried, because two long steps may overfit too."""
+    """Where more than half is lost two are tried, because two long steps may overfit too; where
+    hardly anything is left, steps are added to the end."""
 
     class SecondTry(Reporter):
         def batch(self, info: BatchInfo) -> None:
@@ -460,6 +461,10 @@ def test_a_remedy_that_changes_nothing_is_not_repeated(
     monkeypatch.setattr("amata.training.loop._Loop._guard_accuracy", lambda *_: next(seen))
     recipe = toy_recipe("train.tensorboard=false", "schedule.k_min=1", "schedule.k_max=1")
 
+    if after < 0.05:
+        with pytest.raises(AmataError, match=r"overfitting in epoch 2: .* guard='ignore'"):
+            fit(small_net(), toy_data(), None, recipe)
+        return
     path = tmp_path / "run"
     with pytest.raises(Interrupted):  # in the second try; a resumed run knows of the first
         fit(small_net(), toy_data(), None, recipe, run=path, reporter=SecondTry())

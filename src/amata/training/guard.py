@@ -53,7 +53,7 @@ FEW = 30
 """Images that are too few to tell chance accuracy from bad luck."""
 ENOUGH = 2
 """Steps added to a single one, after which an epoch that ends as before is accepted: three steps
-seldom overfit, so the cause is something else."""
+seldom overfit, so the cause is something else. Unless hardly any robust accuracy is left."""
 UPDATES = 50
 """After so many, and an epoch more than the warm-up, a network should have learnt something. On
 digits all that had not after two epochs never did."""
@@ -221,7 +221,8 @@ class Guard:
             state.guard_attacks += 1
             if before is not None and overfitted(before, robust):
                 single_step = is_single_step(self.trainer.control())
-                lost = self.armed and robust < before / 2 and state.extra_steps < ENOUGH
+                tried = state.extra_steps >= ENOUGH and robust >= SAME
+                lost = self.armed and robust < before / 2 and not tried
                 if single_step or lost or not unchanged(state.guard_failed, robust):
                     return CatastrophicOverfitting(state.epoch, before, robust, self.seen_on)
                 self.trainer.net.note(
