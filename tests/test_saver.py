@@ -16,7 +16,7 @@ from amata.runs.files import describe_weights, save_tensors
 from amata.training import Interrupted, saver
 from tests.conftest import images, labels, small_net
 from tests.disk import Disk
-from tests.toy import StopAt, fit, newest, toy_data, toy_recipe
+from tests.toy import Notes, StopAt, fit, newest, toy_data, toy_recipe
 
 
 def test_a_long_epoch_is_saved_every_few_minutes(
@@ -193,3 +193,40 @@ def test_weights_know_classes_and_shape_also_if_the_split_is_deleted(tmp_path: P
         found[name] = describe_weights(run / "last.safetensors")
     assert found["deleted"] == found["kept"]
     assert {"classes", "shape"} <= set(found["kept"])
+
+
+def test_large_checkpoints_are_written_less_often_and_a_killed_run_ends_with_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with a collapse guard that looks at every epoch: it goes back to a state in memory."""
+    recipe = toy_recipe("method.name=fgsm-pgi", "schedule.k_min=1", "schedule.k_max=1")
+    fit(small_net(), toy_data(), toy_data(40), recipe, run=tmp_path / "whole")
+
+    class Killed(Notes):
+        def epoch(self, row: Any) -> None:
+            if row["epoch"] == 2:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(saver, "RATE", 1)
+    killed, run = Killed(), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        fit(small_net(), toy_data(), toy_data(40), recipe, run=run, reporter=killed)
+    assert newest(run) == "00001-0000000.json"  # the first; the next would follow hours later
+    assert sum("not every epoch is saved" in note for note in killed.notes) == 1
+    fit(small_net(), toy_data(), toy_data(40), recipe, run=RunFolder.open(run)[0])
+    for name in ("model.safetensors", "last.safetensors"):
+        assert (run / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_copies_overwrite_the_last_ones_and_follow_a_change_of_shape() -> None:
+    copies, x = saver.Copies(), torch.arange(6.0)
+    first = copies.of({"x": x, "gone": x})
+    x += 1
+    assert torch.equal(first["x"], torch.arange(6.0))
+    second = copies.of({"x": x})
+    assert second.keys() == {"x"}
+    assert second["x"].data_ptr() == first["x"].data_ptr()
+    assert torch.equal(second["x"], x)
+    third = copies.of({"x": x[:3].double(), "y": x})
+    assert torch.equal(third["x"], x[:3].double())
+    assert copies.size == 3 * 8 + 6 * 4

@@ -121,7 +121,7 @@ class _Loop:
         self.epochs: list[EpochRow] = []
         self.events: list[Event] = []
         self.noted_loss = False
-        self.warned_slow_disk = False
+        self.noted_skipped = False
         self.deadline: Deadline | None = None
         self.guard: Guard | None = None
         # The time left follows the schedule. Epochs of a closed-loop schedule are assumed to cost
@@ -312,11 +312,12 @@ class _Loop:
         trainer.next_epoch()
         if self.guard is not None and not last:
             self.guard.remember()
-        # A rollback after a resume needs the checkpoint at the start of the coming epoch.
-        must = self.guard is not None and self.guard.armed
-        if not self.saver.checkpoint(must=must, now=last) and not self.warned_slow_disk:
-            self.warned_slow_disk = True
-            self.reporter.note("the disk is slower than an epoch: some checkpoints are skipped")
+        if not self.saver.checkpoint(now=last) and not self.noted_skipped:
+            self.noted_skipped = True
+            self.reporter.note(
+                f"not every epoch is saved: checkpoints of {self.saver.copies.size / 1e6:,.0f} MB "
+                "would keep the disk busy all the time"
+            )
         self.reporter.epoch(row)
         return row
 

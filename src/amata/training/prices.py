@@ -23,6 +23,7 @@ from amata.training.batches import Batches, held_out_batches
 from amata.training.failure import ATTACK
 from amata.training.guard import IMAGES, guard_images, guard_stats, may_fade
 from amata.training.guard import SHARE as GUARD_SHARE
+from amata.training.saver import Copies
 from amata.training.time_plan import Prices, may_stop_early
 from amata.training.trainer import Trainer
 from amata.training.validation import validate
@@ -85,7 +86,7 @@ def measure(
             for _ in range(turns)
         ]
         evals = trainer.net.grad_evals - before
-        saving = _seconds(lambda: _copied(trainer))
+        saving = _saving(trainer)
     costs = [len(batches) * mean(block[i] for block in blocks) for i in range(len(controls))]
     spread = max((max(c) - min(c)) / 2 / mean(c) for c in zip(*blocks, strict=True))
     if stops:  # at most, no sample stops early
@@ -138,10 +139,11 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _copied(trainer: Trainer) -> None:
-    """What a checkpoint makes training wait for; a thread writes it."""
-    for tensor in trainer.snapshot()[0].values():
-        tensor.detach().to("cpu", copy=True)
+def _saving(trainer: Trainer) -> float:
+    """What a checkpoint makes training wait for: a copy, which a thread writes."""
+    copies = Copies()
+    copies.of(trainer.snapshot()[0])  # the first one takes longer
+    return _seconds(lambda: copies.of(trainer.snapshot()[0]))
 
 
 def _validation(trainer: Trainer, valid: Any, others: Any) -> tuple[float, float | None]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from amata.runs.checkpoint import begins, discard_after, save_checkpoint
@@ -16,6 +17,9 @@ from amata.training.trainer import Snapshot, Trainer
 
 PATIENCE = 1.0
 """Seconds to wait for the previous checkpoint before the next one is skipped."""
+RATE = 200_000_000
+"""Bytes of checkpoints a second: a method that stores perturbations of all images may have a state
+of gigabytes, and epochs of seconds."""
 
 
 class Saver:
@@ -23,8 +27,8 @@ class Saver:
     writes.
 
     The state is copied at once and written in a thread. A checkpoint is skipped while the disk is
-    still busy with the previous one, unless it `must` be written. The next call raises an error of
-    the thread.
+    still busy with the previous one, and where checkpoints would come to more than RATE. The next
+    call raises an error of the thread.
     """
 
     def __init__(self, trainer: Trainer, run: RunFolder | None) -> None:
@@ -41,6 +45,7 @@ class Saver:
         self.pool = ThreadPoolExecutor(1, "amata-saver")
         self.pending: Future[None] | None = None
         self.started = 0.0
+        self.copies = Copies()
 
     def __enter__(self) -> "Saver":
         return self
@@ -62,9 +67,7 @@ class Saver:
         if self.ranks.is_main:
             self.best, self.best_unsaved = _copied(self.trainer.result.state_dict()), True
 
-    def checkpoint(
-        self, *, must: bool = False, now: bool = False, start: Snapshot | None = None
-    ) -> bool:
+    def checkpoint(self, *, now: bool = False, start: Snapshot | None = None) -> bool:
         """Save the state; with `now`, wait until it is on the disk. False if it was skipped.
 
         `start` is the state at the start of the epoch. If its checkpoint was skipped it is written
@@ -75,15 +78,15 @@ class Saver:
             if now:
                 self.wait()
             return True
-        if not self.ranks.broadcast(must or now or self._is_ready()):
+        if not self.ranks.broadcast(now or self._is_ready()):
             return False
         tensors, record = self.trainer.snapshot()  # every process takes part
         if self.run:
             failed = self._failure()
             best, self.best_unsaved = self.best if self.best_unsaved else None, False
-            self.pending = self.pool.submit(
-                self._write, self.run, _copied(tensors), record, best, start
-            )
+            # Nothing is pending, so the copies of the last checkpoint are not needed any more.
+            copies = self.copies.of(tensors)
+            self.pending = self.pool.submit(self._write, self.run, copies, record, best, start)
             self.started = time.monotonic()
             if now:
                 self.wait()  # an earlier failure no longer matters if this succeeds
@@ -143,12 +146,12 @@ class Saver:
         return failed
 
     def _is_ready(self) -> bool:
+        if time.monotonic() < self.started + self.copies.size / RATE:
+            return False
         if self.pending is None:
             return True
-        return (
-            self.pending
-            in wait([self.pending], max(0.0, self.started + PATIENCE - time.monotonic())).done
-        )
+        patience = max(0.0, self.started + PATIENCE - time.monotonic())
+        return self.pending in wait([self.pending], patience).done
 
     def _write(
         self,
@@ -171,6 +174,30 @@ class Saver:
         about = {"recipe": recipe.name, "tables": recipe.deciding(), "epoch": epoch}
         known = {key: split[key] for key in ("classes", "shape") if key in split}
         save_tensors(path, weights, about | known)
+
+
+class Copies:
+    """Copies of a training's tensors in memory of the host that is used again: new memory takes ten
+    times as long to copy to."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Tensor] = {}
+
+    def of(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of these tensors. They overwrite those of the last call."""
+        for name in self.kept.keys() - tensors.keys():
+            del self.kept[name]
+        for name, tensor in tensors.items():
+            kept = self.kept.get(name)
+            if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
+                kept = self.kept[name] = torch.empty_like(tensor, device="cpu")
+            kept.copy_(tensor.detach())
+        return dict(self.kept)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(tensor.nbytes for tensor in self.kept.values())
 
 
 def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
