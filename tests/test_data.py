@@ -6,6 +6,7 @@ import itertools
 import json
 import pickle
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,7 @@ from amata.data.augment import crop_flip
 from amata.data.cifar import load_cifar10
 from amata.data.folder import load_folder
 from amata.data.hold_out import held_out
-from amata.data.images import split_validation
+from amata.data.images import ImageSet, split_validation
 from amata.data.layout import find_layout
 from amata.data.mnist import FILES
 from amata.errors import InputError
@@ -361,7 +362,27 @@ def test_a_folder_in_memory_equals_the_folder_on_disk(tmp_path: Path) -> None:
         load("folder", root=tmp_path, framing=Framing(16, 12, random_scale=True), in_memory=True)
 
 
-def test_a_folder_without_parts_gets_a_seeded_test_split(tmp_path: Path) -> None:
+def test_images_that_are_added_to_a_folder_leave_its_test_images_where_they_are(
+    tmp_path: Path,
+) -> None:
+    def files(images: ImageSet, root: Path) -> set[str]:
+        assert isinstance(images, Folder)
+        return {str(file.relative_to(root)) for file in images.files}
+
+    write_folder(tmp_path / "old", parts=("",), per_class=10)
+    before = load("folder", root=tmp_path / "old", framing=Framing(16, 12), test_share=0.2)
+    trained, tested = (files(part, tmp_path / "old") for part in (before.train, before.test))
+    moved = tmp_path / "moved"
+    shutil.copytree(tmp_path / "old", moved)
+    for i in range(5):
+        shutil.copy(moved / "cat" / "0.png", moved / "cat" / f"-{i}.png")  # first in their order
+    after = load("folder", root=moved, framing=Framing(16, 12), test_share=0.2)
+    assert tested < files(after.test, moved)
+    assert not trained & files(after.test, moved)
+    assert len(after.test) == 5
+
+
+def test_a_folder_without_parts_gets_a_fixed_test_split(tmp_path: Path) -> None:
     write_folder(tmp_path, parts=("",), per_class=10)
     a = load("folder", root=tmp_path, framing=Framing(16, 12), test_share=0.2, seed=0)
     assert (len(a.train), len(a.test)) == (16, 4)
@@ -373,7 +394,9 @@ def test_a_folder_without_parts_gets_a_seeded_test_split(tmp_path: Path) -> None
     # no seed is tested on what another was trained on
     assert a.test.ids.tolist() == other.test.ids.tolist()
     # nor does a new version change the test images
-    assert held_out(torch.arange(30) % 3, 3, 0.2, "", "").tolist() == [3, 8, 10, 24, 28, 29]
+    y, names = torch.arange(30) % 3, [b"cat/%d.png" % i for i in range(30)]
+    assert held_out(y, 3, 0.2, "", "").tolist() == [3, 8, 10, 24, 28, 29]
+    assert held_out(y, 3, 0.2, "", "", names).tolist() == [0, 7, 8, 10, 21, 29]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -124,6 +124,7 @@ def evaluate(**arguments: Any) -> Callable[[], Any]:
         ),
         (lambda: amata.SGD(momentum=0, nesterov=True), r"SGD\(\): nesterov needs a momentum"),
         (lambda: amata.AdamW(weight_decay=NAN), r"AdamW\(\): weight_decay: value = nan is not fin"),
+        (lambda: amata.AdamW(momentum=0.5), r"AdamW\(\): momentum: only SGD and Muon have it"),
         (lambda: amata.Muon(milestones=[-1]), r"Muon\(\): milestones.0: input should be greater"),
         (lambda: amata.Muon(rate=1), r"Muon\(\): rate: unknown key"),  # type: ignore[call-arg]
     ],

@@ -19,7 +19,7 @@ from amata.data.hold_out import held_out
 from amata.data.images import Arrays, Draw, ImageSet
 from amata.data.layout import find_layout
 from amata.data.limits import limit
-from amata.data.listing import Bad, Layout, bad_files
+from amata.data.listing import Bad, Layout, bad_files, relative
 from amata.data.stack import decode_stack
 from amata.data.workers import in_workers
 from amata.errors import InputError, missing
@@ -258,7 +258,9 @@ def divide(
             valid = replace(valid, ids=valid.ids + len(whole))
         return whole, valid, _shuffled(parts["test"])
     hint = "split the folder into train and val"
-    held = held_out(whole.labels, whole.classes, test_share, str(layout.root), hint)
+    # The same after the folder has moved.
+    names = [os.fsencode(Path(relative(file, layout.root)).as_posix()) for file in whole.files]
+    held = held_out(whole.labels, whole.classes, test_share, str(layout.root), hint, names)
     return _without(whole, set(held.tolist())), None, _shuffled(whole.subset(held))
 
 

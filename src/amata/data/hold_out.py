@@ -1,5 +1,8 @@
 """Test images of a set that has no test part."""
 
+import hashlib
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -8,13 +11,29 @@ from amata.errors import InputError
 from amata.seeds import generator
 
 
-def held_out(labels: Tensor, classes: int, share: float, where: str, hint: str) -> Tensor:
+def held_out(
+    labels: Tensor,
+    classes: int,
+    share: float,
+    where: str,
+    hint: str,
+    names: Sequence[bytes] | None = None,
+) -> Tensor:
     """The positions of a share of each class, to be held out as test set, in order. They do not
-    depend on the run's seed: no run is tested on what another trained on."""
+    depend on the run's seed: no run is tested on what another trained on.
+
+    With the `names` of the images they are those whose names have the smallest hashes: hardly an
+    image moves to the test set, or from it, when others are added or removed.
+    """
     rng, held = generator(0, "test"), []
+    ranks = None if names is None else [hashlib.sha256(name).digest() for name in names]
     for label in range(classes):
         members = (labels == label).nonzero().squeeze(1)
-        order = torch.randperm(len(members), generator=rng)
+        if ranks is None:
+            order = torch.randperm(len(members), generator=rng)
+        else:
+            hashes = [ranks[i] for i in members.tolist()]
+            order = torch.tensor(sorted(range(len(hashes)), key=hashes.__getitem__)).long()
         held.append(members[order[: round(len(members) * share)]])
     positions: Tensor = torch.cat(held).sort().values
     if not 0 < len(positions) < len(labels):

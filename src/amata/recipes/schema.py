@@ -288,6 +288,13 @@ class AdamW(PythonOptim):
     lr: Rate = 1e-3
     weight_decay: NotNegative = 0.01
 
+    @model_validator(mode="after")
+    def _check_fields(self) -> "AdamW":
+        # A recipe may hold them for another optimiser; who writes them here expects an effect.
+        if unused := sorted(self.model_fields_set & {"momentum", "nesterov"}):
+            raise ValueError(f"{unused[0]}: only SGD and Muon have it; leave it out")
+        return self
+
 
 class Muon(PythonOptim):
     """Orthogonal updates for hidden weight matrices and filters, SGD for the rest."""
