@@ -25,9 +25,9 @@ from tests.conftest import ROOT, small_net
 from tests.toy import QUICK, Notes, StopAt, fit, toy_data, toy_recipe
 
 
-def test_images_added_later_are_not_test_images(tmp_path: Path) -> None:
-    """The test share of a folder is another one when a file has come: images that were trained on
-    would be in it."""
+def test_images_that_were_trained_on_do_not_become_test_images(tmp_path: Path) -> None:
+    """The test share of a folder may be another one when a file has come or gone: images that were
+    trained on would be in it."""
     pytest.importorskip("pyarrow")
     from tests.test_data import write_folder
 
@@ -81,8 +81,13 @@ def test_images_added_later_are_not_test_images(tmp_path: Path) -> None:
     resume(tmp_path / "run")
     # what an earlier version left out is written down
     assert json.loads((tmp_path / "run" / "split.json").read_text()) == split
-    first = next((tmp_path / "data").glob("*/*.png"))
-    shutil.copy(first, first.with_name("00-new.png"))
+    # one more to train on leaves the test images as they are
+    new = bad.with_name("00-new.png")
+    shutil.copy(bad, new)
+    tested = load_trained(tmp_path / "run", to_test=True)[2].test.files  # type: ignore[attr-defined]
+    assert new not in tested
+    assert bad in tested
+    bad.unlink()  # another takes its place
     with pytest.raises(
         InputError, match=r"images were added or removed; restore them, or pass --set data\.root"
     ):
