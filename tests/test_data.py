@@ -7,6 +7,7 @@ import json
 import pickle
 import re
 import shutil
+import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,7 @@ from amata.data.augment import crop_flip
 from amata.data.cifar import load_cifar10
 from amata.data.folder import load_folder
 from amata.data.hold_out import held_out
-from amata.data.images import ImageSet, split_validation
+from amata.data.images import split_validation
 from amata.data.layout import find_layout
 from amata.data.mnist import FILES
 from amata.errors import InputError
@@ -362,24 +363,49 @@ def test_a_folder_in_memory_equals_the_folder_on_disk(tmp_path: Path) -> None:
         load("folder", root=tmp_path, framing=Framing(16, 12, random_scale=True), in_memory=True)
 
 
-def test_images_that_are_added_to_a_folder_leave_its_test_images_where_they_are(
-    tmp_path: Path,
-) -> None:
-    def files(images: ImageSet, root: Path) -> set[str]:
-        assert isinstance(images, Folder)
-        return {str(file.relative_to(root)) for file in images.files}
+def test_each_image_that_is_added_moves_at_most_one_other_to_or_from_the_test_set() -> None:
+    names = [b"%d.png" % i for i in range(60)]
+    for share in (0.2, 0.37):
+        sets = []
+        for n in range(10, 60):
+            held = held_out(torch.zeros(n).long(), 1, share, "", "", names[:n])
+            assert len(held) == round(n * share)
+            sets.append({names[i] for i in held.tolist()})
+        for n, (before, after) in enumerate(itertools.pairwise(sets), 10):
+            assert len((before ^ after) - {names[n]}) <= 1
 
-    write_folder(tmp_path / "old", parts=("",), per_class=10)
-    before = load("folder", root=tmp_path / "old", framing=Framing(16, 12), test_share=0.2)
-    trained, tested = (files(part, tmp_path / "old") for part in (before.train, before.test))
-    moved = tmp_path / "moved"
-    shutil.copytree(tmp_path / "old", moved)
-    for i in range(5):
-        shutil.copy(moved / "cat" / "0.png", moved / "cat" / f"-{i}.png")  # first in their order
-    after = load("folder", root=moved, framing=Framing(16, 12), test_share=0.2)
-    assert tested < files(after.test, moved)
-    assert not trained & files(after.test, moved)
-    assert len(after.test) == 5
+
+def test_a_folder_has_the_same_test_images_however_it_is_given(tmp_path: Path) -> None:
+    def tested(root: Path) -> list[str]:
+        images = load("folder", root=root, framing=Framing(16, 12), test_share=0.2).test
+        assert isinstance(images, Folder)
+        names = ["/".join(file.parts[-2:]) for file in images.files]
+        return sorted(unicodedata.normalize("NFC", name) for name in names)
+
+    classes = tmp_path / "classes"
+    write_folder(classes, parts=("",), per_class=10)
+    accents = classes / "cat" / "élan.png"
+    (classes / "cat" / "0.png").rename(accents)
+    first = tested(classes)
+    # nor does a new version choose others
+    assert first == ["cat/8.png", "cat/élan.png", "dog/5.png", "dog/7.png"]
+    link = tmp_path / "link"
+    link.symlink_to(classes)
+    assert tested(link) == first
+    shutil.copytree(classes, tmp_path / "parts" / "train")
+    assert tested(tmp_path / "parts") == tested(tmp_path / "parts" / "train") == first
+    accents.rename(accents.with_name(unicodedata.normalize("NFD", accents.name)))
+    assert tested(classes) == first
+    files = sorted(classes.glob("*/*.png"))
+    for where in (classes, link):  # relative paths, or absolute ones
+        for base in (Path(), classes, link):
+            rows = [f"{base / file.relative_to(classes)},{file.parent.name}\n" for file in files]
+            (where / "labels.csv").write_text("file,label\n" + "".join(rows))
+            assert tested(where) == tested(where / "labels.csv") == first
+    rows.append(f"{files[0].relative_to(classes)},cat\n")
+    (link / "labels.csv").write_text("file,label\n" + "".join(rows))
+    with pytest.raises(InputError, match=r"names 1 files more than once, such as cat/"):
+        tested(link)
 
 
 def test_a_folder_without_parts_gets_a_fixed_test_split(tmp_path: Path) -> None:

@@ -12,15 +12,25 @@ import torch
 from amata import recipes
 from amata.errors import AmataError
 from amata.reporter import BatchInfo, Reporter
-from amata.runs import RunFolder
+from amata.runs import RunFolder, files
 from amata.runs.checkpoint import load_checkpoint
-from amata.training import Fitted, Interrupted
+from amata.runs.files import write_atomic
+from amata.training import Fitted, Interrupted, saver
 from amata.training.batches import held_out_batches
 from amata.training.guard import GuardStats, guard_stats, overfitted
 from amata.training.trainer import Trainer
 from tests.conftest import small_net
 from tests.disk import Disk
-from tests.toy import Notes, StopAt, fit, stateful_recipe, toy_data, toy_recipe, without_times
+from tests.toy import (
+    Notes,
+    StopAt,
+    fit,
+    newest,
+    stateful_recipe,
+    toy_data,
+    toy_recipe,
+    without_times,
+)
 
 
 def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
@@ -234,6 +244,46 @@ def test_what_a_collapsed_epoch_saved_is_never_resumed(tmp_path: Path) -> None:
     assert (tmp_path / "cut" / "last.safetensors").read_bytes() == (
         tmp_path / "whole" / "last.safetensors"
     ).read_bytes()
+
+
+def test_a_kill_while_the_guard_saves_leaves_the_checkpoint_that_it_went_back_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two have the same name."""
+    recipe, net, run = stateful_recipe("fast"), small_net(), tmp_path / "run"
+    saved = list[str]()
+
+    class Killed(BaseException):
+        pass
+
+    def write(path: Path, *args: Any) -> None:
+        if path.name.startswith("00002-0000000") and path.name in saved:
+            raise Killed
+        saved.append(path.name)
+        write_atomic(path, *args)
+
+    monkeypatch.setattr(files, "write_atomic", write)
+    with pytest.raises(Killed):
+        fit(
+            net, toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=Collapsing(net, 2)
+        )
+    loaded = load_checkpoint(run / "checkpoints", recipe.fingerprint(), print)
+    assert loaded is not None
+    assert (loaded[1]["epoch"], loaded[1]["batch"]) == (2, 0)
+
+
+def test_a_run_that_the_guard_stops_ends_with_the_last_good_state_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if its checkpoint was skipped."""
+    monkeypatch.setattr(saver, "RATE", 1)
+    recipe, net = stateful_recipe("fast", "train.guard=stop"), small_net()
+    run = tmp_path / "run"
+    with pytest.raises(AmataError, match="stopped, with the weights of the last good epoch"):
+        fit(
+            net, toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=Collapsing(net, 2)
+        )
+    assert newest(run) == "00002-0000000.json"
 
 
 def test_a_second_collapse_goes_back_to_an_unspoilt_state() -> None:

@@ -108,6 +108,6 @@ ABOUT = (
     '<p class="soft">The loss on a plane through the image. X is the principal direction of the '
     "first attack, Y a random direction of signs. The solid line is the edge of the ball in the "
     "plane. Paths are projected onto the plane, so they can cross it, but not the dotted line, the "
-    "edge of the projected ball. Grey levels mean the same loss at every epoch. Below: the loss at "
-    "each step with its final value, and the images with their predicted classes.</p>"
+    "edge of the projected ball. Grey levels mean the same loss at every epoch. Then come the loss "
+    "at each step with its final value, and the images with their predicted classes.</p>"
 )

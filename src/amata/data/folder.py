@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from amata.data.hold_out import held_out
 from amata.data.images import Arrays, Draw, ImageSet
 from amata.data.layout import find_layout
 from amata.data.limits import limit
-from amata.data.listing import Bad, Layout, bad_files, relative
+from amata.data.listing import PARTS, Bad, Layout, bad_files, relative
 from amata.data.stack import decode_stack
 from amata.data.workers import in_workers
 from amata.errors import InputError, missing
@@ -258,10 +259,18 @@ def divide(
             valid = replace(valid, ids=valid.ids + len(whole))
         return whole, valid, _shuffled(parts["test"])
     hint = "split the folder into train and val"
-    # The same after the folder has moved.
-    names = [os.fsencode(Path(relative(file, layout.root)).as_posix()) for file in whole.files]
+    names = [_stable_name(file, layout.root) for file in whole.files]
     held = held_out(whole.labels, whole.classes, test_share, str(layout.root), hint, names)
     return _without(whole, set(held.tolist())), None, _shuffled(whole.subset(held))
+
+
+def _stable_name(file: Path, root: Path) -> bytes:
+    """What a file is called wherever its folder lies, whether that has a folder train or is one,
+    and however the file system spells accents."""
+    parts = Path(relative(file, root)).parts
+    if parts[0].lower() in PARTS:
+        parts = parts[1:]
+    return os.fsencode(unicodedata.normalize("NFC", "/".join(parts)))
 
 
 def _without(images: Folder, dropped: set[int]) -> Folder:

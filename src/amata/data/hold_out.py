@@ -22,8 +22,8 @@ def held_out(
     """The positions of a share of each class, to be held out as test set, in order. They do not
     depend on the run's seed: no run is tested on what another trained on.
 
-    With the `names` of the images they are those whose names have the smallest hashes: hardly an
-    image moves to the test set, or from it, when others are added or removed.
+    Given the `names` of the images, takes the smallest SHA-256 hashes of each class: for each image
+    that is added or removed, at most one other changes sides.
     """
     rng, held = generator(0, "test"), []
     ranks = None if names is None else [hashlib.sha256(name).digest() for name in names]

@@ -53,7 +53,8 @@ def read_csv(path: Path) -> Layout:
                 f"{path} has no column {' or '.join(COLUMNS[column])} in its first row; it has "
                 f"{shorten(', '.join(rows[0]))}"
             )
-    table = [_row(number, row, columns) for number, row in enumerate(rows, 1) if any(row)][1:]
+    base = path.parent.resolve()
+    table = [_row(n, row, columns, base) for n, row in enumerate(rows, 1) if any(row)][1:]
     refuse_parts(sorted({row.split for row in table if row.split not in PARTS}), str(path))
     names = sorted({row.label for row in table if row.label})
     if all(name.isascii() and name.isdigit() and len(name) < 18 for name in names):
@@ -62,7 +63,6 @@ def read_csv(path: Path) -> Layout:
     parts: dict[str, list[Item]] = {}
     bad: list[Bad] = []
     problems = _row_problems(path, table)
-    base = path.parent.resolve()
     for row in table:
         if row.file and row.label:
             file = path.parent / row.file
@@ -111,14 +111,24 @@ def _columns(header: list[str]) -> dict[str, int]:
     }
 
 
-def _row(number: int, cells: list[str], columns: dict[str, int]) -> Row:
+def _row(number: int, cells: list[str], columns: dict[str, int], base: Path) -> Row:
     def cell(column: str) -> str:
         return cells[columns[column]] if columns[column] < len(cells) else ""
 
     split = cell("split").lower() if "split" in columns else "train"
     file = cell("file").replace("\\", "/")
     # One spelling of each path, so that a file that is named twice is found.
-    return Row(number, file and os.path.normpath(file), cell("label"), split)
+    return Row(number, file and _below(os.path.normpath(file), base), cell("label"), split)
+
+
+def _below(file: str, base: Path) -> str:
+    """An absolute path below the folder as a relative one; any other as it is."""
+    folder, name = os.path.split(file)
+    try:
+        inside = Path(folder).resolve().relative_to(base) if os.path.isabs(file) else None
+    except (OSError, RuntimeError, ValueError):  # elsewhere, or no path: _reason says so
+        inside = None
+    return file if inside is None else str(inside / name)
 
 
 def _row_problems(path: Path, table: list[Row]) -> list[str]:

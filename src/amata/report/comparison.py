@@ -174,7 +174,8 @@ def _curves(
 
 
 def _right(ends: dict[str, tuple[Line, float, float]]) -> float | None:
-    return max((x for _, x, _ in ends.values()), default=0) or None
+    """A little beyond the last point, whose mark is whole then."""
+    return 1.02 * max((x for _, x, _ in ends.values()), default=0) or None
 
 
 def error_axis(ax: Any, label: str) -> None:
@@ -267,7 +268,7 @@ def _criterion(result: dict[str, Any], folder: Path) -> PageFigure:
             ax.plot(xs, gaps, **line.kwargs, marker=line.marker, ms=3)
             ends.append((line, float(xs[-1]), gaps[-1]))
         ax.set(xlabel="epoch", ylabel="gap to the best control", ylim=(0, None))
-        ax.set_xlim(0.5, max(x for _, x, _ in ends))
+        ax.set_xlim(0.5, max(x for _, x, _ in ends) + 0.5)
         ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         if named_at_ends(lines):
             label_ends(ax, ends)

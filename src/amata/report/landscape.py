@@ -1,7 +1,8 @@
 """Figures of a loss landscape: contours with the attack paths, the loss along the paths, and the
 images; and a surface."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,9 @@ Picture = dict[str, Any]
 
 def landscape_figure(result: dict[str, Any], images: Sequence[Any], path: Path) -> None:
     """One column per epoch: contours of the loss with each attack's path, the loss along the paths,
-    and the images."""
+    and the images. A single epoch has them side by side."""
     columns = len(result["landscapes"])
-    with drawing(path.stem, 3, columns, (0.6 + 3.3 * columns, 6.9), gridspec_kw=ROWS) as (
-        axes,
-        files,
-    ):
+    with _axes(path.stem, columns, (0.6 + 3.3 * columns, 6.9), wide=columns == 1) as (axes, files):
         _paint(axes, result, images, range(columns))
         axes[0, 0].figure.suptitle(title(result), fontsize=11)
     save(path, files)
@@ -36,10 +34,10 @@ def landscape_figure(result: dict[str, Any], images: Sequence[Any], path: Path) 
 
 def epoch_figures(result: dict[str, Any], images: Sequence[Any]) -> list[PageFigure]:
     """The columns of `landscape_figure` one by one, for a page."""
-    drawn = []
+    drawn, single = [], len(result["landscapes"]) == 1
     for index, picture in enumerate(result["landscapes"]):
         name = f"landscape-{index}"
-        with drawing(name, 3, 1, (3.5, 6.9), png=False, gridspec_kw=ROWS) as (axes, files):
+        with _axes(name, 1, (3.5, 6.9), wide=single, png=False) as (axes, files):
             _paint(axes, result, images, [index])
             axes[0, 0].set_title("")  # the page has it
         ends = "; ".join(f"{c['name']} {c['loss'][-1]:.3g}" for c in picture["courses"])
@@ -49,7 +47,19 @@ def epoch_figures(result: dict[str, Any], images: Sequence[Any]) -> list[PageFig
     return drawn
 
 
-ROWS = {"height_ratios": (3.0, 1.5, 1.3)}
+@contextmanager
+def _axes(
+    name: str, columns: int, size: tuple[float, float], *, wide: bool, png: bool = True
+) -> Iterator[tuple[Any, dict[str, bytes]]]:
+    """Axes of plane, climb and images in columns; with `wide`, one such column lies on its side."""
+    if not wide:
+        ratios = {"height_ratios": (3.0, 1.5, 1.3)}
+        with drawing(name, 3, columns, size, png=png, gridspec_kw=ratios) as drawn:
+            yield drawn
+        return
+    ratios = {"width_ratios": (3.4, 2.4, 3.2)}
+    with drawing(name, 1, 3, (10.4, 3.7), png=png, gridspec_kw=ratios) as (axes, files):
+        yield axes.T, files
 
 
 def title(result: dict[str, Any]) -> str:
@@ -97,12 +107,12 @@ def _paint(axes: Any, result: dict[str, Any], images: Sequence[Any], shown: Sequ
     bar.set_ticks(ticks, labels=[f"{tick:.3g}" for tick in ticks])
     bar.ax.minorticks_off()
     handles, names = axes[0, 0].get_legend_handles_labels()
-    columns = 2 if len(shown) == 1 else len(names)
+    tall = fig.get_figwidth() < fig.get_figheight()
     fig.legend(
         handles,
         names,
         loc="outside lower center",
-        ncols=columns,
+        ncols=2 if tall else len(names),
         frameon=False,
         fontsize=9,
         columnspacing=1.2,
@@ -194,7 +204,8 @@ def _losses(ax: Any, picture: Picture) -> None:
     ax.set_xlabel("principal direction (× eps)")
     to_axes = ax.transData + ax.transAxes.inverted()
     heights = [float(to_axes.transform((0, loss))[1]) for loss, _ in ends]
-    for (loss, colour), place in zip(ends, spread(heights, 0.15), strict=True):
+    gap = 0.15 if ax.get_gridspec().nrows > 1 else 0.07
+    for (loss, colour), place in zip(ends, spread(heights, gap), strict=True):
         ax.annotate(
             f"{loss:.3g}",
             (1.02, place),

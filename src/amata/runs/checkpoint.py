@@ -12,7 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from amata.errors import AmataError, InputError
-from amata.runs.files import read_record, remove, save_tensors, write_record
+from amata.runs.files import (
+    read_record,
+    remove,
+    save_tensors,
+    tensors_checksum,
+    write_record,
+)
 from amata.runs.records import CHECKPOINT
 from amata.tensors import read_tensors
 
@@ -25,8 +31,10 @@ def save_checkpoint(
     """Save the state before batch `batch` of `epoch`. Keeps the newest two checkpoints, and the
     newest at the start of an epoch."""
     stem = f"{epoch:05d}-{batch:07d}"
-    remove(folder / f"{stem}.json")  # a damaged checkpoint may have the same name
-    checksum = save_tensors(folder / f"{stem}.safetensors", tensors)
+    checksum = _same_tensors(folder / f"{stem}.json", tensors)
+    if checksum is None:
+        remove(folder / f"{stem}.json")  # a damaged checkpoint may have the same name
+        checksum = save_tensors(folder / f"{stem}.safetensors", tensors)
     write_record(folder / f"{stem}.json", {**record, "tensors": checksum})
     records = _records(folder)
     # The guard rolls back to the start of an epoch.
@@ -41,6 +49,21 @@ def save_checkpoint(
     for path in folder.glob("[0-9]*.safetensors"):
         if path.stem not in kept:
             remove(path)
+
+
+def _same_tensors(path: Path, tensors: dict[str, Tensor]) -> str | None:
+    """The checksum of the tensors, if a whole checkpoint with this record has them already: one
+    that the guard went back to, say. Then only its record is replaced, and a kill loses nothing."""
+    if not path.is_file():
+        return None
+    checksum = tensors_checksum(tensors)
+    try:
+        if read_record(path, CHECKPOINT, sealed=True)["tensors"] != checksum:
+            return None
+        read_tensors(path.with_suffix(".safetensors"), checksum)
+    except InputError:  # damaged
+        return None
+    return checksum
 
 
 def load_checkpoint(

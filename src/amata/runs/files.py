@@ -247,8 +247,7 @@ def save_tensors(
     The library's own writer copies everything twice and holds the interpreter lock, which would
     stop training.
     """
-    flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    text_about = json.dumps(about or {})
+    flat, text_about = _flat(tensors), json.dumps(about or {})
     checksum = checksums.of_tensors(flat, text_about)
     header: dict[str, Any] = {
         "__metadata__": {ABOUT: text_about, CHECKSUM: checksum, "format": "pt"}
@@ -270,6 +269,15 @@ def save_tensors(
     # In pieces, so that large tensors are not copied while training runs.
     write_atomic(path, len(text).to_bytes(8, "little"), text, *pieces)
     return checksum
+
+
+def tensors_checksum(tensors: dict[str, Tensor], about: dict[str, Any] | None = None) -> str:
+    """The checksum that `save_tensors` would return."""
+    return checksums.of_tensors(_flat(tensors), json.dumps(about or {}))
+
+
+def _flat(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def describe_weights(path: Path) -> dict[str, Any]:

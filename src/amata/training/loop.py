@@ -315,8 +315,8 @@ class _Loop:
         if not self.saver.checkpoint(now=last) and not self.noted_skipped:
             self.noted_skipped = True
             self.reporter.note(
-                f"not every epoch is saved: checkpoints of {self.saver.copies.size / 1e6:,.0f} MB "
-                "would keep the disk busy all the time"
+                "not every epoch is saved: the disk is slow, or epochs are short for checkpoints "
+                f"of {self.saver.copies.size / 1e6:,.1f} MB"
             )
         self.reporter.epoch(row)
         return row
@@ -350,7 +350,12 @@ class _Loop:
         event = guard.event(failure)
         self.events.append(event)
         self._record(event)
-        change = guard.go_back(failure, event)
+        try:
+            change = guard.go_back(failure, event)
+        except AmataError:
+            if guard.good is not None:  # it may not be on the disk yet
+                self.saver.checkpoint(now=True)
+            raise
         state = self.trainer.state
         self.reporter.note(f"{failure}; back to the end of epoch {state.epoch}, now with {change}")
         self.saver.discard_after(state.epoch)

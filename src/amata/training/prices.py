@@ -21,9 +21,9 @@ from amata.recipes import Recipe
 from amata.schedules import Control
 from amata.training.batches import Batches, held_out_batches
 from amata.training.failure import ATTACK
-from amata.training.guard import IMAGES, guard_images, guard_stats, may_fade
+from amata.training.guard import IMAGES, copied, guard_images, guard_stats, may_fade
 from amata.training.guard import SHARE as GUARD_SHARE
-from amata.training.saver import Copies
+from amata.training.saver import RATE, Copies
 from amata.training.time_plan import Prices, may_stop_early
 from amata.training.trainer import Trainer
 from amata.training.validation import validate
@@ -86,7 +86,7 @@ def measure(
             for _ in range(turns)
         ]
         evals = trainer.net.grad_evals - before
-        saving = _saving(trainer)
+        copying, keeping, nbytes = _saving(trainer)
     costs = [len(batches) * mean(block[i] for block in blocks) for i in range(len(controls))]
     spread = max((max(c) - min(c)) / 2 / mean(c) for c in zip(*blocks, strict=True))
     if stops:  # at most, no sample stops early
@@ -98,10 +98,12 @@ def measure(
     validation, gradient = _validation(trainer, valid, attack_images)
     guard = _guard(trainer, valid, controls, costs[0])
     often = validation / recipe.train.valid_every
+    # Of large checkpoints some are skipped.
+    saving = copying * min(1.0, costs[0] * RATE / nbytes)
     prices = Prices(
         update=max(costs[0] - step * low, 1e-6),
         step=step,
-        epoch=often + guard + saving * (2 if guard else 1),
+        epoch=often + guard + saving + (keeping if guard else 0.0),
         end=validation - often,
         spread=spread,
     )
@@ -139,11 +141,13 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _saving(trainer: Trainer) -> float:
-    """What a checkpoint makes training wait for: a copy, which a thread writes."""
+def _saving(trainer: Trainer) -> tuple[float, float, int]:
+    """What a checkpoint makes training wait for: a copy, which a thread writes. Then what the
+    guard's own copy takes, and the bytes of each."""
     copies = Copies()
     copies.of(trainer.snapshot()[0])  # the first one takes longer
-    return _seconds(lambda: copies.of(trainer.snapshot()[0]))
+    copying = _seconds(lambda: copies.of(trainer.snapshot()[0]))
+    return copying, _seconds(lambda: copied(trainer.snapshot()[0])), copies.size
 
 
 def _validation(trainer: Trainer, valid: Any, others: Any) -> tuple[float, float | None]:

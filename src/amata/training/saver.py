@@ -18,8 +18,8 @@ from amata.training.trainer import Snapshot, Trainer
 PATIENCE = 1.0
 """Seconds to wait for the previous checkpoint before the next one is skipped."""
 RATE = 200_000_000
-"""Bytes of checkpoints a second: a method that stores perturbations of all images may have a state
-of gigabytes, and epochs of seconds."""
+"""Checkpoints are limited to this many bytes a second: a method that stores perturbations of all
+images may have a state of gigabytes, and epochs of seconds."""
 
 
 class Saver:
@@ -137,10 +137,10 @@ class Saver:
 
     def _failure(self) -> BaseException | None:
         """The error of the last write, after it has ended."""
-        pending, self.pending = self.pending, None
-        if pending is None:
+        if self.pending is None:
             return None
-        failed = pending.exception()
+        failed = self.pending.exception()  # an interrupt leaves it pending
+        self.pending = None
         # The best weights of a failed write go with the next one.
         self.best_unsaved = self.best_unsaved or (failed is not None and self.best is not None)
         return failed
@@ -177,8 +177,8 @@ class Saver:
 
 
 class Copies:
-    """Copies of a training's tensors in memory of the host that is used again: new memory takes ten
-    times as long to copy to."""
+    """Copies of a training's tensors in buffers that are reused: copying to new memory takes ten
+    times as long."""
 
     def __init__(self) -> None:
         self.kept: dict[str, Tensor] = {}
