@@ -332,6 +332,20 @@ def test_the_guard_is_timed_on_some_of_its_images(
     assert prices._guard(trainer, None, rising, 20.0) == pytest.approx(price + price / 3)
 
 
+@pytest.mark.parametrize(("nbytes", "saving"), [(1, 100.0), (10**15, 0.0)])
+def test_checkpoints_that_are_too_large_for_every_epoch_cost_less(
+    nbytes: int, saving: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard keeps a copy of every epoch all the same."""
+    monkeypatch.setattr(prices, "_saving", lambda _: (100.0, 1000.0, nbytes))
+    for guard, keeping in (("ignore", 0.0), ("rollback", 1000.0)):
+        recipe, device = toy_recipe(f"train.guard={guard}"), torch.device("cpu")
+        batches = training_batches(toy_data(), recipe, device)
+        trainer = Trainer(small_net(), batches, recipe, device)
+        found = measure(trainer, None, [Control(1, 0.1)], 0.01).prices
+        assert saving + keeping <= found.epoch < saving + keeping + 50
+
+
 def test_what_is_timed_is_an_epoch_after_awps_warm_up() -> None:
     """Its epochs cost less than those after it."""
     seen = set[int]()
