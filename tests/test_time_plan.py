@@ -311,8 +311,8 @@ def test_measuring_changes_nothing(name: str, engine: str) -> None:
 def test_the_guard_is_timed_on_some_of_its_images(
     images: int, price: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a CPU 64 of them, which take a second here. Single steps are attacked in every epoch, two
-    long ones in some."""
+    """On a CPU on a few, here 64, which take a second. Single steps are attacked in every epoch,
+    two long ones in some."""
     seen = list[int]()
     monkeypatch.setattr(prices, "_seconds", lambda work: work() or 1.0)
     monkeypatch.setattr(
@@ -323,13 +323,46 @@ def test_the_guard_is_timed_on_some_of_its_images(
     trainer = Trainer(small_net(), batches, recipe, device)
     monkeypatch.setattr(prices, "validate", lambda *_: None)
     short, single, long = Control(2, 0.02), Control(1, 0.1), Control(2, 0.05)
-    assert prices._guard(trainer, None, [short], 20.0) == price
+    assert prices._guard(trainer, None, [short], 20.0, 64) == (price, 0.0)
     assert seen == [min(images, 64)]
-    assert prices._guard(trainer, None, [single], 20.0) == 2 * price
-    assert prices._guard(trainer, None, [long], 20.0) == price + min(price, 2.0) / 2
-    # K from 1 to 4 is below 2 in a third of the epochs
-    rising = [single, Control(4, 0.025)]
-    assert prices._guard(trainer, None, rising, 20.0) == pytest.approx(price + price / 3)
+    assert prices._guard(trainer, None, [single], 20.0, 64) == (price, price)
+    found = prices._guard(trainer, None, [long], 20.0, 64)
+    assert found == (price + min(price, 2.0) / 2, 0.0)
+
+
+def test_epochs_with_single_steps_cost_more_where_the_guard_attacks_after_them() -> None:
+    known = Prices(1.0, 0.5, 0.25, single=2.0)
+    assert known.total([0, 1, 1.9, 2, 3]) == 5 + 0.5 * 7.9 + 5 * 0.25 + 2 * 2
+    assert known.mean(1, 4) == pytest.approx(1 + 0.5 * 2.5 + 0.25 + 2 / 3)
+    assert known.mean(1, 1) == known.total([1])
+    assert known.mean(3, 3) == known.total([3])
+    recipe = recipes.load("cifar10-amata-quick")
+    for single in (0.0, 0.5, 2.0, 8.0):
+        for time in (20, 60, 150):
+            plan = plan_within(recipe, replace(known, single=single), time, RULE)
+            assert time - known.total([2]) < plan.seconds <= time, (single, time)
+            assert not follow(plan, drift(1.0, 1.0)).notes
+
+
+@pytest.mark.parametrize(("size", "within"), [(96, 0.01), (96, 1e5), (24, 1e4)])
+def test_on_a_cpu_an_epoch_is_priced_by_its_images(
+    size: int, within: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From parts of batches if time is short; the last batch may be smaller."""
+    seen = list[int]()
+
+    def time_batches(self: Trainer, batches: Any, u: Control, lr: float) -> float:
+        images = [len(batch.x) for batch in batches]
+        seen.extend(images)
+        return sum(images) * (1 + u.steps) / len(images)
+
+    monkeypatch.setattr(Trainer, "time_batches", time_batches)
+    recipe, device = toy_recipe(f"data.batch_size={size}"), torch.device("cpu")
+    batches = training_batches(toy_data(100), recipe, device)
+    trainer = Trainer(small_net(), batches, recipe, device)
+    found = measure(trainer, None, [Control(1, 0.1), Control(3, 0.04)], within).prices
+    assert (found.update, found.step) == pytest.approx((100, 100), rel=0.01)
+    assert set(seen) == ({8} if within < 1 else {8, size})
 
 
 @pytest.mark.parametrize(("nbytes", "saving"), [(1, 100.0), (10**15, 0.0)])
@@ -399,7 +432,7 @@ def follow(plan: TimePlan, speed: Callable[[float], float], batches: int = 16) -
                 deadline.follow(state, batches, notes.append)
         state.end_steps()
         steps.append((state.steps or plan.steps)[epoch])
-        clock.now += speed((epoch + 1) / epochs) * plan.prices.epoch
+        clock.now += speed((epoch + 1) / epochs) * plan.prices.once(steps[-1:])
     return Followed(steps, k, clock.now, notes)
 
 

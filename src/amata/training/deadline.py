@@ -45,7 +45,7 @@ class Deadline:
         if self.last is not None:
             then, before, k = self.last
             expected = prices.training(k) * ((part or 1.0) - before)
-            self.recent.append((expected + (0.0 if part else prices.epoch), now - then))
+            self.recent.append((expected + (0.0 if part else prices.once([k])), now - then))
         sums = [sum(t) for t in zip(*self.recent, strict=True)] or [1.0, 1.0]
         pace = sums[1] / sums[0]
         if pace < 1:  # at first half believed: K that has risen does not fall again

@@ -21,7 +21,7 @@ from amata.recipes import Recipe
 from amata.schedules import Control
 from amata.training.batches import Batches, held_out_batches
 from amata.training.failure import ATTACK
-from amata.training.guard import IMAGES, copied, guard_images, guard_stats, may_fade
+from amata.training.guard import EVALS, IMAGES, copied, guard_images, guard_stats, may_fade
 from amata.training.guard import SHARE as GUARD_SHARE
 from amata.training.saver import RATE, Copies
 from amata.training.time_plan import Prices, may_stop_early
@@ -37,8 +37,9 @@ MOST = 20
 SETTLING = 100
 """Batches that a method with early stopping trains on before it is timed: a new network is fooled
 at once, and its samples stop sooner than they will."""
-ON_CPU = 64
-"""Images of validation and guard that are timed there, where each costs the same."""
+FEW, ON_CPU = 8, 64
+"""Images that are timed on a CPU, at least, and of validation and guard at most: each costs the
+same."""
 
 
 class Measured(NamedTuple):
@@ -67,6 +68,10 @@ def measure(
     compiled. Without a validation set, `attack_images` tell the price of an attack."""
     check_measurable(trainer)
     recipe, batches = trainer.recipe, trainer.batches
+    on_cpu = trainer.device.type == "cpu"
+    epoch = len(batches)
+    if on_cpu:
+        epoch = min(batches.count or 0, epoch * recipe.data.batch_size)
     with trainer.trial():
         # AWP's warm-up is cheaper than the epochs after it
         first = recipe.method.warmup if isinstance(recipe.method, AWP) else 0
@@ -75,28 +80,31 @@ def measure(
         if stops := may_stop_early(recipe):
             settling = min(SETTLING, len(batches))
             trainer.time_batches(islice(source, settling), controls[-1], recipe.optim.lr / 2)
+        most = -(-recipe.data.batch_size // FEW) if on_cpu and not stops else 1
+        sample = Sample(trainer, source, lr, most)
         for u in controls:
-            trainer.time_batches(islice(source, 2), u, lr)  # compiles, and fills caches
-        once = max(trainer.time_batches(islice(source, 1), controls[-1], lr), 1e-6)
-        size = math.floor(SHARE * within / (BLOCKS * len(controls) * once))
-        turns, size = BLOCKS if size else 2, min(max(size, 1), MOST)
-        before = trainer.net.grad_evals
-        blocks = [
-            [trainer.time_batches(islice(source, size), u, lr) for u in controls]
-            for _ in range(turns)
-        ]
+            sample.seconds(u, 2)  # compiles, and fills caches
+        once = max(sample.seconds(controls[-1], 1) * epoch / len(batches), 1e-6)
+        affordable = SHARE * within / (len(controls) * once)
+        if affordable >= BLOCKS:
+            sample.parts, turns, count = 1, BLOCKS, min(math.floor(affordable / BLOCKS), MOST)
+        else:
+            sample.parts, turns, count = min(most, math.ceil(2 / affordable)), 2, 1
+        sample.images, before = 0, trainer.net.grad_evals
+        blocks = [[sample.seconds(u, count) for u in controls] for _ in range(turns)]
         evals = trainer.net.grad_evals - before
         copying, keeping, nbytes = _saving(trainer)
-    costs = [len(batches) * mean(block[i] for block in blocks) for i in range(len(controls))]
+    costs = [epoch * mean(block[i] for block in blocks) for i in range(len(controls))]
     spread = max((max(c) - min(c)) / 2 / mean(c) for c in zip(*blocks, strict=True))
     if stops:  # at most, no sample stops early
-        images = turns * size * recipe.data.batch_size
-        most = sum(planned_evals(recipe.method, u).evals for u in controls) * images
-        spread = max(spread, most / max(evals, 1) - 1)
+        most_evals = sum(planned_evals(recipe.method, u).evals for u in controls)
+        spread = max(spread, most_evals * sample.images / len(controls) / max(evals, 1) - 1)
     low, high = controls[0].steps, controls[-1].steps
     step = max(costs[-1] - costs[0], 0.0) / (high - low) if high > low else 0.0
-    validation, gradient = _validation(trainer, valid, attack_images)
-    guard = _guard(trainer, valid, controls, costs[0])
+    # To attack these takes about as long as the batches did.
+    few = min(max(evals // EVALS, FEW), ON_CPU) if on_cpu else None
+    validation, gradient = _validation(trainer, valid, attack_images, few)
+    guard, single = _guard(trainer, valid, controls, costs[0], few)
     often = validation / recipe.train.valid_every
     # Of large checkpoints some are skipped.
     saving = copying * min(1.0, costs[0] * RATE / nbytes)
@@ -106,8 +114,32 @@ def measure(
         epoch=often + guard + saving + (keeping if guard else 0.0),
         end=validation - often,
         spread=spread,
+        single=single,
     )
     return Measured(prices, gradient)
+
+
+class Sample:
+    """Batches to time. On a CPU, where each image costs the same, the first of `parts` equal parts
+    of each will do."""
+
+    def __init__(self, trainer: Trainer, source: Iterator[Batch], lr: float, parts: int) -> None:
+        self.trainer, self.source, self.lr, self.parts = trainer, source, lr, parts
+        self.images = 0
+        """So many were trained on."""
+
+    def seconds(self, u: Control, count: int) -> float:
+        """What an image takes on a CPU, and a batch on a GPU, from so many batches."""
+        trainer, coming = self.trainer, islice(self.source, count)
+        if trainer.device.type != "cpu":
+            self.images += count * trainer.recipe.data.batch_size
+            return trainer.time_batches(coming, u, self.lr)
+        whole: list[Batch] = []
+        reading = _seconds(lambda: whole.extend(coming)) / sum(len(batch.x) for batch in whole)
+        some = whole if self.parts == 1 else [batch.parts(self.parts)[0] for batch in whole]
+        images = sum(len(batch.x) for batch in some)
+        self.images += images
+        return trainer.time_batches(iter(some), u, self.lr) * count / images + reading
 
 
 def check_measurable(trainer: Trainer) -> None:
@@ -150,18 +182,20 @@ def _saving(trainer: Trainer) -> tuple[float, float, int]:
     return copying, _seconds(lambda: copied(trainer.snapshot()[0])), copies.size
 
 
-def _validation(trainer: Trainer, valid: Any, others: Any) -> tuple[float, float | None]:
-    """Seconds of a validation, and of a gradient evaluation in its attack."""
+def _validation(
+    trainer: Trainer, valid: Any, others: Any, few: int | None
+) -> tuple[float, float | None]:
+    """Seconds of a validation, and of a gradient evaluation in its attack. On a CPU from a few
+    images."""
     recipe, images = trainer.recipe, others if valid is None else valid
     if images is None:
         return 0.0, None
     count = len(images) if isinstance(images, ImageSet) else None
-    on_cpu = trainer.device.type == "cpu"
-    timed = min(count or IMAGES, ON_CPU if on_cpu else recipe.eval.batch_size)
+    timed = min(count or IMAGES, few or recipe.eval.batch_size)
     batches = held_out_batches(images, recipe, trainer.device, timed)
     assert batches is not None
     attack = parse_attack(recipe.train.valid_attack).name
-    if not on_cpu:
+    if few is None:
         validate(trainer, batches, ("clean", attack), timed)  # compiles
     seconds = _seconds(lambda: validate(trainer, batches, ("clean", attack), timed))
     gradients = _gradients(attack, timed)
@@ -169,16 +203,17 @@ def _validation(trainer: Trainer, valid: Any, others: Any) -> tuple[float, float
     return (0.0 if valid is None else seconds * (count or timed) / timed), price
 
 
-def _guard(trainer: Trainer, valid: Any, controls: Sequence[Control], training: float) -> float:
-    """Seconds of the collapse guard in an epoch that takes so long in training. Where some batches
-    take a single step it attacks too; with more steps that are long, about half as often as it
-    may."""
+def _guard(
+    trainer: Trainer, valid: Any, controls: Sequence[Control], training: float, few: int | None
+) -> tuple[float, float]:
+    """Seconds of the collapse guard after every epoch, here one that takes so long in training, and
+    how much more after an epoch with single steps, where it attacks. With more steps that are long
+    it attacks about half as often as it may. On a CPU from a few images."""
     recipe, images = trainer.recipe, guard_images(trainer, valid)
     if images is None or recipe.train.guard == "ignore":
-        return 0.0
-    on_cpu = trainer.device.type == "cpu"
+        return 0.0, 0.0
     count = min(len(images), IMAGES) if isinstance(images, ImageSet) else IMAGES
-    timed = min(count, ON_CPU if on_cpu else IMAGES)
+    timed = min(count, few or IMAGES)
     batches = held_out_batches(images, recipe, trainer.device, timed)
     assert batches is not None
     single = controls[0].steps < 2 and controls[-1].steps > 0 and recipe.method.may_collapse
@@ -190,16 +225,13 @@ def _guard(trainer: Trainer, valid: Any, controls: Sequence[Control], training: 
         validate(trainer, batches, (ATTACK,), timed, trainer.model)
 
     parts = [look, attack] if single or may_fade(recipe, controls[0]) else [look]
-    if not on_cpu:
+    if few is None:
         for part in parts:
             part()  # compiles
     looking, *attacking = (_seconds(part) * count / timed for part in parts)
-    low, high = controls[0].steps, controls[-1].steps
-    if single and high > 2:  # K rises in a line; from 2 on it attacks no more, or seldom
-        attacking = [seconds * (2 - low) / (high - low) for seconds in attacking]
-    elif not single:
-        attacking = [min(seconds, GUARD_SHARE * training) / 2 for seconds in attacking]
-    return looking + sum(attacking)
+    if single:
+        return looking, sum(attacking)
+    return looking + sum(min(seconds, GUARD_SHARE * training) / 2 for seconds in attacking), 0.0
 
 
 def _gradients(name: str, n: int) -> float | None:

@@ -37,14 +37,26 @@ class Prices:
     """After the last epoch, which is always validated: what `epoch` leaves out of that."""
     spread: float = 0.0
     """How far the prices may be off, as a share."""
+    single: float = 0.0
+    """More once an epoch, if it has single steps: the guard attacks after it."""
 
     def training(self, steps: float) -> float:
         """An epoch under K attack steps, without validation."""
         return self.update + self.step * steps
 
+    def once(self, steps: Sequence[float]) -> float:
+        """What comes once in each of the epochs with these K."""
+        return self.epoch * len(steps) + self.single * sum(0 < k < 2 for k in steps)
+
     def total(self, steps: Sequence[float]) -> float:
         """Epochs with these K, with what comes once an epoch."""
-        return sum(map(self.training, steps)) + self.epoch * len(steps)
+        return sum(map(self.training, steps)) + self.once(steps)
+
+    def mean(self, low: float, high: float) -> float:
+        """An epoch of a run whose K rises linearly."""
+        singles = min(max(2 - low, 0.0) / (high - low), 1.0) if high > low else float(low < 2)
+        training = (self.training(low) + self.training(high)) / 2
+        return training + self.epoch + singles * self.single
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,7 @@ class TimePlan:
 
     @property
     def validation(self) -> float:
-        return self.prices.epoch * len(self.steps) + self.prices.end
+        return self.prices.once(self.steps) + self.prices.end
 
     @property
     def seconds(self) -> float:
@@ -128,7 +140,8 @@ def _affordable_epochs(band: Band, prices: Prices, left: float) -> int:
     """As many as can rise from k_min to k_max. More where these are fewer than the band's least
     number, or where k_max in all of them would not fill the time; as many as K = k_min allows."""
     low, high = prices.total([band.k_min]), prices.total([band.k_max])
-    most, rising = (math.floor(left / price + 1e-9) for price in (low, (low + high) / 2))
+    mean = min(prices.mean(band.k_min, band.k_max), high)
+    most, rising = (math.floor(left / price + 1e-9) for price in (low, mean))
     return max(rising, min(most, max(band.epochs, math.ceil(left / high - 1e-9))))
 
 
@@ -169,6 +182,10 @@ def _own_schedule(
     return TimePlan(planned, within, prices, tuple(steps_of(epochs)), None)
 
 
+PARTS = 16
+"""Slopes that are tried before one between them is found by bisection."""
+
+
 def rising(
     start: float, highest: int, epochs: int, fits: Callable[[list[float]], bool]
 ) -> list[float]:
@@ -178,9 +195,13 @@ def rising(
     def at(slope: float) -> list[float]:
         return [_rounded(min(start + slope * (t + 0.5), highest)) for t in range(epochs)]
 
-    slow, quick = 0.0, 2.0 * (highest - start)  # with which every epoch has the highest K
+    quick = 2.0 * (highest - start)  # with which every epoch has the highest K
     if fits(at(quick)):
         return at(quick)
+    # More steps may cost less in all, if fewer epochs have single steps: so the highest that fit.
+    slopes = [quick * i / PARTS for i in range(PARTS)]
+    slow = next((slope for slope in reversed(slopes) if fits(at(slope))), 0.0)
+    quick = slow + quick / PARTS
     for _ in range(30):
         slope = (slow + quick) / 2
         slow, quick = (slope, quick) if fits(at(slope)) else (slow, slope)
