@@ -387,6 +387,22 @@ BAD: dict[str, tuple[Setup, str]] = {
         r"unknown recipe 'mnist5k-amat'; did you mean "
         r"'mnist5k-amata'\?",
     ),
+    "unknown file": (
+        lambda tmp: ["train", "shapes.tml"],
+        r"unknown recipe 'shapes\.tml'; there is no file shapes\.tml either; ",
+    ),
+    "a folder that is not there": (
+        set_("data.name=sahpes/"),
+        r"there is no folder sahpes/, and data sets have no / in their names",
+    ),
+    "a folder without a path": (
+        set_("data.name=folder"),
+        r"data folder needs the folder of the images: --set data\.root=FOLDER",
+    ),
+    "unknown attack with another number": (
+        set_('eval.attacks=["pdg-5"]'),
+        r"unknown attack 'pdg-5'; did you mean 'pgd-20'\?",
+    ),
     "unknown model": (set_("model.name=lennet"), r"unknown model 'lennet'; did you mean 'lenet'\?"),
     "unknown method": (
         set_("method.name=pg"),

@@ -452,6 +452,15 @@ def test_check_lists_every_bad_file(tmp_path: Path, amata: Callable[..., Any]) -
     assert amata("data", "check", "folder", "--root", tmp_path, "--skip-bad").code == 0
 
 
+def test_check_tells_classes_without_test_images(tmp_path: Path, amata: Callable[..., Any]) -> None:
+    write_folder(tmp_path, parts=("",), per_class=10)
+    for i in range(1, 10):
+        (tmp_path / "dog" / f"{i}.png").unlink()
+    text = " ".join(amata("data", "check", tmp_path).out.split())
+    assert "no test image of 'dog': nothing will be known of it; add images" in text
+    assert "dog 1 0" in text
+
+
 def test_check_tells_leaks_and_unbalanced_classes(
     tmp_path: Path, amata: Callable[..., Any]
 ) -> None:

@@ -844,20 +844,47 @@ def test_any_value_of_a_field_can_be_written_and_read_back(tmp_path: Path) -> No
             assert written == sorted(value, key=str)
 
 
-def test_a_model_without_gradients_is_named() -> None:
-    class Frozen(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = small_net()
+class Frozen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = small_net()
 
-        @torch.no_grad()
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.net(x)
+        return z
+
+
+class Detached(Frozen):
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.net(x.detach())
+        return z
+
+
+@pytest.mark.parametrize("kind", [Frozen, Detached])
+def test_a_model_without_gradients_is_named(kind: type[Frozen]) -> None:
+    text = r"^the model.s output has no gradient; remove"
+    # a method that takes no gradient of the images can train Detached
+    methods = [amata.PGD(ball=BALL), Lossy(ball=BALL, loss=None)][: 2 if kind is Frozen else 1]
+    for method in methods:
+        with pytest.raises(InputError, match=text):
+            amata.fit(kind(), toy_data(), **{**QUICK, "method": method})
+    with pytest.raises(InputError, match=text):
+        amata.audit(kind(), toy_data(), ball=BALL, attacks="clean,pgd-2")
+
+
+def test_images_that_require_gradients_are_images() -> None:
+    x, y = toy_data()
+    assert amata.fit(small_net(), (x.requires_grad_(), y), **QUICK).epochs
+
+
+def test_logits_that_are_not_finite_are_no_fault_of_the_learning_rate() -> None:
+    class Broken(Frozen):
         def forward(self, x: Tensor) -> Tensor:
-            z: Tensor = self.net(x)
-            return z
+            return super().forward(x) / 0
 
-    for method in (amata.PGD(ball=BALL), Lossy(ball=BALL, loss=None)):
-        with pytest.raises(InputError, match=r"^the model.s output has no gradient; remove"):
-            amata.fit(Frozen(), toy_data(), **{**QUICK, "method": method})
+    with pytest.raises(InputError, match=r"logits are not finite on its first images"):
+        amata.fit(Broken(), toy_data(), **QUICK)
 
 
 def test_a_description_is_the_same_in_every_process() -> None:

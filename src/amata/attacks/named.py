@@ -10,7 +10,7 @@ from amata.attacks.clean import Clean
 from amata.attacks.fast_gradient_sign import FGSM
 from amata.attacks.margin_pgd import MarginPGD
 from amata.attacks.projected_gradient_descent import PGD
-from amata.errors import InputError, shorten, unknown
+from amata.errors import InputError, nearest, shorten
 
 ATTACKS: tuple[type[Attack], ...] = (
     Clean,
@@ -48,4 +48,6 @@ def parse_attack(text: str, *, step_size: float | None = None, c: float = 1.0) -
             "corruptions are other images, not an attack on these: `amata eval RUN --attacks "
             "corruptions` evaluates them; in Python, amata.evaluation.corruptions"
         )
-    raise unknown("attack", name, [example for kind in ATTACKS for example in kind.examples])
+    examples = [example for kind in ATTACKS for example in kind.examples]
+    alike = re.sub(r"\d+", "20", name)  # pgd-5 is as near to pgd-20 as pgd-20 itself
+    raise InputError(f"unknown attack {name!r}; {nearest(alike, examples)}")

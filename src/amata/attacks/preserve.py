@@ -1,5 +1,6 @@
 """Attacks leave the model unchanged: parameters, gradients, buffers, modes and flags."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -60,5 +61,20 @@ def input_grad(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
     value = loss(model(x), y)
     if not isinstance(value, Tensor):
         raise InputError(f"the loss must return a tensor, not {type(value).__name__}")
-    (g,) = torch.autograd.grad(value.sum(), x)
+    try:
+        (g,) = torch.autograd.grad(value.sum(), x)
+    except RuntimeError as error:
+        if lacks_gradient(error):
+            raise InputError(NO_GRADIENT) from None
+        raise
     return g
+
+
+NO_GRADIENT = (
+    "the model's output has no gradient; remove no_grad(), detach() and numpy() from its forward()"
+)
+
+
+def lacks_gradient(error: Exception) -> bool:
+    """Whether autograd found no way from the loss to the images."""
+    return bool(re.search("does not require grad|not have been used in the graph", str(error)))

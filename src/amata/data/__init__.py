@@ -97,6 +97,11 @@ def load(
     """The data set `name`. Of its training images `valid` (a number or a share) are held out, at
     most `limit` of the others are kept. A folder with a validation part has its own."""
     entry = find_dataset(name)
+    if not root and name in ("folder", "parquet"):
+        raise InputError(
+            f"data {name} needs the folder of the images: --set data.root=FOLDER, or --data FOLDER "
+            "for amata audit"
+        )
     base = Path(os.path.expanduser(root)) if root else data_root()
     key = name, base, framing, workers if name == "folder" else 0, test_share, columns, skip_bad
     try:

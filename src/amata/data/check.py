@@ -143,6 +143,12 @@ class Check:
                     f"{trained[low]} of {low!r}; set optim.class_weights=balanced, or look at "
                     "the accuracy of each class"
                 )
+        untested = [name for name, c in self.counts.items() if not c.get("test")]
+        if untested:
+            found.append(
+                f"no test image of {', '.join(map(repr, untested[:5]))}: nothing will be known of "
+                f"{'it' if len(untested) == 1 else 'them'}; add images, or raise data.test_share"
+            )
         return found
 
     def _same(self, images: list[Image]) -> str:

@@ -220,6 +220,8 @@ def find_dataset(name: str) -> DataSet:
         raise InputError(
             f"data.name = {name!r} is a folder; set data.name=folder and data.root={quoted(name)}"
         )
+    if "/" in name:
+        raise InputError(f"there is no folder {name}, and data sets have no / in their names")
     if name not in DATASETS:
         raise unknown("data set", name, DATASETS)
     return DATASETS[name]

@@ -116,7 +116,7 @@ class Arrays(ImageSet):
                 f"give N images (N, C, H, W) and N labels{way}"
             )
         if x.dtype != torch.uint8:
-            x = x.float()
+            x = x.detach().float()
             check_range(x, where)
         elif x.numel() and int(x.max()) == 1:
             raise InputError(

@@ -66,6 +66,18 @@ class ModelStats:
         return known and constant and self.correct <= most * self.images
 
 
+def _guessing(result: Result) -> str:
+    """A warning if this clean accuracy may be that of one answer for all images."""
+    most = max((images for _, images in result.per_class), default=0) / result.n
+    chance = 1 / max(len(result.per_class), 1)
+    if result.n < 20 or (result.low > chance and result.accuracy > most):
+        return ""
+    return (
+        "not clearly better than guessing: one answer for all images would be right for "
+        f"{most:.1%}, so robust accuracies mean little"
+    )
+
+
 def add_warnings(
     attacks: Sequence[Attack], results: dict[str, Result], ball: Ball, stats: ModelStats
 ) -> None:
@@ -74,6 +86,8 @@ def add_warnings(
         result = results[strong.name]
         if stats.predicts_one_class:
             result.warnings.append(LEARNT_NOTHING)
+        elif not strong.perturbs and (guess := _guessing(result)):
+            result.warnings.append(guess)
         elif stats.zero_gradient > 0.05 * stats.probed and strong.perturbs:
             result.warnings.append(
                 f"{stats.zero_gradient} of {stats.probed} images have an input gradient of exactly "

@@ -143,6 +143,8 @@ def _find(text: str, folder: Path) -> Source:
         )
     if not is_path:
         hint = nearest(text, built_in(), "`amata recipes` lists the built-in ones")
+        if Path(text).suffix:
+            hint = f"there is no file {path} either; {hint}"
         raise InputError(f"unknown recipe {text!r}; {hint}")
     if not path.is_file():
         raise InputError(f"no recipe file {path}; `amata recipes` lists the built-in ones")
