@@ -75,16 +75,6 @@ def paper_claims() -> str:
     return "\n".join([*lines, f"- **Open.** {len(found[OPEN])} more claims: {few}. {more}"])
 
 
-def autoattack() -> str:
-    """Accuracy under the strictest attack and seconds of trainings on CIFAR-10, as sentences."""
-    said: dict[str, list[str]] = {}
-    for name, runs, attack in trainings():
-        found = f"{name} {stored.accuracy(runs, attack)}%, {stored.seconds(runs):.0f} s"
-        said.setdefault(attack, []).append(found)
-    lines = [f"Under {attack_name(attack)}: {'; '.join(found)}." for attack, found in said.items()]
-    return " ".join(lines)
-
-
 def trainings() -> Iterator[tuple[str, stored.Rows, str]]:
     """The paper's recipe with three K, and the fastest recipes: name, runs, strictest attack."""
     for title, name in PAPERS.items():
@@ -187,7 +177,6 @@ def main() -> None:
     parts = {
         "demo": demo,
         "equal-cost": equal_cost.table,
-        "autoattack": autoattack,
         "claims": paper_claims,
     }
     home = {"headline": headline, "demo": table}
