@@ -263,7 +263,7 @@ def test_what_has_no_run_folder_is_evaluated_and_left_as_it_is(
     before = sorted(home.rglob("*"))
     called = amata("eval", home / place, "--attacks", "clean")
     assert called.code == 2
-    assert f"({home / place} does not record it: --set data.root=FOLDER)" in called.err
+    assert f"{home / place} does not record where its images are: data folder needs " in called.err
     root = f"data.root={home / 'images'}"
     called = amata("eval", home / place, "--attacks", "clean", "--set", root, "--json")
     assert called.code == 0, called.err

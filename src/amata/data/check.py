@@ -144,7 +144,7 @@ class Check:
                     "the accuracy of each class"
                 )
         untested = [name for name, c in self.counts.items() if not c.get("test")]
-        if untested:
+        if 0 < len(untested) < len(self.counts):
             found.append(
                 f"no test image of {', '.join(map(repr, untested[:5]))}: nothing will be known of "
                 f"{'it' if len(untested) == 1 else 'them'}; add images, or raise data.test_share"
