@@ -29,6 +29,7 @@ from amata.evaluation import (
     unpack,
     wilson,
 )
+from amata.evaluation.masking import ModelStats, add_warnings
 from amata.recipes import load
 from amata.seeds import derive, generator
 from amata.threat import Linf
@@ -64,6 +65,22 @@ def test_accuracy_is_what_the_attack_leaves() -> None:
         float((model(x_adv).argmax(1) == y).float().mean())
     )
     assert results["pgd-7"].params == parse_attack("pgd-7").params(BALL)
+
+
+def test_accuracy_that_may_be_guessing_is_a_warning() -> None:
+    def warned(*per_class: tuple[int, int]) -> str:
+        right, n = (sum(counts) for counts in zip(*per_class, strict=True))
+        stats = ModelStats(n, right, class_sum=1, class_square_sum=n)
+        result = Result(right / n, n, 0.0, 1.0, 0, 0.0, {}, per_class=list(per_class))
+        add_warnings([parse_attack("clean")], {"clean": result}, BALL, stats)
+        return " ".join(result.warnings)
+
+    assert "guessing: the classes have 27.8% on average, and by chance 33.3%" in warned(
+        (5, 12), (3, 12), (2, 12)
+    )
+    assert "49.9% on average, and by chance 50.0%" in warned((949, 950), (0, 50), (0, 0))
+    assert not warned((893, 950), (47, 50))  # less than the share of the first class
+    assert not warned((20, 20))
 
 
 def test_every_image_has_an_outcome_in_order_and_every_class_its_accuracy() -> None:

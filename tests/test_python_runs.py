@@ -883,8 +883,17 @@ def test_logits_that_are_not_finite_are_no_fault_of_the_learning_rate() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) / 0
 
-    with pytest.raises(InputError, match=r"logits are not finite on its first images"):
+    with pytest.raises(InputError, match=r"logits are NaN or infinite on its first images"):
         amata.fit(Broken(), toy_data(), **QUICK)
+
+
+def test_a_logit_of_minus_infinity_excludes_a_class() -> None:
+    class Masked(Frozen):
+        def forward(self, x: Tensor) -> Tensor:
+            z: Tensor = self.net(x)
+            return torch.cat([z, torch.full_like(z[:, :1], -torch.inf)], 1)
+
+    assert amata.fit(Masked(), toy_data(), **QUICK).epochs
 
 
 def test_a_description_is_the_same_in_every_process() -> None:

@@ -324,7 +324,7 @@ def test_the_guard_is_timed_on_some_of_its_images(
     monkeypatch.setattr(prices, "validate", lambda *_: None)
     short, single, long = Control(2, 0.02), Control(1, 0.1), Control(2, 0.05)
     assert prices._guard(trainer, None, [short], 20.0, 64) == (price, 0.0)
-    assert seen == [min(images, 64)]
+    assert set(seen) == {min(images, 64)}
     assert prices._guard(trainer, None, [single], 20.0, 64) == (price, price)
     found = prices._guard(trainer, None, [long], 20.0, 64)
     assert found == (price + min(price, 2.0) / 2, 0.0)
@@ -344,16 +344,19 @@ def test_epochs_with_single_steps_cost_more_where_the_guard_attacks_after_them()
             assert not follow(plan, drift(1.0, 1.0)).notes
 
 
-@pytest.mark.parametrize(("size", "within"), [(96, 0.01), (96, 1e5), (24, 1e4)])
+@pytest.mark.parametrize(
+    ("size", "within", "sizes"),
+    [(96, 0.01, {8}), (96, 6000, {8, 16}), (96, 1e5, {8, 16, 32, 64, 96}), (4, 1e5, {4})],
+)
 def test_on_a_cpu_an_epoch_is_priced_by_its_images(
-    size: int, within: float, monkeypatch: pytest.MonkeyPatch
+    size: int, within: float, sizes: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From parts of batches if time is short; the last batch may be smaller."""
-    seen = list[int]()
+    seen = set[int]()
 
     def time_batches(self: Trainer, batches: Any, u: Control, lr: float) -> float:
         images = [len(batch.x) for batch in batches]
-        seen.extend(images)
+        seen.update(images)
         return sum(images) * (1 + u.steps) / len(images)
 
     monkeypatch.setattr(Trainer, "time_batches", time_batches)
@@ -362,7 +365,26 @@ def test_on_a_cpu_an_epoch_is_priced_by_its_images(
     trainer = Trainer(small_net(), batches, recipe, device)
     found = measure(trainer, None, [Control(1, 0.1), Control(3, 0.04)], within).prices
     assert (found.update, found.step) == pytest.approx((100, 100), rel=0.01)
-    assert set(seen) == ({8} if within < 1 else {8, size})
+    assert seen == sizes
+
+
+@pytest.mark.parametrize("options", [("data.batch_size=32", "train.accumulate=8"), ()])
+def test_batches_on_trial_are_large_enough_for_batchnorm(options: tuple[str, ...]) -> None:
+    recipe, device = toy_recipe("data.batch_size=128", *options), torch.device("cpu")
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(36), torch.nn.Linear(36, 2))
+    trainer = Trainer(
+        net, training_batches(toy_data(32 if options else 16), recipe, device), recipe, device
+    )
+    assert measure(trainer, None, [Control(1, 0.1), Control(3, 0.04)], 0.01).prices.update > 0
+
+
+def test_no_plan_is_longer_than_its_time_however_dear_single_steps_are() -> None:
+    rng, recipe = random.Random(0), recipes.load("mnist5k-amata", ["schedule.k_min=1"])
+    for _ in range(300):
+        known = Prices(1.0, rng.uniform(0.1, 1), rng.uniform(0, 0.5), single=rng.uniform(0, 10))
+        time = known.total([1]) * 10 ** rng.uniform(0.1, 1.8)
+        plan = plan_within(recipe, known, time, RULE)
+        assert plan.seconds <= time * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("nbytes", "saving"), [(1, 100.0), (10**15, 0.0)])

@@ -48,21 +48,23 @@ class Batch(NamedTuple):
 
     def parts(self, count: int) -> "list[Batch]":
         """The batch in `count` parts of nearly the same size, but at least one image each."""
+        split = torch.arange(len(self.x)).tensor_split(min(count, len(self.x)))
+        return [self._between(int(part[0]), int(part[-1]) + 1) for part in split]
+
+    def first(self, size: int) -> "Batch":
+        """Its first images; the batch itself if it has no more."""
+        return self if size >= len(self.x) else self._between(0, size)
+
+    def _between(self, first: int, last: int) -> "Batch":
         whole = self.rows or Rows(0, len(self.x), len(self.x))
-        found = []
-        for positions in torch.arange(len(self.x)).tensor_split(min(count, len(self.x))):
-            first, last = int(positions[0]), int(positions[-1]) + 1
-            frame = self.frame and self.frame._replace(
-                rows=self.frame.rows[first:last], columns=self.frame.columns[first:last]
-            )
-            rows = Rows(whole.first + first, whole.first + last, whole.total)
-            found.append(
-                self._replace(
-                    x=self.x[first:last],
-                    y=self.y[first:last],
-                    ids=self.ids[first:last],
-                    frame=frame,
-                    rows=rows,
-                )
-            )
-        return found
+        frame = self.frame and self.frame._replace(
+            rows=self.frame.rows[first:last], columns=self.frame.columns[first:last]
+        )
+        rows = Rows(whole.first + first, whole.first + last, whole.total)
+        return self._replace(
+            x=self.x[first:last],
+            y=self.y[first:last],
+            ids=self.ids[first:last],
+            frame=frame,
+            rows=rows,
+        )

@@ -1,5 +1,6 @@
 """Warnings about models that have learnt nothing and about masked gradients."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -67,14 +68,18 @@ class ModelStats:
 
 
 def _guessing(result: Result) -> str:
-    """A warning if this clean accuracy may be that of one answer for all images."""
-    most = max((images for _, images in result.per_class), default=0) / result.n
-    chance = 1 / max(len(result.per_class), 1)
-    if result.n < 20 or (result.low > chance and result.accuracy > most):
+    """A warning if this clean accuracy may be that of one answer for all images: over the classes
+    it has one over their number on average."""
+    shares = [(right / images, images) for right, images in result.per_class if images]
+    if result.n < 20 or len(shares) < 2:
+        return ""
+    mean, chance = sum(p for p, _ in shares) / len(shares), 1 / len(shares)
+    error = math.sqrt(sum(p * (1 - p) / n for p, n in shares)) / len(shares)
+    if mean - 2 * error > chance:
         return ""
     return (
-        "not clearly better than guessing: one answer for all images would be right for "
-        f"{most:.1%}, so robust accuracies mean little"
+        f"not clearly better than guessing: the classes have {mean:.1%} on average, and by chance "
+        f"{chance:.1%}"
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import amata
-from amata.attacks.preserve import NO_GRADIENT, lacks_gradient
+from amata.attacks.preserve import NO_GRADIENT, ignores
 from amata.distributed import Ranks
 from amata.errors import InputError
 from amata.formatting import short_number
@@ -267,12 +267,10 @@ def check_divisible(recipe: Recipe, ranks: Ranks) -> None:
 def misuse(error: Exception, method: Method, model: nn.Module, x: Tensor) -> str | None:
     """What a model or a user's step() did wrong, if Python's or PyTorch's message does not tell."""
     name, own = type(method).__name__, type(method) not in METHODS.values()
-    if lacks_gradient(error):
+    if re.search("does not require grad|not have been used in the graph", str(error)):
         x = x.detach().requires_grad_()
         z = model(x)
-        if isinstance(z, Tensor) and not (
-            z.requires_grad and torch.autograd.grad(z.sum(), x, allow_unused=True)[0] is not None
-        ):
+        if isinstance(z, Tensor) and ignores(z, x):
             return NO_GRADIENT
         if own:
             return (

@@ -19,10 +19,10 @@ def check_batch(model: nn.Module, batch: Batch, recipe: Recipe, place: str) -> i
         with torch.no_grad(), no_cudnn_benchmark():
             z = forward(model, batch.x[:2])
         check_logits(z, batch.y, n=len(batch.x[:2]), what="" if place else "training ")
-        if not z.isfinite().all():
+        if (z.isnan() | (z == torch.inf)).any():  # -inf excludes a class
             raise InputError(
-                "the model's logits are not finite on its first images: check its weights and its "
-                "forward()"
+                "the model's logits are NaN or infinite on its first images: check its weights and "
+                "its forward()"
             )
         if are_probabilities(z):
             raise InputError(

@@ -1,7 +1,6 @@
 """What an epoch costs on this device, from a few batches on trial: nothing of the training
 changes."""
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
@@ -34,6 +33,8 @@ BLOCKS = 4
 """Of each K, in turn, or 2 if time is short: a machine that others use changes its speed."""
 MOST = 20
 """Batches in a block."""
+WHOLE = 0.5
+"""Seconds. Batches that take less are timed as a whole."""
 SETTLING = 100
 """Batches that a method with early stopping trains on before it is timed: a new network is fooled
 at once, and its samples stop sooner than they will."""
@@ -69,9 +70,7 @@ def measure(
     check_measurable(trainer)
     recipe, batches = trainer.recipe, trainer.batches
     on_cpu = trainer.device.type == "cpu"
-    epoch = len(batches)
-    if on_cpu:
-        epoch = min(batches.count or 0, epoch * recipe.data.batch_size)
+    images = min(batches.count or 0, len(batches) * recipe.data.batch_size)
     with trainer.trial():
         # AWP's warm-up is cheaper than the epochs after it
         first = recipe.method.warmup if isinstance(recipe.method, AWP) else 0
@@ -80,21 +79,21 @@ def measure(
         if stops := may_stop_early(recipe):
             settling = min(SETTLING, len(batches))
             trainer.time_batches(islice(source, settling), controls[-1], recipe.optim.lr / 2)
-        most = -(-recipe.data.batch_size // FEW) if on_cpu and not stops else 1
-        sample = Sample(trainer, source, lr, most)
+        sample = Sample(trainer, source, lr, images)
+        share = SHARE * within / len(controls)
+        if on_cpu and not stops and recipe.train.accumulate == 1:
+            sample.grow(controls[-1], max(share / 2, WHOLE))
         for u in controls:
-            sample.seconds(u, 2)  # compiles, and fills caches
-        once = max(sample.seconds(controls[-1], 1) * epoch / len(batches), 1e-6)
-        affordable = SHARE * within / (len(controls) * once)
-        if affordable >= BLOCKS:
-            sample.parts, turns, count = 1, BLOCKS, min(math.floor(affordable / BLOCKS), MOST)
-        else:
-            sample.parts, turns, count = min(most, math.ceil(2 / affordable)), 2, 1
+            sample.epoch_seconds(u, 2)  # compiles, and fills caches
+        once = max(sample.seconds(controls[-1]), 1e-6)
+        turns, count = (BLOCKS, min(int(share / BLOCKS / once), MOST))
+        if count == 0:
+            turns, count = 2, 1
         sample.images, before = 0, trainer.net.grad_evals
-        blocks = [[sample.seconds(u, count) for u in controls] for _ in range(turns)]
+        blocks = [[sample.epoch_seconds(u, count) for u in controls] for _ in range(turns)]
         evals = trainer.net.grad_evals - before
         copying, keeping, nbytes = _saving(trainer)
-    costs = [epoch * mean(block[i] for block in blocks) for i in range(len(controls))]
+    costs = [mean(block[i] for block in blocks) for i in range(len(controls))]
     spread = max((max(c) - min(c)) / 2 / mean(c) for c in zip(*blocks, strict=True))
     if stops:  # at most, no sample stops early
         most_evals = sum(planned_evals(recipe.method, u).evals for u in controls)
@@ -120,26 +119,42 @@ def measure(
 
 
 class Sample:
-    """Batches to time. On a CPU, where each image costs the same, the first of `parts` equal parts
-    of each will do."""
+    """Batches to time. On a CPU each image costs the same: the first images of a slow batch tell
+    what all of it costs, and a smaller last batch costs less."""
 
-    def __init__(self, trainer: Trainer, source: Iterator[Batch], lr: float, parts: int) -> None:
-        self.trainer, self.source, self.lr, self.parts = trainer, source, lr, parts
+    def __init__(self, trainer: Trainer, source: Iterator[Batch], lr: float, epoch: int) -> None:
+        """An epoch has so many images."""
+        self.trainer, self.source, self.lr, self.epoch = trainer, source, lr, epoch
+        self.largest = min(trainer.recipe.data.batch_size, epoch)
+        """Images of a whole batch."""
+        self.size = self.largest
+        """So many images of each batch are trained on."""
         self.images = 0
         """So many were trained on."""
 
-    def seconds(self, u: Control, count: int) -> float:
-        """What an image takes on a CPU, and a batch on a GPU, from so many batches."""
+    def grow(self, u: Control, most: float) -> None:
+        """Take as many images of a batch as take at most so many seconds, but a few at least."""
+        self.size = min(FEW, self.largest)
+        self.seconds(u)  # fills caches
+        while self.size < self.largest and 2 * self.seconds(u) <= most:
+            self.size = min(2 * self.size, self.largest)
+
+    def seconds(self, u: Control, count: int = 1) -> float:
+        """What `size` images of a batch take, from so many batches."""
         trainer, coming = self.trainer, islice(self.source, count)
+        self.images += count * self.size
         if trainer.device.type != "cpu":
-            self.images += count * trainer.recipe.data.batch_size
             return trainer.time_batches(coming, u, self.lr)
         whole: list[Batch] = []
-        reading = _seconds(lambda: whole.extend(coming)) / sum(len(batch.x) for batch in whole)
-        some = whole if self.parts == 1 else [batch.parts(self.parts)[0] for batch in whole]
-        images = sum(len(batch.x) for batch in some)
-        self.images += images
-        return trainer.time_batches(iter(some), u, self.lr) * count / images + reading
+        reading = _seconds(lambda: whole.extend(coming)) / count
+        training = trainer.time_batches((b.first(self.size) for b in whole), u, self.lr)
+        return training + reading * self.size / self.largest
+
+    def epoch_seconds(self, u: Control, count: int) -> float:
+        """What an epoch takes, from so many batches."""
+        on_cpu = self.trainer.device.type == "cpu"
+        batches = self.epoch / self.size if on_cpu else len(self.trainer.batches)
+        return self.seconds(u, count) * batches
 
 
 def check_measurable(trainer: Trainer) -> None:
@@ -195,8 +210,7 @@ def _validation(
     batches = held_out_batches(images, recipe, trainer.device, timed)
     assert batches is not None
     attack = parse_attack(recipe.train.valid_attack).name
-    if few is None:
-        validate(trainer, batches, ("clean", attack), timed)  # compiles
+    validate(trainer, batches, ("clean", attack), timed)  # compiles, and fills caches
     seconds = _seconds(lambda: validate(trainer, batches, ("clean", attack), timed))
     gradients = _gradients(attack, timed)
     price = seconds / gradients if gradients else None
@@ -225,9 +239,8 @@ def _guard(
         validate(trainer, batches, (ATTACK,), timed, trainer.model)
 
     parts = [look, attack] if single or may_fade(recipe, controls[0]) else [look]
-    if few is None:
-        for part in parts:
-            part()  # compiles
+    for part in parts:
+        part()  # compiles, and fills caches
     looking, *attacking = (_seconds(part) * count / timed for part in parts)
     if single:
         return looking, sum(attacking)

@@ -108,7 +108,14 @@ def plan_within(
     epochs = min(_affordable_epochs(band, prices, left), band.most_epochs or rule.most_epochs)
     if epochs < 1:
         raise too_short(within, prices, band.k_min, rule)
-    steps = rising(band.k_min, band.k_max, epochs, lambda k: prices.total(k) <= left)
+
+    def fits(steps: list[float]) -> bool:
+        return prices.total(steps) <= left
+
+    steps = rising(band.k_min, band.k_max, epochs, fits)
+    while not fits(steps) and epochs > 1:  # more single steps than their mean share
+        epochs -= 1
+        steps = rising(band.k_min, band.k_max, epochs, fits)
     schedule = Piecewise(stages=stages_of(steps), tau=band.tau, step_size_max=band.step_size_max)
     planned = replace(stretched(recipe, epochs), schedule=schedule)
     expected = None
