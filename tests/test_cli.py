@@ -397,7 +397,7 @@ BAD: dict[str, tuple[Setup, str]] = {
     ),
     "a folder without a path": (
         set_("data.name=folder"),
-        r"data folder needs the folder of the images: --set data\.root=FOLDER",
+        r"data folder needs the folder of the images; set data\.root \(--set data\.root=FOLDER\)",
     ),
     "unknown attack with another number": (
         set_('eval.attacks=["pdg-5"]'),

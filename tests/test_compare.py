@@ -34,7 +34,7 @@ from amata.recipes import Recipe, load
 from amata.report.captions import setting
 from amata.report.comparison import _loss, comparison_figures, smooth
 from amata.report.escape import for_csv, for_figure, for_html, for_markdown
-from amata.report.figures import figure
+from amata.report.figures import figure, to_svg
 from amata.report.lead import about_lead, describe_attack, headline, lead_table
 from amata.report.lines import spread
 from amata.report.page import page
@@ -1116,7 +1116,9 @@ def test_tables_are_the_same_in_every_form(compared: Path) -> None:
 
 
 @pytest.mark.slow
-def test_recipe_names_and_warnings_are_escaped(compared: Path, tmp_path: Path) -> None:
+def test_names_and_warnings_are_escaped_and_the_last_points_are_whole(
+    compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     result = json.loads((compared / "compare.json").read_text())
     result["rows"][0]["recipe"] = '<script>alert("x")</script>'
     result["warnings"] = ["a < b & c"]
@@ -1128,7 +1130,19 @@ def test_recipe_names_and_warnings_are_escaped(compared: Path, tmp_path: Path) -
             for event in events
         ]
     result["differences"] = []
+    whole: list[bool] = []
+
+    def draw(figure: Any) -> bytes:
+        """Nothing at the end of a line is cut by the edge of the axes."""
+        (ax,) = figure.axes
+        ends = [line.get_xdata()[-1] for line in ax.lines if line.get_marker() not in ("", "None")]
+        whole.extend(end < ax.get_xlim()[1] for end in ends)
+        return to_svg(figure)
+
+    monkeypatch.setattr("amata.report.comparison.to_svg", draw)
     text = page(result, comparison_figures(result, tmp_path), result["rows"][0]["recipe"])
+    assert whole
+    assert all(whole)
     assert "<script" not in text
     assert "a &lt; b &amp; c" in text
     assert "epoch 2: collapse, rollback (50.0% to 10.0%), then 1 more inner step<" in text

@@ -459,6 +459,9 @@ def test_check_tells_classes_without_test_images(tmp_path: Path, amata: Callable
     text = " ".join(amata("data", "check", tmp_path).out.split())
     assert "no test image of 'dog': nothing will be known of it; add images" in text
     assert "dog 1 0" in text
+    # with one class alone there is a problem, and no test set
+    shutil.rmtree(tmp_path / "dog")
+    assert "no test image" not in amata("data", "check", tmp_path).out
 
 
 def test_check_tells_leaks_and_unbalanced_classes(

@@ -264,9 +264,7 @@ def test_a_kill_while_the_guard_saves_leaves_the_checkpoint_that_it_went_back_to
 
     monkeypatch.setattr(files, "write_atomic", write)
     with pytest.raises(Killed):
-        fit(
-            net, toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=Collapsing(net, 2)
-        )
+        fit(net, toy_data(), toy_data(40), recipe, run=run, reporter=Collapsing(net, 2))
     loaded = load_checkpoint(run / "checkpoints", recipe.fingerprint(), print)
     assert loaded is not None
     assert (loaded[1]["epoch"], loaded[1]["batch"]) == (2, 0)
@@ -280,9 +278,7 @@ def test_a_run_that_the_guard_stops_ends_with_the_last_good_state_on_the_disk(
     recipe, net = stateful_recipe("fast", "train.guard=stop"), small_net()
     run = tmp_path / "run"
     with pytest.raises(AmataError, match="stopped, with the weights of the last good epoch"):
-        fit(
-            net, toy_data(), toy_data(40), recipe, run=tmp_path / "run", reporter=Collapsing(net, 2)
-        )
+        fit(net, toy_data(), toy_data(40), recipe, run=run, reporter=Collapsing(net, 2))
     assert newest(run) == "00002-0000000.json"
 
 

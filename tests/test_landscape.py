@@ -162,8 +162,10 @@ def test_a_landscape_shows_its_image_and_labels_and_no_legend_over_its_axes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     texts: list[str] = []
+    wide: list[bool] = []
 
     def check(figure: Any) -> bytes:
+        wide.append(figure.get_figwidth() > 2 * figure.get_figheight())
         figure.draw_without_rendering()
         (legend,) = figure.legends
         box = legend.get_window_extent()
@@ -194,8 +196,13 @@ def test_a_landscape_shows_its_image_and_labels_and_no_legend_over_its_axes(
     ):
         assert words in texts
     assert any(t.startswith("class ") for t in texts)
-    (one,) = epoch_figures({**result, "landscapes": result["landscapes"][:1]}, shown)
+    assert len(epoch_figures(result, shown)) == 2
+    assert not any(wide)
+    single = {**result, "landscapes": result["landscapes"][:1]}
+    (one,) = epoch_figures(single, shown)
     assert one.title == "epoch 1"
+    landscape_figure(single, shown, tmp_path / "single")
+    assert wide[-2:] == [True, True]
 
 
 @pytest.mark.slow

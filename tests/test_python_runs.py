@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import amata
+from amata.attacks.preserve import input_grad
 from amata.errors import InputError
 from amata.export import Trained
 from amata.export.card import card
@@ -871,6 +872,12 @@ def test_a_model_without_gradients_is_named(kind: type[Frozen]) -> None:
             amata.fit(kind(), toy_data(), **{**QUICK, "method": method})
     with pytest.raises(InputError, match=text):
         amata.audit(kind(), toy_data(), ball=BALL, attacks="clean,pgd-2")
+
+
+def test_a_loss_that_ignores_the_logits_is_no_fault_of_the_model() -> None:
+    x, y = toy_data()
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        input_grad(small_net(), x, y, lambda z, y: torch.zeros(len(y)))
 
 
 def test_images_that_require_gradients_are_images() -> None:

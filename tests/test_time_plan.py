@@ -334,7 +334,7 @@ def test_epochs_with_single_steps_cost_more_where_the_guard_attacks_after_them()
     known = Prices(1.0, 0.5, 0.25, single=2.0)
     assert known.total([0, 1, 1.9, 2, 3]) == 5 + 0.5 * 7.9 + 5 * 0.25 + 2 * 2
     assert known.mean(1, 4) == pytest.approx(1 + 0.5 * 2.5 + 0.25 + 2 / 3)
-    assert known.mean(1, 1) == known.total([1])
+    assert [known.mean(k, k) for k in (0, 1)] == [known.total([k]) for k in (0, 1)]
     assert known.mean(3, 3) == known.total([3])
     recipe = recipes.load("cifar10-amata-quick")
     for single in (0.0, 0.5, 2.0, 8.0):
@@ -538,6 +538,17 @@ def test_a_run_whose_k_cannot_change_is_only_told() -> None:
     ended = follow(plan, drift(1.5, 1.5))
     assert tuple(ended.steps) == plan.steps
     assert len(ended.notes) == 1
+
+
+def test_dear_first_epochs_do_not_tell_that_the_run_ends_late() -> None:
+    """After epochs with single steps the guard attacks; later ones have more steps."""
+    recipe = recipes.load("mnist5k-amata", ["schedule.k_min=1", "schedule.k_max=3"])
+    known = Prices(0.1, 0.05, 0.05, single=1.0)
+    plan = plan_within(recipe, known, 30.0, RULE, keep_schedule=True)
+    assert (plan.steps[0], plan.steps[-1]) == (1, 3)
+    ended = follow(plan, drift(1.0, 1.0))
+    assert not ended.notes
+    assert ended.end == pytest.approx(plan.seconds)
 
 
 def test_time_that_the_plan_leaves_is_no_reason_for_a_note() -> None:

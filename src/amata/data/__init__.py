@@ -99,8 +99,7 @@ def load(
     entry = find_dataset(name)
     if not root and name in ("folder", "parquet"):
         raise InputError(
-            f"data {name} needs the folder of the images: --set data.root=FOLDER, or --data FOLDER "
-            "for amata audit"
+            f"data {name} needs the folder of the images; set data.root (--set data.root=FOLDER)"
         )
     base = Path(os.path.expanduser(root)) if root else data_root()
     key = name, base, framing, workers if name == "folder" else 0, test_share, columns, skip_bad

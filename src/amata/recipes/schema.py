@@ -81,7 +81,7 @@ class Data(Table):
     package datasets loads."""
     root: str | None = None
     """Folder of the files, a parquet file, or a csv of files and labels; by default $AMATA_DATA, or
-    ~/.cache/amata."""
+    ~/.cache/amata, but `folder` and `parquet` need one."""
     batch_size: Count = 128
     """Images per update, over all processes."""
     augment: Literal["none", "flip", "crop-flip"] = "none"

@@ -12,13 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from amata.errors import AmataError, InputError
-from amata.runs.files import (
-    read_record,
-    remove,
-    save_tensors,
-    tensors_checksum,
-    write_record,
-)
+from amata.runs.files import read_record, remove, save_tensors, tensors_checksum, write_record
 from amata.runs.records import CHECKPOINT
 from amata.tensors import read_tensors
 

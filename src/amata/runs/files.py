@@ -271,9 +271,9 @@ def save_tensors(
     return checksum
 
 
-def tensors_checksum(tensors: dict[str, Tensor], about: dict[str, Any] | None = None) -> str:
-    """The checksum that `save_tensors` would return."""
-    return checksums.of_tensors(_flat(tensors), json.dumps(about or {}))
+def tensors_checksum(tensors: dict[str, Tensor]) -> str:
+    """The checksum that `save_tensors` would return without a description."""
+    return checksums.of_tensors(_flat(tensors), json.dumps({}))
 
 
 def _flat(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

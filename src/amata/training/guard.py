@@ -155,7 +155,7 @@ def guard_stats(model: nn.Module, batches: Batches) -> GuardStats:
     )
 
 
-def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def cloned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copies where the tensors are: on a GPU they take no time."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
@@ -204,7 +204,7 @@ class Guard:
         """Keep a snapshot after a good epoch."""
         self.good = None  # frees the old one first
         tensors, record = self.trainer.snapshot()
-        self.good = copied(tensors), record
+        self.good = cloned(tensors), record
 
     def check(self) -> Failure | None:
         """After an epoch: how it failed, if it did."""

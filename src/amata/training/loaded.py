@@ -149,7 +149,9 @@ def load_trained(
     except InputError as error:
         if stored.run is not None or recipe.data.root is not None or not is_framed(recipe):
             raise
-        raise InputError(f"{path} does not record where its images are: {error}") from None
+        raise InputError(
+            f"{path} does not record where its images are: {error}; for amata audit --data FOLDER"
+        ) from None
     if to_test and stored.run is not None:
         if not any(o.startswith(("data.root=", "data.name=")) for o in overrides):
             stored.run.check_test(splits)

@@ -20,7 +20,7 @@ from amata.recipes import Recipe
 from amata.schedules import Control
 from amata.training.batches import Batches, held_out_batches
 from amata.training.failure import ATTACK
-from amata.training.guard import EVALS, IMAGES, copied, guard_images, guard_stats, may_fade
+from amata.training.guard import EVALS, IMAGES, cloned, guard_images, guard_stats, may_fade
 from amata.training.guard import SHARE as GUARD_SHARE
 from amata.training.saver import RATE, Copies
 from amata.training.time_plan import Prices, may_stop_early
@@ -86,9 +86,8 @@ def measure(
         for u in controls:
             sample.epoch_seconds(u, 2)  # compiles, and fills caches
         once = max(sample.seconds(controls[-1]), 1e-6)
-        turns, count = (BLOCKS, min(int(share / BLOCKS / once), MOST))
-        if count == 0:
-            turns, count = 2, 1
+        count = min(int(share / BLOCKS / once), MOST)
+        turns, count = (BLOCKS, count) if count else (2, 1)
         sample.images, before = 0, trainer.net.grad_evals
         blocks = [[sample.epoch_seconds(u, count) for u in controls] for _ in range(turns)]
         evals = trainer.net.grad_evals - before
@@ -125,6 +124,7 @@ class Sample:
     def __init__(self, trainer: Trainer, source: Iterator[Batch], lr: float, epoch: int) -> None:
         """An epoch has so many images."""
         self.trainer, self.source, self.lr, self.epoch = trainer, source, lr, epoch
+        self.on_cpu = trainer.device.type == "cpu"
         self.largest = min(trainer.recipe.data.batch_size, epoch)
         """Images of a whole batch."""
         self.size = self.largest
@@ -143,7 +143,7 @@ class Sample:
         """What `size` images of a batch take, from so many batches."""
         trainer, coming = self.trainer, islice(self.source, count)
         self.images += count * self.size
-        if trainer.device.type != "cpu":
+        if not self.on_cpu:
             return trainer.time_batches(coming, u, self.lr)
         whole: list[Batch] = []
         reading = _seconds(lambda: whole.extend(coming)) / count
@@ -152,8 +152,7 @@ class Sample:
 
     def epoch_seconds(self, u: Control, count: int) -> float:
         """What an epoch takes, from so many batches."""
-        on_cpu = self.trainer.device.type == "cpu"
-        batches = self.epoch / self.size if on_cpu else len(self.trainer.batches)
+        batches = self.epoch / self.size if self.on_cpu else len(self.trainer.batches)
         return self.seconds(u, count) * batches
 
 
@@ -194,7 +193,7 @@ def _saving(trainer: Trainer) -> tuple[float, float, int]:
     copies = Copies()
     copies.of(trainer.snapshot()[0])  # the first one takes longer
     copying = _seconds(lambda: copies.of(trainer.snapshot()[0]))
-    return copying, _seconds(lambda: copied(trainer.snapshot()[0])), copies.size
+    return copying, _seconds(lambda: cloned(trainer.snapshot()[0])), copies.size
 
 
 def _validation(

@@ -54,9 +54,10 @@ class Prices:
 
     def mean(self, low: float, high: float) -> float:
         """An epoch of a run whose K rises linearly."""
-        singles = min(max(2 - low, 0.0) / (high - low), 1.0) if high > low else float(low < 2)
-        training = (self.training(low) + self.training(high)) / 2
-        return training + self.epoch + singles * self.single
+        if low == high:
+            return self.total([low])
+        singles = min(max(2 - low, 0.0) / (high - low), 1.0)
+        return (self.training(low) + self.training(high)) / 2 + self.epoch + singles * self.single
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def _own_schedule(
     return TimePlan(planned, within, prices, tuple(steps_of(epochs)), None)
 
 
-PARTS = 16
+SLOPES = 16
 """Slopes that are tried before one between them is found by bisection."""
 
 
@@ -206,9 +207,9 @@ def rising(
     if fits(at(quick)):
         return at(quick)
     # More steps may cost less in all, if fewer epochs have single steps: so the highest that fit.
-    slopes = [quick * i / PARTS for i in range(PARTS)]
+    slopes = [quick * i / SLOPES for i in range(SLOPES)]
     slow = next((slope for slope in reversed(slopes) if fits(at(slope))), 0.0)
-    quick = slow + quick / PARTS
+    quick = slow + quick / SLOPES
     for _ in range(30):
         slope = (slow + quick) / 2
         slow, quick = (slope, quick) if fits(at(slope)) else (slow, slope)
