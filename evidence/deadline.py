@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -20,14 +21,30 @@ def interrupting(deadline: float) -> Iterator[None]:
         return
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # behind an & of a script
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    left = max(deadline - time.monotonic(), 0)
-    timer = threading.Timer(left, os.kill, (os.getpid(), signal.SIGINT))
-    timer.daemon = True
-    timer.start()
+    timers = [_interrupt_in(max(deadline - time.monotonic(), 0))]
+    ignored = sys.unraisablehook
+
+    def again(error: "sys.UnraisableHookArgs") -> None:
+        """Python ignores an interrupt in a callback of a weak reference, such as torch's."""
+        if issubclass(error.exc_type, KeyboardInterrupt):
+            timers.append(_interrupt_in(0.1))
+        else:
+            ignored(error)
+
+    sys.unraisablehook = again
     try:
         yield
     finally:
-        timer.cancel()
+        sys.unraisablehook = ignored
+        for timer in timers:
+            timer.cancel()
+
+
+def _interrupt_in(seconds: float) -> threading.Timer:
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 @contextmanager

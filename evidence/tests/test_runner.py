@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,6 +170,19 @@ def test_the_deadline_interrupts_like_ctrl_c() -> None:
         pass
     timers = [t for t in threading.enumerate() if isinstance(t, threading.Timer)]
     assert all(timer.finished.is_set() for timer in timers)
+
+
+def test_an_interrupt_that_python_ignores_is_sent_again() -> None:
+    class Thing:
+        pass
+
+    thing = Thing()
+    refs = [weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt), interrupting(time.monotonic() + 3600):
+        del thing
+        threading.Event().wait(60)
+    assert refs[0]() is None
 
 
 def test_the_winner_of_a_search_becomes_an_arm(tmp_path: Path) -> None:
