@@ -33,6 +33,8 @@ DEVICE = "H200"
 STUDY = "cifar10-epochs-or-k"
 NEAR = 0.25
 """How far the epochs of a run that is fitted may be from those of the rule, as a share."""
+POWERS = tuple(tenth / 10 for tenth in range(3, 16))
+"""Of the updates, in the formula of the accuracy."""
 EQUAL = 1.05
 """Runs whose costs differ by less than this factor are compared."""
 
@@ -46,6 +48,8 @@ class Run:
     """K of every epoch."""
     seconds: float
     accuracy: float
+    timed: bool = False
+    """It was given a time."""
 
     @property
     def mean_steps(self) -> float:
@@ -54,14 +58,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Fit:
-    """accuracy = a - b / updates, and the price of a step in updates."""
+    """accuracy = a - b / updates ** power."""
 
     a: float
     b: float
+    power: float
     half_width: float
 
     def __call__(self, updates: float) -> float:
-        return self.a - self.b / updates
+        return self.a - self.b / updates**self.power
 
 
 def runs() -> list[Run]:
@@ -78,6 +83,7 @@ def unreadable() -> list[str]:
 def _read() -> tuple[list[Run], list[str]]:
     own, found, old = recipes.load(RECIPE), list[Run](), list[str]()
     folders = [*RESULTS.glob("*/runs/*"), *(ROOT / "evidence" / "records").glob("*/runs/*")]
+    folders += within.RESULTS.glob("*")
     for folder in sorted(folders):
         try:
             recipe = recipes.load(folder / "recipe.toml")
@@ -93,28 +99,31 @@ def _read() -> tuple[list[Run], list[str]]:
             continue
         steps = tuple(row["steps"] for row in rows)
         accuracy = summary["evaluation"][ATTACK]["accuracy"]
-        found.append(Run(folder.name, steps, summary["train_seconds"], accuracy))
+        timed = recipe.train.within is not None
+        found.append(Run(folder.name, steps, summary["train_seconds"], accuracy, timed))
     return found, old
 
 
 def prices(found: Sequence[Run]) -> tuple[float, float]:
-    """Seconds of an epoch of updates, and of one attack step in it: a line through all runs."""
+    """Seconds of an epoch of updates, and of one attack step in it: a line through all runs but
+    those that were given a time, which may not be compiled."""
+    own = [run for run in found if not run.timed]
     slope, start = np.polyfit(
-        [run.mean_steps for run in found], [run.seconds / len(run.steps) for run in found], 1
+        [run.mean_steps for run in own], [run.seconds / len(run.steps) for run in own], 1
     )
     return float(start), float(slope)
 
 
 def rising(found: Sequence[Run]) -> list[Run]:
-    """The runs whose schedules the rule may choose: K never falls, and ends at 2 or more. A single
-    long step until the end collapses. So did some of these, for which see `collapses`."""
+    """The runs whose schedules the rule may choose: K never falls. It ends at 2 or more, if not in
+    a run of the rule. Some of them collapsed, for which see `collapses`."""
     own = all_rising(found)
     return [r for r in own if r.accuracy >= COLLAPSED * max(run.accuracy for run in own)]
 
 
 def all_rising(found: Sequence[Run]) -> list[Run]:
     """With those that collapsed."""
-    return [r for r in found if list(r.steps) == sorted(r.steps) and r.steps[-1] >= 2]
+    return [r for r in found if list(r.steps) == sorted(r.steps) and (r.timed or r.steps[-1] >= 2)]
 
 
 def collapses() -> str:
@@ -131,19 +140,27 @@ def updates_of(run: Run, update: float, step: float) -> float:
 def fitted(points: Sequence[tuple[float, float]]) -> Fit:
     """Least squares; the interval of a new run of another budget, at the edge of the known ones:
     budgets deviate from the line, and runs from their budget."""
-    x = np.array([1 / updates for updates, _ in points])
     y = np.array([accuracy for _, accuracy in points])
+
+    def powers(power: float) -> np.ndarray:
+        return np.array([updates**-power for updates, _ in points])
+
+    def squares(power: float) -> float:
+        return float(np.polyfit(powers(power), y, 1, full=True)[1].sum())
+
+    power = min(POWERS, key=squares)
+    x = powers(power)
     slope, start = np.polyfit(x, y, 1)
     rest, groups = y - start - slope * x, [round(updates) for updates, _ in points]
     own = [rest[[g == group for g in groups]] for group in sorted(set(groups))]
-    sizes, free = np.array([len(r) for r in own]), len(own) - 2
+    sizes, free = np.array([len(r) for r in own]), len(own) - 3
     runs = sum(float(((r - r.mean()) ** 2).sum()) for r in own) / max(len(x) - len(own), 1)
     budgets = sum(len(r) * float(r.mean()) ** 2 for r in own) / free
     each = (len(x) - float((sizes**2).sum()) / len(x)) / (len(own) - 1)  # runs of a budget
     spread = math.sqrt(runs + max(budgets - runs, 0.0) / each)
     edge = float(((x - x.mean()) ** 2).max() / ((x - x.mean()) ** 2).sum())
     half = t_quantile(free) * spread * math.sqrt(1 + 1 / len(own) + edge)
-    return Fit(float(start), float(-slope), half)
+    return Fit(float(start), float(-slope), power, half)
 
 
 def points() -> list[tuple[str, float, float]]:
@@ -204,11 +221,14 @@ def expected() -> str:
     """The table [expected] of the rule."""
     known = [(u, accuracy) for _, u, accuracy in points()]
     fit, budgets = fitted(known), [u for u, _ in known]
+    update, step = prices(runs())
     table = {
         "recipe": RECIPE,
         "attack": ATTACK,
         "a": round(fit.a, 4),
         "b": round(fit.b, 4),
+        "power": fit.power,
+        "step": round(step / update, 3),
         "half_width": round(fit.half_width, 4),
         "fewest": round(min(budgets), 1),
         "most": round(max(budgets), 1),
@@ -247,10 +267,11 @@ def table() -> str:
     ]
     head = ["updates", "PGD-20 %, mean of runs", "predicted from the other budgets", "runs inside"]
     known = points()
+    timed = sum(r.timed for r in runs() if r.name in {name for name, _, _ in known})
     return (
-        f"{len(known)} runs of `{RECIPE}` on one {DEVICE} with other schedules, where K never "
-        f"falls and ends at 2 or more, and with about the epochs that the rule would "
-        f"choose. An epoch of updates took {update:.2f} s, an attack step "
+        f"{len(known)} runs of `{RECIPE}` on one {DEVICE} with about the epochs that the rule "
+        f"would choose: {timed} with `--within`, the others with schedules in which K never falls "
+        f"and ends at 2 or more. An epoch of updates took {update:.2f} s, an attack step "
         f"{step:.2f} s more.\n\n{markdown(head, rows)}\n\nMean error of the prediction: "
         f"{100 * statistics.mean(off):.2f} points, largest {100 * max(off):.2f}. ± is a 95% "
         'prediction interval for one run; "yes": all runs are inside.'

@@ -241,7 +241,7 @@ def test_accuracy_is_expected_only_where_runs_are_stored() -> None:
         "[[band]]\nupdates = 0\nk_min = 1\nk_max = 3\ntau = 1.5\nepochs = 5\n"
         "[large]\neps = 0.04\nk_min = 3\nk_max = 4\n"
         '[expected]\nrecipe = "cifar10-amata-quick"\nattack = "pgd-20"\na = 0.5\nb = 1.0\n'
-        "half_width = 0.01\nfewest = 20.0\nmost = 50.0\n"
+        "power = 1.0\nstep = 0.4\nhalf_width = 0.01\nfewest = 20.0\nmost = 50.0\n"
     )
     rule, prices = read_rule(text), Prices(1.0, 0.4, 0.0)
 

@@ -9,11 +9,11 @@ import time_rule
 from time_rule import Run, fitted, prices, rising, updates_of
 
 
-def made(steps: tuple[int, ...], seed: int) -> Run:
+def made(steps: tuple[int, ...], seed: int, power: float = 1.0) -> Run:
     """A run whose update takes 2 s and whose step takes 1 s, with accuracy 0.5 - 1 / updates."""
     updates = len(steps) + sum(steps) / 2
-    noise = random.Random(seed).gauss(0, 1e-3)
-    return Run("made", steps, 2.0 * len(steps) + sum(steps), 0.5 - 1 / updates + noise)
+    noise = random.Random(seed).gauss(0, 2e-4)
+    return Run("made", steps, 2.0 * len(steps) + sum(steps), 0.5 - 1 / updates**power + noise)
 
 
 RUNS = [made((k,) * n, 9 * n + k) for n in (10, 20, 40) for k in (2, 3, 4)]
@@ -22,10 +22,20 @@ RUNS = [made((k,) * n, 9 * n + k) for n in (10, 20, 40) for k in (2, 3, 4)]
 def test_prices_and_accuracy_are_found_again() -> None:
     update, step = prices(RUNS)
     assert (update, step) == pytest.approx((2, 1))
-    fit = fitted([(updates_of(run, update, step), run.accuracy) for run in RUNS])
-    assert (fit.a, fit.b) == pytest.approx((0.5, 1), abs=0.05)
-    assert fit(30) == pytest.approx(0.5 - 1 / 30, abs=fit.half_width)
-    assert 1e-3 < fit.half_width < 1e-2
+    for power in (0.6, 1.0):
+        found = [made(run.steps, seed, power) for seed, run in enumerate(RUNS)]
+        fit = fitted([(updates_of(run, update, step), run.accuracy) for run in found])
+        assert fit.power == pytest.approx(power, abs=0.1)
+        assert (fit.a, fit.b) == pytest.approx((0.5, 1), abs=0.05 + abs(fit.power - power))
+        assert fit(35) == pytest.approx(0.5 - 1 / 35**power, abs=fit.half_width)
+        assert 2e-4 < fit.half_width < 2e-3
+
+
+def test_runs_that_were_given_a_time_tell_no_prices() -> None:
+    """Perhaps they were not compiled. They are fitted also if K stays below 2."""
+    slow = replace(made((1,) * 10, 1), seconds=100.0, timed=True)
+    assert prices([*RUNS, slow]) == prices(RUNS)
+    assert rising([slow, *RUNS])[0] is slow
 
 
 def test_the_interval_holds_how_budgets_deviate_however_many_runs_they_have() -> None:

@@ -121,7 +121,7 @@ def plan_within(
     planned = replace(stretched(recipe, epochs), schedule=schedule)
     expected = None
     if rule.expected is not None:
-        found = rule.expected.accuracy(recipe, sum(map(prices.training, steps)) / prices.update)
+        found = rule.expected.accuracy(recipe, steps)
         expected = (rule.expected.attack, *found) if found else None
     return TimePlan(
         _recorded(planned, within), within, prices, tuple(steps), (band.k_min, band.k_max), expected

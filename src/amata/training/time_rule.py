@@ -2,6 +2,7 @@
 time_rule.toml."""
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -28,24 +29,29 @@ class Band(NamedTuple):
 
 @dataclass(frozen=True)
 class Expected:
-    """Robust accuracy as a function of the updates that a run pays for: a - b / updates."""
+    """Robust accuracy as a function of the cost of a run: a - b / updates ** power."""
 
     recipe: str
     """The stored runs are of this recipe, with other epochs and schedules."""
     attack: str
     a: float
     b: float
+    power: float
+    step: float
+    """What an attack step costs, in updates, where the stored runs were made."""
     half_width: float
     """Half of the 95% interval of a new run."""
     fewest: float
     most: float
     """Updates of the stored runs: nothing is known outside."""
 
-    def accuracy(self, recipe: Recipe, updates: float) -> tuple[float, float, float] | None:
-        """The expected accuracy with its interval; None where no stored run says anything."""
+    def accuracy(self, recipe: Recipe, steps: Sequence[float]) -> tuple[float, float, float] | None:
+        """The expected accuracy with its interval, for K of every epoch; None where no stored run
+        says anything."""
+        updates = sum(1 + self.step * k for k in steps)
         if not (self.fewest <= updates <= self.most and are_related(recipe, load(self.recipe))):
             return None
-        middle = self.a - self.b / updates
+        middle = self.a - self.b / updates**self.power
         return middle, max(middle - self.half_width, 0.0), min(middle + self.half_width, 1.0)
 
 
