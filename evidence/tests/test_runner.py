@@ -176,13 +176,17 @@ def test_an_interrupt_that_python_ignores_is_sent_again() -> None:
     class Thing:
         pass
 
-    thing = Thing()
-    refs = [weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))]
+    things = [Thing()]
+    ref = weakref.ref(things[0], lambda _: signal.raise_signal(signal.SIGINT))
+
+    def work() -> None:
+        things.clear()
+        threading.Event().wait(60)
+
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt), interrupting(time.monotonic() + 3600):
-        del thing
-        threading.Event().wait(60)
-    assert refs[0]() is None
+        work()
+    assert ref() is None
 
 
 def test_the_winner_of_a_search_becomes_an_arm(tmp_path: Path) -> None:

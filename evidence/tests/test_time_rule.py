@@ -1,6 +1,7 @@
 """The fit behind `amata plan`: known numbers are found again, and held-out budgets are held out."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,12 @@ import time_rule
 from time_rule import Run, fitted, prices, rising, updates_of
 
 
-def made(steps: tuple[int, ...], seed: int, power: float = 1.0) -> Run:
+def made(steps: Sequence[float], seed: int, power: float = 1.0) -> Run:
     """A run whose update takes 2 s and whose step takes 1 s, with accuracy 0.5 - 1 / updates."""
     updates = len(steps) + sum(steps) / 2
     noise = random.Random(seed).gauss(0, 2e-4)
-    return Run("made", steps, 2.0 * len(steps) + sum(steps), 0.5 - 1 / updates**power + noise)
+    accuracy = 0.5 - 1 / updates**power + noise
+    return Run("made", tuple(steps), 2.0 * updates, accuracy)
 
 
 RUNS = [made((k,) * n, 9 * n + k) for n in (10, 20, 40) for k in (2, 3, 4)]
