@@ -337,6 +337,9 @@ def test_epochs_with_single_steps_cost_more_where_the_guard_attacks_after_them()
     assert [known.mean(k, k) for k in (0, 1)] == [known.total([k]) for k in (0, 1)]
     assert known.mean(3, 3) == known.total([3])
     recipe = recipes.load("cifar10-amata-quick")
+    # Single steps are about as dear as two: another epoch for the last second would lower all K.
+    dear = Prices(0.682, 0.248, 0.041, spent=44.58, single=0.092)
+    assert plan_within(recipe, dear, 59.4, RULE).steps == (2,) * 12
     for single in (0.0, 0.5, 2.0, 8.0):
         for time in (20, 60, 150):
             plan = plan_within(recipe, replace(known, single=single), time, RULE)

@@ -144,13 +144,19 @@ def choose_band(recipe: Recipe, updates: float, rule: TimeRule) -> Band | None:
     return Band(0.0, own.k_min, own.k_max, own.tau, least, own.step_size_max)
 
 
+UNUSED = 0.03
+"""Of the time, which may be left over: less is not worth another epoch, for which K would stay
+below k_max."""
+
+
 def _affordable_epochs(band: Band, prices: Prices, left: float) -> int:
     """As many as can rise from k_min to k_max. More where these are fewer than the band's least
     number, or where k_max in all of them would not fill the time; as many as K = k_min allows."""
     low, high = prices.total([band.k_min]), prices.total([band.k_max])
     mean = min(prices.mean(band.k_min, band.k_max), high)
     most, rising = (math.floor(left / price + 1e-9) for price in (low, mean))
-    return max(rising, min(most, max(band.epochs, math.ceil(left / high - 1e-9))))
+    filling = math.ceil((1 - UNUSED) * left / high)
+    return max(rising, min(most, max(band.epochs, filling)))
 
 
 def check_plannable(recipe: Recipe) -> None:
