@@ -19,35 +19,42 @@ def plan(**changes: Any) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("mode", "saved", "on_disk", "compiles"),
+    ("mode", "saved", "compiles"),
     [
-        ("always", 0.0, False, True),
-        ("never", 1e9, True, False),
-        ("auto", None, False, True),  # unknown work
-        ("auto", worth.COLD_SECONDS + 1, False, True),
-        ("auto", worth.COLD_SECONDS - 1, False, False),
-        ("auto", worth.COLD_SECONDS - 1, True, True),
-        ("auto", worth.WARM_SECONDS - 1, True, False),
+        ("always", 0.0, True),
+        ("never", 1e9, False),
+        ("auto", None, True),  # unknown work
+        ("auto", 11.0, True),
+        ("auto", 9.0, False),
     ],
 )
 def test_compiling_has_to_pay(
-    mode: Any, saved: float | None, on_disk: bool, compiles: bool, monkeypatch: pytest.MonkeyPatch
+    mode: Any, saved: float | None, compiles: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worth, "has_compiler", lambda: True)
-    chosen, why = choose(mode, saved, on_disk=on_disk)
+    chosen, why = choose(mode, saved, 10.0)
     assert chosen is compiles
     assert bool(why) is not compiles
     monkeypatch.setattr(worth, "has_compiler", lambda: False)
-    assert choose(mode, saved, on_disk=on_disk)[0] is False
+    assert choose(mode, saved, 10.0)[0] is False
 
 
 def test_a_given_time_decides_and_not_the_epochs() -> None:
     """Half a minute pays for code that is on disk, and a minute and a half for compiling it."""
     for seconds, cold, warm in ((10.0, False, False), (60.0, False, True), (90.0, True, True)):
         for steps in ([1], [10] * 300):
-            saved = seconds_saved(TinyViT(), plan(steps=steps, within=seconds))
-            assert worth.is_worth(saved, worth.COLD_SECONDS) is cold
-            assert worth.is_worth(saved, worth.WARM_SECONDS) is warm
+            timed = plan(steps=steps, within=seconds)
+            saved = seconds_saved(TinyViT(), timed)
+            assert worth.is_worth(saved, worth.seconds_taken(timed)) is cold
+            assert worth.is_worth(saved, worth.seconds_taken(timed, on_disk=True)) is warm
+
+
+def test_every_size_of_images_is_compiled() -> None:
+    for on_disk, least in ((False, worth.COLD_SECONDS), (True, worth.WARM_SECONDS)):
+        sizes = plan(steps=[1, 1, 1], pixels=[0.25, 1.0, 1.0])
+        assert worth.seconds_taken(None, on_disk=on_disk) == least
+        assert worth.seconds_taken(plan(), on_disk=on_disk) == least
+        assert worth.seconds_taken(sizes, on_disk=on_disk) == 2 * least
 
 
 def test_more_work_saves_more() -> None:

@@ -12,7 +12,7 @@ from amata.engine.eval_copy import EvalCopy, compiled_for_eval, suits_fp16
 from amata.engine.fast import FastNet
 from amata.engine.plain import PlainNet, Precision
 from amata.engine.probe import ProbeNet
-from amata.engine.worth import Compile, Plan, choose, marker_of, seconds_saved
+from amata.engine.worth import Compile, Plan, choose, marker_of, seconds_saved, seconds_taken
 from amata.errors import InputError
 
 Engine = Literal["auto", "plain", "fast"]
@@ -60,8 +60,8 @@ def make_net(
     losses = [getattr(options.get(name), "__qualname__", "") for name in ("loss", "attack_loss")]
     marker = marker_of(model, plan, f"{chosen} {options.get('attack_mode')} {losses}")
     saved = seconds_saved(model, plan) if plan is not None and compile == "auto" else None
-    on_disk, sizes = marker is not None and marker.is_file(), plan.sizes if plan is not None else 1
-    found = choose(compile, saved, on_disk=on_disk, sizes=sizes)
+    on_disk = marker is not None and marker.is_file()
+    found = choose(compile, saved, seconds_taken(plan, on_disk=on_disk))
     if (ranks := options.get("ranks")) is not None and ranks.size > 1:
         found = ranks.broadcast(found)  # the disks of machines may differ
     compiled, not_compiled = found

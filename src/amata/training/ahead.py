@@ -21,7 +21,7 @@ from amata.data import find_dataset
 from amata.distributed import launched
 from amata.engine import FastNet, backend_settings, choose_precision
 from amata.engine.compiler import has_compiler
-from amata.engine.worth import COLD_SECONDS, is_worth, seconds_saved
+from amata.engine.worth import is_worth, seconds_saved, seconds_taken
 from amata.errors import AmataError
 from amata.evaluation import evaluate, parse_attack
 from amata.evaluation.corruptions import is_attack
@@ -150,7 +150,7 @@ def pays(recipe: Recipe, within: float | None = None) -> bool:
     known = find_dataset(recipe.data.name)
     work = planned_work(recipe, known.shape, recipe.data.limit or known.images, within=within)
     model = build_network(recipe, known.shape[0], known.classes)
-    return work is None or is_worth(seconds_saved(model, work), work.sizes * COLD_SECONDS)
+    return work is None or is_worth(seconds_saved(model, work), seconds_taken(work))
 
 
 def _piece(recipe: Recipe, name: str) -> str:
