@@ -46,6 +46,10 @@ class Stored:
     ) -> "Stored":
         """What is stored at `path`. `recipe` is for a weights file that names none."""
         run = given = None
+        if path.suffix == ".onnx" or (path / "model.onnx").is_file():
+            raise InputError(
+                f"{path} is for ONNX Runtime; pass the run folder or the safetensors export"
+            )
         if path.is_dir() and not _is_export(path):
             run, original = RunFolder.open(path)
             source, weights = path / "recipe.toml", path / "model.safetensors"
@@ -56,10 +60,6 @@ class Stored:
             source, weights, about = path / "config.json", *_exported(path)
             original = _recipe_in(about, source)
         elif path.is_file():
-            if path.suffix == ".onnx":
-                raise InputError(
-                    f"{path} is for ONNX Runtime; pass the run folder or the safetensors export"
-                )
             source, weights, about = path, path, _described(path)
             given = None if recipe is None else recipes.load(recipe, overrides)
             original = given or _recipe_in(about, path)
