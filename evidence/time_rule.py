@@ -36,7 +36,8 @@ NEAR = 0.25
 POWERS = tuple(tenth / 10 for tenth in range(3, 16))
 """Of the updates, in the formula of the accuracy."""
 EQUAL = 1.05
-"""Runs whose costs differ by less than this factor are compared."""
+"""Runs whose costs differ by less than this factor are compared; so far outside the stored runs
+accuracy is predicted."""
 
 
 @dataclass(frozen=True)
@@ -230,8 +231,8 @@ def expected() -> str:
         "power": fit.power,
         "step": round(step / update, 3),
         "half_width": round(fit.half_width, 4),
-        "fewest": round(min(budgets), 1),
-        "most": round(max(budgets), 1),
+        "fewest": round(min(budgets) / EQUAL, 1),
+        "most": round(max(budgets) * EQUAL, 1),
     }
     return tomli_w.dumps({"expected": table})
 

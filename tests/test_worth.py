@@ -40,8 +40,8 @@ def test_compiling_has_to_pay(
 
 
 def test_a_given_time_decides_and_not_the_epochs() -> None:
-    """Half a minute pays for code that is on disk, and a minute and a half for compiling it."""
-    for seconds, cold, warm in ((10.0, False, False), (60.0, False, True), (90.0, True, True)):
+    """Some seconds pay for code that is on disk, and a minute and a half for compiling it."""
+    for seconds, cold, warm in ((4.0, False, False), (60.0, False, True), (90.0, True, True)):
         for steps in ([1], [10] * 300):
             timed = plan(steps=steps, within=seconds)
             saved = seconds_saved(TinyViT(), timed)
