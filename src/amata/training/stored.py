@@ -46,7 +46,7 @@ class Stored:
     ) -> "Stored":
         """What is stored at `path`. `recipe` is for a weights file that names none."""
         run = given = None
-        if path.suffix == ".onnx" or (path / "model.onnx").is_file():
+        if path.suffix == ".onnx" or (path.is_dir() and (path / "model.onnx").is_file()):
             raise InputError(
                 f"{path} is for ONNX Runtime; pass the run folder or the safetensors export"
             )
