@@ -527,6 +527,16 @@ def test_runs_end_on_time_unless_k_is_at_its_bound() -> None:
     assert on_time > 70
 
 
+def test_a_short_speed_up_does_not_raise_k_too_far() -> None:
+    """One fast epoch among others that are as slow as was planned."""
+    plan = plan_within(recipes.load("mnist5k-amata"), Prices(1.0, 0.5, 0.2, spent=3.0), 110.0, RULE)
+    n = len(plan.steps)
+    for epoch in range(3, n - 2):
+        fast = range(16 * epoch, 16 * (epoch + 1))
+        ended = follow(plan, lambda done, fast=fast: 0.4 if round(16 * n * done) in fast else 1.0)  # type: ignore[misc]
+        assert ended.end < 1.02 * 110
+
+
 def test_a_slow_start_is_no_reason_for_a_note() -> None:
     plan = plan_within(recipes.load("cifar10-amata-quick"), Prices(1.0, 0.3, 0.2, 20.0), 29.0, RULE)
     assert len(plan.steps) == 6

@@ -48,8 +48,11 @@ class Deadline:
             self.recent.append((expected + (0.0 if part else prices.once([k])), now - then))
         sums = [sum(t) for t in zip(*self.recent, strict=True)] or [1.0, 1.0]
         pace = sums[1] / sums[0]
-        if pace < 1:  # at first half believed: K that has risen does not fall again
-            pace = 1 + (pace - 1) * min(0.5 + (epoch + part) / len(self.plan.steps), 1.0)
+        if pace < 1:
+            # K that has risen does not fall again: only a lasting speed-up counts, at first half.
+            slowest = max(seen / said for said, seen in self.recent)
+            belief = min(0.5 + (epoch + part) / len(self.plan.steps), 1.0)
+            pace = 1 + (min(slowest, 1.0) - 1) * belief
         steps = state.steps or list(self.plan.steps)
         reached = steps[epoch - 1] if epoch else 0.0
         steps = [*steps[:epoch], *(max(k, reached) for k in steps[epoch:])]
