@@ -9,8 +9,11 @@ from typing import Any
 import origins
 import steepness
 import stored
+from amata import recipes
+from amata.schedules import closed_loop
 from amata.studies.intervals import Estimate
-from definition import FRONT, RESULTS, Test, Tuning
+from amata.studies.space import describe
+from definition import FRONT, RESULTS, SEARCH, Search, Test, Tuning
 from differences import collapsed, difference
 from page import attack_name, markdown
 from study import STUDIES
@@ -87,7 +90,9 @@ def differences_table(study: str) -> str:
 
 def tuning_table(study: str) -> str:
     """All trials, and which one was chosen."""
-    tuning = STUDIES[study].tuning
+    tuning, search = STUDIES[study].tuning, STUDIES[study].search
+    if search is not None:
+        return search_table(study, search)
     if tuning is None:
         return "No arm was tuned in this study."
     columns = []
@@ -140,6 +145,48 @@ def repeated_trials(study: str, attack: str) -> str:
         f" {len(found)} trials were made twice, with the same seed; the first counts. The "
         f"standard deviation of a trial is {spread:.2f} points."
     )
+
+
+def search_table(study: str, search: Search) -> str:
+    """All schedules that the search tried, and the one that it chose."""
+    file = RESULTS / study / SEARCH
+    if not file.is_file():
+        return "The schedule is not searched yet."
+    found = json.loads(file.read_text())
+    rows = []
+    for trial in found["trials"]:
+        held_out = "" if trial["accuracy"] is None else f"{100 * trial['accuracy']:.1f}"
+        chosen = trial["number"] == found["best"]["number"]
+        rows.append(
+            [
+                describe(trial["schedule"]).replace("->", "→"),
+                f"{trial['cost']:.2f}",
+                str(trial["epochs_trained"]),
+                f"**{held_out}**" if chosen else held_out,
+            ]
+        )
+    after = f"held-out {attack_name(found['attack'])} % after them"
+    head = ["schedule", "gradients per image and epoch", "epochs", after]
+    return (
+        f"{markdown(head, rows)}\n\nBold: chosen; the runs stretch it to {search.arm_epochs} "
+        f"epochs. Trials with fewer than {found['epochs']} epochs were stopped, because others "
+        f"were better by then. Held-out accuracy is on {found['valid_n']:,} images, one seed. No "
+        "other arm was tuned."
+    )
+
+
+def adaptive_part(study: str) -> str:
+    """What schedules chose that choose K during training."""
+    written = ""
+    for title, label in STUDIES[study].labels.items():
+        base, sets = STUDIES[study].recipes[title]
+        runs = stored.epochs(study, title)
+        if not runs or closed_loop(recipes.load(base, list(sets)).schedule) is None:
+            continue
+        by_epoch = zip(*([row["steps"] for row in rows] for rows in runs), strict=True)
+        means = ", ".join(f"{statistics.mean(steps):.1f}" for steps in by_epoch)
+        written += f"\n\nK of {label} in each epoch, mean of {len(runs)} seeds: {means}."
+    return written
 
 
 def selection_table(study: str) -> str:
@@ -199,7 +246,7 @@ def section(study: str) -> str:
     return (
         f"{head}{arms_table(study)}\n\n"
         f"![Accuracy against cost, {study}]({drawn})\n\n{differences_table(study)}\n\n"
-        f"{tuning_table(study)}{selection_table(study)}{steepness_part(study)}"
+        f"{tuning_table(study)}{adaptive_part(study)}{selection_table(study)}{steepness_part(study)}"
     )
 
 

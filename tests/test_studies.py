@@ -43,7 +43,7 @@ from amata.studies.criterion import strategies as criterion_runs
 from amata.studies.pareto import winner, with_front
 from amata.studies.plan import plan, run_plan
 from amata.studies.search import Search, SearchSettings
-from amata.studies.space import Space, schedule_key
+from amata.studies.space import Space, describe, schedule_key
 from amata.studies.trial import TrialResult
 from amata.training.experiment import train
 from amata.training.setup import load_data
@@ -791,6 +791,21 @@ def test_an_interrupted_schedule_is_resumed_under_corrected_prices(tmp_path: Pat
     again = search.study.ask()
     assert again.user_attrs == {"schedule": {**table, "tau": 0.123}}
     assert search.space.suggest(again) == table
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ({"name": "linear", "k_min": 2, "k_max": 4}, "linear K 2 -> 4, tau 20/255"),
+        ({"name": "exponential", "k_min": 3, "k_max": 3, "eta": 1}, "constant K 3, tau 20/255"),
+        (
+            {"name": "piecewise", "stages": [[0, 1], [5, 3]]},
+            "piecewise K 1 -> 3 at epoch 5, tau 20/255",
+        ),
+    ],
+)
+def test_a_schedule_is_described_with_tau_as_a_fraction(table: dict[str, Any], text: str) -> None:
+    assert describe({**table, "tau": 20 / 255}) == text
 
 
 def test_a_trial_never_costs_more_than_the_budget() -> None:

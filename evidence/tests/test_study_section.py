@@ -59,6 +59,25 @@ def test_trials_without_a_run_are_reported_and_none_is_chosen_yet(
     assert "**" not in found
 
 
+def test_what_a_search_tried_and_what_adaptive_k_chose_is_reported() -> None:
+    found = study_section.section("cifar10-closed-loop")
+
+    assert "| exponential (eta 0.3) K 1 → 4, tau 18/255 | 4.00 | 10 | **39.5** |" in found
+    assert found.count("**") == 2
+    assert "No arm was tuned" not in found
+    (line,) = (line for line in found.splitlines() if line.startswith("K of adaptive in each"))
+    chosen = line.split(": ")[1].rstrip(".").split(", ")
+    assert (len(chosen), chosen[0]) == (30, "1.0")
+
+
+def test_a_search_that_is_not_made_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(stored, "RESULTS", tmp_path)
+    monkeypatch.setattr(study_section, "RESULTS", tmp_path)
+    assert "The schedule is not searched yet." in study_section.section("cifar10-closed-loop")
+
+
 def test_the_pair_with_the_most_seeds_is_drawn_over_the_epochs() -> None:
     """Linear 1 -> 3 and constant 2 are the study's first test, with three seeds."""
     assert fronts.pair("cifar10-paper-recipe") == ("linear-1-5", "k3")

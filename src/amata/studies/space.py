@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from amata import recipes
 from amata.errors import InputError
+from amata.formatting import short_number
 from amata.recipes import Recipe
 from amata.schedules import Constant, planned_controls
 from amata.studies.cost import Prices
@@ -145,10 +146,13 @@ def schedule_key(recipe: Recipe) -> str:
 
 def describe(table: dict[str, Any]) -> str:
     """A schedule table as text."""
+    tau = short_number(table["tau"])
     if table["name"] == "piecewise":
         (_, first), (switch, second) = table["stages"]
-        return f"piecewise K {first} -> {second} at epoch {switch}, tau {table['tau']:.4g}"
+        return f"piecewise K {first} -> {second} at epoch {switch}, tau {tau}"
+    if table["k_min"] == table["k_max"]:
+        return f"constant K {table['k_min']}, tau {tau}"
     shape = (
         f"exponential (eta {table['eta']:g})" if table["name"] == "exponential" else table["name"]
     )
-    return f"{shape} K {table['k_min']} -> {table['k_max']}, tau {table['tau']:.4g}"
+    return f"{shape} K {table['k_min']} -> {table['k_max']}, tau {tau}"
