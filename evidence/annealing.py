@@ -30,6 +30,7 @@ ORDER = (
     "mnist5k-closed-loop",
     "mnist5k-autoattack",
     "mnist5k-msa",
+    "mnist5k-cutout",
     "mnist5k-fgsm-pgi",
     "cifar10-fgsm-pgi",
     "cifar10-closed-loop",

@@ -20,8 +20,9 @@ import torch
 from PIL import Image
 
 from amata.data import DATASETS, Arrays, Feed, Folder, Framing, Loader, Stream, load
-from amata.data.augment import crop_flip
+from amata.data.augment import crop_flip, cutout
 from amata.data.cifar import load_cifar10
+from amata.data.convert import scaled
 from amata.data.folder import load_folder
 from amata.data.hold_out import held_out
 from amata.data.images import split_validation
@@ -512,6 +513,42 @@ def test_alternating_flips_mirror_each_image_in_every_second_epoch() -> None:
     assert torch.equal(resumed[0].x, whole[3].x)
     parts = [next(replace(loader, rank=r, size=2).epoch(1)).x for r in range(2)]
     assert torch.equal(torch.cat(parts), whole[0].x)
+
+
+def test_cutout_replaces_one_rectangle_by_the_mean_colour() -> None:
+    x = torch.rand(400, 2, 8, 6)
+    out = cutout(x, 0.5, generator(1))
+    seen = set()
+    for i in range(400):
+        grey = x[i].mean((1, 2), keepdim=True)
+        found = []
+        for y, z in ((y, z) for y in range(8) for z in range(6)):
+            # Four lines and three columns around the pixel (y, z), as far as the image goes.
+            one = x[i].clone()
+            one[:, max(y - 2, 0) : y + 2, max(z - 1, 0) : z + 2] = grey
+            if torch.equal(one, out[i]):
+                found.append((y, z))
+        assert len(found) == 1
+        seen.add(found[0])
+    assert seen == {(y, z) for y in range(8) for z in range(6)}
+
+
+def test_cutout_is_the_same_when_resumed_and_on_two_processes() -> None:
+    data = Arrays(images(60), labels(60))
+    loader = Loader(data, 16, CPU, seed=1, pad=2, flip=True, cutout=0.5)
+    whole = list(loader.epoch(1))
+    plain = list(replace(loader, cutout=0.0).epoch(1))
+    found, expected = whole[0].frame, plain[0].frame
+    assert found is not None
+    assert expected is not None
+    assert torch.equal(found.rows, expected.rows)  # crops stay as they were
+    assert not torch.equal(whole[0].x, plain[0].x)
+    assert torch.equal(next(loader.epoch(1, start=3)).x, whole[3].x)
+    parts = [next(replace(loader, rank=r, size=2).epoch(1)).x for r in range(2)]
+    assert torch.equal(torch.cat(parts), whole[0].x)
+    # Test images, which have no seed, are whole.
+    unseeded = replace(loader, seed=None)
+    assert torch.equal(next(unseeded.epoch()).x, scaled(data.x[:16]))
 
 
 def test_a_validation_split_keeps_the_ids_of_the_whole_set() -> None:

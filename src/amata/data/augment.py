@@ -33,3 +33,19 @@ def crop_flip(
         columns = torch.where(flip[:, None], columns.flip(1), columns)
     frame = Frame(lines, columns, pad)
     return frame.cut(F.pad(x, [pad] * 4)), frame
+
+
+def cutout(x: Tensor, share: float, rng: torch.Generator, *, rows: Rows | None = None) -> Tensor:
+    """The images with a rectangle of `share` of both sides replaced by the image's mean colour. Its
+    centre is any pixel, so it may be cut by the border. `rows`: as in `crop_flip`."""
+    n = len(x)
+    part = rows or Rows(0, n, n)
+    places = torch.rand(2, part.total, 1, generator=rng, device=x.device)
+    inside = []
+    for place, length in zip(places[:, part.first : part.last], x.shape[2:], strict=True):
+        side = max(round(share * length), 1)
+        first = (place * length).long() - side // 2
+        pixels = torch.arange(length, device=x.device)
+        inside.append((pixels >= first) & (pixels < first + side))
+    covered = inside[0][:, None, :, None] & inside[1][:, None, None, :]
+    return torch.where(covered, x.mean((2, 3), keepdim=True), x)

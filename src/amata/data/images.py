@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from amata.batch import Batch
-from amata.data.augment import crop_flip
+from amata.data.augment import crop_flip, cutout
 from amata.data.class_names import numbered
 from amata.data.convert import check_range, scaled, to_images, to_labels
 from amata.errors import InputError
@@ -190,6 +190,8 @@ class Loader:
     flip: bool = False
     alternating: bool = False
     """Whether flips alternate: each image is mirrored in every second epoch."""
+    cutout: float = 0.0
+    """The sides of the rectangle that is cut out of each image, as a share of the image's."""
     drop_last: bool = False
     rank: int = 0
     size: int = 1
@@ -230,11 +232,14 @@ class Loader:
             zip(named, self.images.read(batches, self.device, draw), strict=True)
         ):
             frame, rows = None, self._rows(len(wholes[number])) if self.size > 1 else None
-            if self.seed is not None and (self.pad or self.flip):
+            if self.seed is not None and (self.pad or self.flip or self.cutout):
                 index = start + number * stride
                 rng = generator(self.seed, epoch, index, "augment", device=self.device)
-                flip = self.flip if mirrored is None else mirrored[ids]
-                x, frame = crop_flip(x, rng, pad=self.pad, flip=flip, rows=rows)
+                if self.pad or self.flip:
+                    flip = self.flip if mirrored is None else mirrored[ids]
+                    x, frame = crop_flip(x, rng, pad=self.pad, flip=flip, rows=rows)
+                if self.cutout:
+                    x = cutout(x, self.cutout, rng, rows=rows)
             yield Batch(x, y, ids, total, epoch, frame, rows)
 
     def _mirrored(self, epoch: int) -> Tensor | None:

@@ -91,6 +91,9 @@ class Data(Table):
     the first or the second on at random."""
     pad: Int = Field(default=4, ge=0, le=1000)
     """crop-flip: zero padding on each side, in pixels."""
+    cutout: Share = 0.0
+    """Replace a random rectangle of each training image by its mean colour, after crops and flips:
+    the rectangle's sides, as a share of the image's. 0: none; 0.5 is usual against overfitting."""
     limit: Count | None = None
     """Train on N images only: a random sample with the same share of every class."""
     valid: CountOrShare = 0

@@ -21,7 +21,17 @@ NEUTRAL = frozenset(
 """Keys that affect neither results nor speed."""
 
 LOADING = frozenset(
-    {"augment", "batch_size", "drop_last", "flip", "in_memory", "pad", "random_scale", "workers"}
+    {
+        "augment",
+        "batch_size",
+        "cutout",
+        "drop_last",
+        "flip",
+        "in_memory",
+        "pad",
+        "random_scale",
+        "workers",
+    }
 )
 """Keys of [data] that say how images are loaded, not which ones."""
 

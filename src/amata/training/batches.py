@@ -82,6 +82,7 @@ def training_batches(data: Any, recipe: Recipe, device: torch.device) -> Batches
         pad=pad,
         flip=flip,
         alternating=c.flip == "alternating",
+        cutout=c.cutout,
         drop_last=c.drop_last,
         rank=rank,
         size=size,

@@ -27,7 +27,7 @@ def updated(table: Any, given: dict[str, Any]) -> Any:
 
 def describe_data(images: Any, valid: Any, table: Data, batches: int | None) -> PythonData:
     """What the run records of its data."""
-    keys = ("batch_size", "augment", "flip", "pad", "drop_last", "limit")
+    keys = ("batch_size", "augment", "flip", "pad", "cutout", "drop_last", "limit")
     kept: dict[str, Any] = {key: getattr(table, key) for key in keys}
     own = updated(PythonData(), {"batches_per_epoch": batches}).batches_per_epoch
     kept["batches_per_epoch"] = own or getattr(table, "batches_per_epoch", None)
@@ -51,7 +51,7 @@ def describe_data(images: Any, valid: Any, table: Data, batches: int | None) -> 
 
 def _stream_facts(batches: Any) -> dict[str, Any]:
     """What is known of an iterable of batches without reading it."""
-    facts: dict[str, Any] = {"augment": "none", "flip": "random", "limit": None}
+    facts: dict[str, Any] = {"augment": "none", "flip": "random", "cutout": 0.0, "limit": None}
     if isinstance(size := getattr(batches, "batch_size", None), int):
         facts["batch_size"] = size
     if hasattr(dataset := getattr(batches, "dataset", None), "__len__"):
