@@ -47,7 +47,7 @@ ORDER = (
     "cifar10-9s-order",
     "cifar10-9s-shapes",
     "cifar10-18s",
-    "cifar10-26s",
+    "cifar10-22s",
     "cifar10-27s",
     "cifar10-27s-tuning",
     "cifar10-1m",

@@ -35,7 +35,7 @@ GROUPS = {
     "cifar10-18s": (EQUAL_TIME, "not tuned"),
     "cifar10-20s": (EQUAL_TIME, "tuned"),
     "cifar10-27s": (EQUAL_TIME, "tuned"),
-    "cifar10-26s": (EQUAL_TIME, "larger K·α"),
+    "cifar10-22s": (EQUAL_TIME, "larger K·α"),
     "cifar10-27s-tuning": (EQUAL_TIME, "tuned further"),
     "cifar10-1m": ("CIFAR-10, cifar10-1m", ""),
     "cifar10-eps16": ("CIFAR-10, ε = 16/255", ""),

@@ -13,7 +13,7 @@ from amata import recipes
 from amata.schedules import closed_loop
 from amata.studies.intervals import Estimate
 from amata.studies.space import describe
-from definition import FRONT, RESULTS, SEARCH, Search, Test, Tuning
+from definition import FRONT, RESULTS, SEARCH, Test, Tuning
 from differences import collapsed, difference
 from page import attack_name, markdown
 from study import STUDIES
@@ -91,10 +91,9 @@ def differences_table(study: str) -> str:
 def tuning_table(study: str) -> str:
     """All trials, and which one was chosen."""
     tuning, search = STUDIES[study].tuning, STUDIES[study].search
-    if search is not None:
-        return search_table(study, search)
     if tuning is None:
-        return "No arm was tuned in this study."
+        other = "" if search is None else "other "
+        return f"No {other}arm was tuned in this study."
     columns = []
     for title in STUDIES[study].labels:
         found = [trial["held_out"] if trial else None for trial in trials(study, title)]
@@ -147,11 +146,13 @@ def repeated_trials(study: str, attack: str) -> str:
     )
 
 
-def search_table(study: str, search: Search) -> str:
+def search_table(study: str) -> str:
     """All schedules that the search tried, and the one that it chose."""
+    if (search := STUDIES[study].search) is None:
+        return ""
     file = RESULTS / study / SEARCH
     if not file.is_file():
-        return "The schedule is not searched yet."
+        return "The schedule is not searched yet.\n\n"
     found = json.loads(file.read_text())
     rows = []
     for trial in found["trials"]:
@@ -160,33 +161,30 @@ def search_table(study: str, search: Search) -> str:
         rows.append(
             [
                 describe(trial["schedule"]).replace("->", "→"),
-                f"{trial['cost']:.2f}",
                 str(trial["epochs_trained"]),
+                f"{trial['cost']:.2f}",
                 f"**{held_out}**" if chosen else held_out,
             ]
         )
     after = f"held-out {attack_name(found['attack'])} % after them"
-    head = ["schedule", "gradients per image and epoch", "epochs", after]
+    head = ["schedule", "epochs", "gradients per image and epoch, in these", after]
     return (
         f"{markdown(head, rows)}\n\nBold: chosen; the runs stretch it to {search.arm_epochs} "
-        f"epochs. Trials with fewer than {found['epochs']} epochs were stopped, because others "
-        f"were better by then. Held-out accuracy is on {found['valid_n']:,} images, one seed. No "
-        "other arm was tuned."
+        f"epochs. Trials with fewer than {found['epochs']} epochs were stopped, below the median "
+        f"of those before. Held-out accuracy is on {found['valid_n']:,} images, one seed.\n\n"
     )
 
 
-def adaptive_part(study: str) -> str:
-    """What schedules chose that choose K during training."""
-    written = ""
+def adaptive_table(study: str) -> str:
+    """K of every epoch, in runs whose schedule chooses it during training."""
+    rows = []
     for title, label in STUDIES[study].labels.items():
         base, sets = STUDIES[study].recipes[title]
-        runs = stored.epochs(study, title)
-        if not runs or closed_loop(recipes.load(base, list(sets)).schedule) is None:
-            continue
-        by_epoch = zip(*([row["steps"] for row in rows] for rows in runs), strict=True)
-        means = ", ".join(f"{statistics.mean(steps):.1f}" for steps in by_epoch)
-        written += f"\n\nK of {label} in each epoch, mean of {len(runs)} seeds: {means}."
-    return written
+        if closed_loop(recipes.load(base, list(sets)).schedule) is not None:
+            for run in stored.runs_of(study, title):
+                steps = " ".join(f"{row['steps']:g}" for row in stored.read_rows(run)[0])
+                rows.append([label, run.name.rpartition("-seed")[2], steps])
+    return f"\n\n{markdown(['arm', 'seed', 'K of each epoch'], rows)}" if rows else ""
 
 
 def selection_table(study: str) -> str:
@@ -241,12 +239,13 @@ def shared(study: str) -> str:
 def section(study: str) -> str:
     head = f"### {STUDIES[study].about}\n\n`{study}`: {provenance(study)}\n\n"
     if not stored.summaries(study):
-        return f"{head}{tuning_table(study)}"
+        return f"{head}{search_table(study)}{tuning_table(study)}"
     drawn = f"annealing-{study}.svg"
     return (
         f"{head}{arms_table(study)}\n\n"
         f"![Accuracy against cost, {study}]({drawn})\n\n{differences_table(study)}\n\n"
-        f"{tuning_table(study)}{adaptive_part(study)}{selection_table(study)}{steepness_part(study)}"
+        f"{search_table(study)}{tuning_table(study)}{adaptive_table(study)}{selection_table(study)}"
+        f"{steepness_part(study)}"
     )
 
 

@@ -204,8 +204,7 @@ def trade() -> str:
     for group in equal_costs():
         arms: dict[tuple[int, str], list[tuple[float, Run]]] = {}
         for cost, run in group:
-            k = " → ".join(f"{k:g}" for k in dict.fromkeys((run.steps[0], run.steps[-1])))
-            arms.setdefault((len(run.steps), k), []).append((cost, run))
+            arms.setdefault((len(run.steps), within.span(run.steps)), []).append((cost, run))
         for (epochs, k), own in sorted(arms.items()):
             cost = statistics.mean(cost for cost, _ in own)
             accuracy = statistics.mean(run.accuracy for _, run in own)
@@ -272,8 +271,9 @@ def table() -> str:
     return (
         f"{len(known)} runs of `{RECIPE}` on one {DEVICE} with about the epochs that the rule "
         f"would choose: {timed} with `--within`, the others with schedules in which K never falls "
-        f"and ends at 2 or more. An epoch of updates took {update:.2f} s, an attack step "
-        f"{step:.2f} s more.\n\n{markdown(head, rows)}\n\nMean error of the prediction: "
+        f"and ends at 2 or more. Updates are counted by the mean prices of all stored runs: "
+        f"{update:.2f} s for an epoch of updates and {step:.2f} s for an attack step.\n\n"
+        f"{markdown(head, rows)}\n\nMean error of the prediction: "
         f"{100 * statistics.mean(off):.2f} points, largest {100 * max(off):.2f}. ± is a 95% "
         'prediction interval for one run; "yes": all runs are inside.'
         f"{collapses()}{left_out()}"

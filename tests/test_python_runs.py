@@ -822,6 +822,17 @@ def test_a_recipe_with_alternating_flips_trains_with_and_without_them(tmp_path: 
     assert (data.augment, data.flip) == ("none", "random")
 
 
+def test_a_recipe_with_cutout_trains_with_and_without_it(tmp_path: Path) -> None:
+    recipe, (x, _) = load("mnist5k-amata", ["data.cutout=0.5"]), toy_data()
+    for batch in training_batches(toy_data(), recipe, torch.device("cpu")).epoch(0):
+        assert all(own.ne(x[i]).any() for i, own in zip(batch.ids, batch.x, strict=True))
+    own = {k: v for k, v in QUICK.items() if k != "optim"}
+    amata.fit(small_net(), toy_data(), recipe=recipe, run=tmp_path / "with", **own)
+    amata.fit(small_net(), toy_data(), recipe=recipe, augment="none", run=tmp_path / "out", **own)
+    found = {run.name: RunFolder.open(run)[1].data.cutout for run in tmp_path.iterdir()}
+    assert found == {"with": 0.5, "out": 0.0}
+
+
 def test_settings_of_a_method_with_its_own_init_are_recorded_too() -> None:
     class Weighted(amata.Method):
         def __init__(self, weight: float) -> None:

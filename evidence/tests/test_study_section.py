@@ -62,12 +62,12 @@ def test_trials_without_a_run_are_reported_and_none_is_chosen_yet(
 def test_what_a_search_tried_and_what_adaptive_k_chose_is_reported() -> None:
     found = study_section.section("cifar10-closed-loop")
 
-    assert "| exponential (eta 0.3) K 1 → 4, tau 18/255 | 4.00 | 10 | **39.5** |" in found
+    assert "| exponential (eta 0.3) K 1 → 4, tau 18/255 | 10 | 4.00 | **39.5** |" in found
     assert found.count("**") == 2
-    assert "No arm was tuned" not in found
-    (line,) = (line for line in found.splitlines() if line.startswith("K of adaptive in each"))
-    chosen = line.split(": ")[1].rstrip(".").split(", ")
-    assert (len(chosen), chosen[0]) == (30, "1.0")
+    assert "No other arm was tuned" in found
+    (line,) = (line for line in found.splitlines() if line.startswith("| adaptive | 1 |"))
+    chosen = line.split("|")[3].split()
+    assert (len(chosen), chosen[:6]) == (30, ["1", "4", "6", "5", "4", "4"])
 
 
 def test_a_search_that_is_not_made_is_reported(

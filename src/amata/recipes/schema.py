@@ -93,7 +93,7 @@ class Data(Table):
     """crop-flip: zero padding on each side, in pixels."""
     cutout: Share = 0.0
     """Replace a random rectangle of each training image by its mean colour, after crops and flips:
-    the rectangle's sides, as a share of the image's. 0: none; 0.5 is usual against overfitting."""
+    the rectangle's sides, as a share of the image's. 0: none; 0.5 is usual on CIFAR-10."""
     limit: Count | None = None
     """Train on N images only: a random sample with the same share of every class."""
     valid: CountOrShare = 0

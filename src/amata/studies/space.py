@@ -149,6 +149,8 @@ def describe(table: dict[str, Any]) -> str:
     tau = short_number(table["tau"])
     if table["name"] == "piecewise":
         (_, first), (switch, second) = table["stages"]
+        if first == second:
+            return f"constant K {first}, tau {tau}"
         return f"piecewise K {first} -> {second} at epoch {switch}, tau {tau}"
     if table["k_min"] == table["k_max"]:
         return f"constant K {table['k_min']}, tau {tau}"

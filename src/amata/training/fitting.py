@@ -142,8 +142,14 @@ def fit(
         )
     if isinstance(images, ImageSet) and batches_per_epoch is not None:
         raise InputError("batches_per_epoch= is for iterables of batches; drop it")
-    flip = "random" if augment == "none" else None  # a recipe's alternating flips need flips
-    given = {"batch_size": batch_size, "augment": augment, "flip": flip, "limit": limit, "valid": 0}
+    given: dict[str, Any] = {
+        "batch_size": batch_size,
+        "augment": augment,
+        "limit": limit,
+        "valid": 0,
+    }
+    if augment == "none":  # nothing of a recipe's augmentation is left
+        given |= {"flip": "random", "cutout": 0.0}
     data = updated(chosen.data, given)
     options = {
         "epochs": epochs,
