@@ -798,6 +798,10 @@ def test_an_interrupted_schedule_is_resumed_under_corrected_prices(tmp_path: Pat
     [
         ({"name": "linear", "k_min": 2, "k_max": 4}, "linear K 2 -> 4, tau 20/255"),
         ({"name": "exponential", "k_min": 3, "k_max": 3, "eta": 1}, "constant K 3, tau 20/255"),
+        (
+            {"name": "exponential", "k_min": 1, "k_max": 4, "eta": 0.3},
+            "exponential (eta 0.3) K 1 -> 4, tau 20/255",
+        ),
         ({"name": "piecewise", "stages": [[0, 2], [5, 2]]}, "constant K 2, tau 20/255"),
         (
             {"name": "piecewise", "stages": [[0, 1], [5, 3]]},

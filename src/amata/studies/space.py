@@ -148,13 +148,12 @@ def describe(table: dict[str, Any]) -> str:
     """A schedule table as text."""
     tau = short_number(table["tau"])
     if table["name"] == "piecewise":
-        (_, first), (switch, second) = table["stages"]
-        if first == second:
-            return f"constant K {first}, tau {tau}"
-        return f"piecewise K {first} -> {second} at epoch {switch}, tau {tau}"
-    if table["k_min"] == table["k_max"]:
-        return f"constant K {table['k_min']}, tau {tau}"
-    shape = (
-        f"exponential (eta {table['eta']:g})" if table["name"] == "exponential" else table["name"]
-    )
-    return f"{shape} K {table['k_min']} -> {table['k_max']}, tau {tau}"
+        (_, first), (switch, last) = table["stages"]
+        shape, when = "piecewise", f" at epoch {switch}"
+    else:
+        first, last = table["k_min"], table["k_max"]
+        shape, when = table["name"], ""
+    if shape == "exponential":
+        shape += f" (eta {table['eta']:g})"
+    steps = f"constant K {first}" if first == last else f"{shape} K {first} -> {last}{when}"
+    return f"{steps}, tau {tau}"
