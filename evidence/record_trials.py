@@ -10,7 +10,6 @@ from typing import Any
 
 from definition import RECORDS, Sets
 from page import markdown
-from stored import read_rows
 
 TRIED = RECORDS / "tried.jsonl"
 HELD_OUT = ("data.valid=5000", "train.valid_every=2", 'eval.attacks=["clean"]')
@@ -145,10 +144,8 @@ def explore(seconds: float) -> None:
             )
             # an entry has no validation split, so its last weights count
             found = held_out(run, list(JUDGED), reporter)
-            rows, _ = read_rows(run.path)
-            curve = [(row["epoch"] + 1, row["valid"]) for row in rows if row.get("valid")]
-            where = {key: found[key] for key in ("train_seconds", "commit", "device")}
-            row = {"trial": name, "set": sets, **found["held_out"], "course": curve, **where}
+            kept = {key: found[key] for key in ("course", "train_seconds", "commit", "device")}
+            row = {"trial": name, "set": sets, **found["held_out"], **kept}
         with TRIED.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(row, flush=True)

@@ -109,7 +109,27 @@ def tuning_table(study: str) -> str:
         for sets, *cells in zip(tuning.trials, *columns, strict=True)
     ]
     bold = "Bold: chosen, by the rule in the study's file, once all trials of the arm are made."
-    return f"{markdown(head, rows)}\n\n{bold}{repeated_trials(study, tuning.attack)}"
+    again = repeated_trials(study, tuning.attack)
+    return f"{markdown(head, rows)}\n\n{bold}{again}{course_table(study, tuning)}"
+
+
+def course_table(study: str, tuning: Tuning) -> str:
+    """Held-out accuracies during the trials, if these were validated more than once."""
+    courses = [
+        (label, sets, dict(trial["course"]))
+        for title, label in STUDIES[study].labels.items()
+        for sets, trial in zip(tuning.trials, trials(study, title), strict=True)
+        if trial and len(trial.get("course", ())) > 1
+    ]
+    epochs = sorted({epoch for *_, course in courses for epoch in course})
+    rows = [
+        [label, f"`{' '.join(sets)}`", f"{attack_name(attack)} %"]
+        + [f"{100 * course[epoch][attack]:.1f}" if epoch in course else "" for epoch in epochs]
+        for label, sets, course in courses
+        for attack in sorted(course[min(course)])
+    ]
+    head = ["arm", "trial", "held-out, after epoch", *map(str, epochs)]
+    return f"\n\n{markdown(head, rows)}" if rows else ""
 
 
 def trials(study: str, title: str) -> list[dict[str, Any] | None]:
@@ -221,8 +241,9 @@ def provenance(study: str) -> str:
     where = origins.devices(runs) or sorted({trial["device"] for trial in tried})
     planned = len(list(STUDIES[study].runs()))
     resumed = [f"`{run.name}`" for run in runs if len(stored.environments(run)) > 1]
+    done = f"{len(runs)} of {planned} runs" if planned else f"{len(tried)} trials, no runs"
     return (
-        f"{len(runs)} of {planned} runs, commit {', '.join(made)}, {', '.join(where)}."
+        f"{done}, commit {', '.join(made)}, {', '.join(where)}."
         f"{origins.sentence(runs)}{shared(study)}"
         + (f" Interrupted and resumed: {', '.join(resumed)}." if resumed else "")
     )

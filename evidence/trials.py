@@ -15,15 +15,17 @@ from stored import read_rows
 
 
 def held_out(run: RunFolder, attacks: list[str], reporter: Reporter) -> dict[str, Any]:
-    """The accuracy of a run's last weights on its held-out images, and where it was trained."""
+    """The accuracy of a run's last weights on its held-out images, its course where training was
+    validated, and where it was trained."""
     model, recipe, splits = load_trained(run.path / "last.safetensors")
     assert splits.valid is not None
     results = evaluate_recipe(model, recipe, splits.valid, reporter, attacks)
-    env = run.environments()[-1]
+    env, (rows, _) = run.environments()[-1], read_rows(run.path)
     return {
         "held_out": {attack: result.accuracy for attack, result in results.items()},
+        "course": [(row["epoch"] + 1, row["valid"]) for row in rows if row.get("valid")],
         "images": len(splits.valid),
-        "train_seconds": read_rows(run.path)[0][-1]["train_seconds"],
+        "train_seconds": rows[-1]["train_seconds"],
         "data": splits.hashes,
         "commit": env.get("commit"),
         "device": env.get("device"),
