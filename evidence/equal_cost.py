@@ -29,6 +29,7 @@ SHORT = {
     "cifar10-27s": "fast, tuned",
     "cifar10-27s-tuning": "fast, tuned",
     "cifar10-1m": "`cifar10-1m`, 50 s",
+    "cifar10-5m": "`cifar10-5m`, 5 minutes",
     "cifar10-fgsm-pgi": "fast, FGSM-PGI, tuned",
     "mnist-equal-cost": "MNIST",
     "mnist-few-steps": "MNIST",
@@ -57,6 +58,7 @@ SHORT_TRAINING = (
     "cifar10-18s",
     "cifar10-27s",
     "cifar10-1m",
+    "cifar10-5m",
 )
 ATTACKS = ("pgd-20", "cw-pgd-20", CLEAN)
 """The studies and the columns of the table of short trainings on docs/annealing.md."""

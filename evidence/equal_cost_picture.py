@@ -38,6 +38,7 @@ GROUPS = {
     "cifar10-27s": (EQUAL_TIME, "tuned"),
     "cifar10-27s-tuning": (EQUAL_TIME, "tuned further"),
     "cifar10-1m": ("CIFAR-10, cifar10-1m", ""),
+    "cifar10-5m": ("CIFAR-10, cifar10-5m", ""),
     "cifar10-eps16": ("CIFAR-10, ε = 16/255", ""),
     "tiny-equal-cost": ("Tiny-ImageNet, 40 classes", ""),
     "mnist-equal-cost": ("MNIST", ""),

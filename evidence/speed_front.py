@@ -25,6 +25,7 @@ AFTER = (
     "cifar10-27s",
     "cifar10-27s-tuning",
     "cifar10-1m",
+    "cifar10-5m",
 )
 """Studies of the recipes of the speed records, at eps 8/255 on an H200."""
 FIRST_ENTRIES = {"pgd20": "linear 2 → 3", "autoattack": "linear 2 → 4"}

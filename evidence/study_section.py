@@ -104,31 +104,43 @@ def tuning_table(study: str) -> str:
         columns.append(cells)
     clean = ", clean" if tuning.least_clean else ""
     head = [f"held-out {attack_name(tuning.attack)}{clean} %", *STUDIES[study].labels.values()]
-    rows = [
-        ["`" + " ".join(sets) + "`", *cells]
-        for sets, *cells in zip(tuning.trials, *columns, strict=True)
-    ]
+    rows = [[name, *cells] for name, *cells in zip(trial_names(tuning), *columns, strict=True)]
+    shared = " ".join(shared_sets(tuning))
     bold = "Bold: chosen, by the rule in the study's file, once all trials of the arm are made."
-    again = repeated_trials(study, tuning.attack)
-    return f"{markdown(head, rows)}\n\n{bold}{again}{course_table(study, tuning)}"
+    return (
+        f"{markdown(head, rows)}\n\n{bold}{f' All trials have `{shared}`.' if shared else ''}"
+        f"{repeated_trials(study, tuning.attack)}{course_table(study, tuning)}"
+    )
+
+
+def shared_sets(tuning: Tuning) -> list[str]:
+    """The settings of all trials."""
+    first, *others = tuning.trials
+    return [one for one in first if others and all(one in sets for sets in others)]
+
+
+def trial_names(tuning: Tuning) -> list[str]:
+    """Each trial by its own settings."""
+    shared = shared_sets(tuning)
+    own = [" ".join(one for one in sets if one not in shared) for sets in tuning.trials]
+    return [f"`{sets}`" if sets else "as it is" for sets in own]
 
 
 def course_table(study: str, tuning: Tuning) -> str:
-    """Held-out accuracies during the trials, if these were validated more than once."""
-    courses = [
-        (label, sets, dict(trial["course"]))
-        for title, label in STUDIES[study].labels.items()
-        for sets, trial in zip(tuning.trials, trials(study, title), strict=True)
-        if trial and len(trial.get("course", ())) > 1
-    ]
-    epochs = sorted({epoch for *_, course in courses for epoch in course})
+    """Held-out robust accuracy during the trials, if these were validated more than once."""
+    courses = []
+    for title, label in STUDIES[study].labels.items():
+        for name, trial in zip(trial_names(tuning), trials(study, title), strict=True):
+            all_attacks = dict((trial or {}).get("course", ()))
+            course = {e: a[tuning.attack] for e, a in all_attacks.items() if tuning.attack in a}
+            if len(course) > 1:
+                courses.append(([label, name], course))
+    epochs = sorted({epoch for _, course in courses for epoch in course})
     rows = [
-        [label, f"`{' '.join(sets)}`", f"{attack_name(attack)} %"]
-        + [f"{100 * course[epoch][attack]:.1f}" if epoch in course else "" for epoch in epochs]
-        for label, sets, course in courses
-        for attack in sorted(course[min(course)])
+        [*about, *(f"{100 * course[e]:.1f}" if e in course else "" for e in epochs)]
+        for about, course in courses
     ]
-    head = ["arm", "trial", "held-out, after epoch", *map(str, epochs)]
+    head = ["arm", f"held-out {attack_name(tuning.attack)} % after epoch", *map(str, epochs)]
     return f"\n\n{markdown(head, rows)}" if rows else ""
 
 

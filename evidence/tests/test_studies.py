@@ -67,7 +67,7 @@ def test_the_recipe_of_20_seconds_is_the_arm_that_was_measured() -> None:
         ("cifar10-wrn", 20 / 255, set()),
         ("cifar10-trades", 20 / 255, set()),
         ("tiny-equal-cost", 20 / 255, set()),
-        ("cifar10-long", 17 / 255, set()),
+        ("cifar10-5m", 17 / 255, set()),
     ],
 )
 def test_arms_differ_in_k_alone(name: str, reach: float, others: set[str]) -> None:
@@ -336,3 +336,11 @@ def test_the_fine_tuning_table_is_read_from_stored_runs(
     rows = finetune.table().splitlines()
     assert rows[2] == "| finetune | 10 | 0.01 | 1,000 | 50.0 ± 0.0 | 50.0 ± 0.0 | 50.0 ± 0.0 |"
     assert "- finetune against scratch: +25.0, +25.0, +25.0 points" in rows
+
+
+def test_the_recipe_of_five_minutes_is_the_studys_annealed_arm() -> None:
+    base, sets = study.STUDIES["cifar10-5m"].recipes["linear-2-4"]
+    arm, own = recipes.load(base, list(sets)), recipes.load("cifar10-5m")
+    for table in ("data", "model", "threat", "method", "optim", "train"):
+        assert arm.tables[table] == own.tables[table]
+    assert planned_controls(arm.schedule, 140) == planned_controls(own.schedule, 140)

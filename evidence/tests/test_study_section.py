@@ -59,6 +59,32 @@ def test_trials_without_a_run_are_reported_and_none_is_chosen_yet(
     assert "**" not in found
 
 
+def test_the_course_of_trials_is_shown_under_the_attack_that_decides(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(study_section, "RESULTS", tmp_path)
+    folder = tmp_path / "cifar10-5m-tuning" / "trials"
+    folder.mkdir(parents=True)
+    courses: list[list[tuple[int, str, float]]] = [
+        [(10, "cw-pgd-20", 0.46), (100, "cw-pgd-20", 0.505)],
+        [(76, "cw-pgd-20", 0.503)],  # validated once: no course
+        [(10, "pgd-10", 0.5), (100, "pgd-10", 0.51)],
+        [(10, "cw-pgd-20", 0.45), (76, "cw-pgd-20", 0.507)],
+    ]
+    for trial, course in enumerate(courses):
+        rows = [(epoch, {"clean": 0.7, attack: value}) for epoch, attack, value in course]
+        written = {"held_out": {"clean": 0.79, "cw-pgd-20": 0.5}, "course": rows}
+        (folder / f"k3-{trial}.json").write_text(json.dumps(written))
+
+    found = study_section.tuning_table("cifar10-5m-tuning")
+
+    assert "| arm | held-out CW-PGD-20 % after epoch | 10 | 76 | 100 |" in found
+    assert "| constant 3 | `optim.label_smoothing=0.2` | 46.0 |  | 50.5 |" in found
+    assert found.count("| constant 3 | `") == 2
+    assert "All trials have `train.valid_every=10`." in found
+    assert "| as it is |  |" in found
+
+
 def test_what_a_search_tried_and_what_adaptive_k_chose_is_reported() -> None:
     found = study_section.section("cifar10-closed-loop")
 
