@@ -14,7 +14,7 @@ from definition import ROOT
 from fronts import draw
 from page import Parts, markdown, picture, refuse_others, rewrite
 from study import STUDIES
-from study_section import finished_trials, section
+from study_section import finished_trials, is_drawn, section
 
 DOCS = ROOT / "docs"
 ORDER = (
@@ -76,7 +76,7 @@ def measured() -> list[str]:
 
 def draw_all() -> None:
     equal_cost_picture.draw(DOCS / "annealing.svg", measured())
-    for study in measured():
+    for study in filter(is_drawn, measured()):
         draw(study, DOCS / f"annealing-{study}.svg")
         if steepness.measured(study):
             with picture(DOCS / f"annealing-{study}-steepness.svg", 2, (8.4, 3.1)) as axes:

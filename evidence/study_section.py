@@ -269,14 +269,19 @@ def shared(study: str) -> str:
     return f" {count} runs at a time shared the device, so their seconds are not given."
 
 
+def is_drawn(study: str) -> bool:
+    """Whether there are arms to compare."""
+    return len(stored.summaries(study)) > 1
+
+
 def section(study: str) -> str:
     head = f"### {STUDIES[study].about}\n\n`{study}`: {provenance(study)}\n\n"
     if not stored.summaries(study):
         return f"{head}{search_table(study)}{tuning_table(study)}"
-    drawn = f"annealing-{study}.svg"
+    drawn = f"![Accuracy against cost, {study}](annealing-{study}.svg)\n\n"
     return (
         f"{head}{arms_table(study)}\n\n"
-        f"![Accuracy against cost, {study}]({drawn})\n\n{differences_table(study)}\n\n"
+        f"{drawn if is_drawn(study) else ''}{differences_table(study)}\n\n"
         f"{search_table(study)}{tuning_table(study)}{adaptive_table(study)}{selection_table(study)}"
         f"{steepness_part(study)}"
     )

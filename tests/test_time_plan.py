@@ -30,7 +30,14 @@ from amata.training.time_plan import Prices, TimePlan, plan_within
 from amata.training.time_rule import read_rule, time_rule
 from amata.training.trainer import Trainer
 from amata.training.wall import WallClock
-from amata.training.within import Within, in_lines, read_within, timed_controls
+from amata.training.within import (
+    Within,
+    as_record,
+    describe,
+    in_lines,
+    read_within,
+    timed_controls,
+)
 from tests.conftest import small_net
 from tests.toy import StopAt, toy_data, toy_recipe
 from tests.toy import fit as train
@@ -261,6 +268,26 @@ def test_accuracy_is_expected_only_where_runs_are_stored() -> None:
     assert expected(40.0, "cifar10-amata") is None
     assert expected(40.0, "cifar10-amata-quick", "threat.eps=4/255") is None
     assert plan_within(recipes.load("mnist5k-amata"), prices, 40.0, rule).accuracy is None
+
+
+@pytest.mark.parametrize(
+    ("name", "within", "better"),
+    [
+        ("cifar10-amata-quick", 120.0, None),
+        ("cifar10-amata-quick", 300.0, "cifar10-5m"),
+        ("cifar10-5m", 300.0, None),
+        ("cifar10-amata", 300.0, None),
+    ],
+)
+def test_a_recipe_that_was_more_robust_in_this_time_is_named(
+    name: str, within: float, better: str | None
+) -> None:
+    plan = plan_within(recipes.load(name), Prices(0.69, 0.25, 0.04, spent=18), within, RULE)
+    said: list[str] = []
+    describe(plan, said.append)
+    for lines in (said, in_lines(plan, 10.0)):
+        assert ("the recipe cifar10-5m was more robust" in lines[-1]) == (better is not None)
+    assert as_record(plan)["better"] == better
 
 
 def test_the_rule_of_the_package_is_sound() -> None:

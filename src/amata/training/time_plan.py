@@ -74,6 +74,8 @@ class TimePlan:
     """Between which K may be chosen; None if only the epochs are."""
     accuracy: tuple[str, float, float, float] | None = None
     """An attack, the expected accuracy under it and its 95% interval; None if nothing is known."""
+    better: str | None = None
+    """Another recipe, which was more robust in such a time."""
 
     @property
     def training(self) -> float:
@@ -103,7 +105,8 @@ def plan_within(
     the user gave, stays as it is; then only the epochs are chosen."""
     check_plannable(recipe)
     left = rule.aim * within - prices.spent - prices.end
-    band = None if keep_schedule else choose_band(recipe, left / prices.update, rule)
+    updates = left / prices.update
+    band = None if keep_schedule else choose_band(recipe, updates, rule)
     if band is None:
         return _own_schedule(recipe, prices, within, rule, left)
     epochs = min(_affordable_epochs(band, prices, left), band.most_epochs or rule.most_epochs)
@@ -124,7 +127,13 @@ def plan_within(
         found = rule.expected.accuracy(recipe, steps)
         expected = (rule.expected.attack, *found) if found else None
     return TimePlan(
-        _recorded(planned, within), within, prices, tuple(steps), (band.k_min, band.k_max), expected
+        _recorded(planned, within),
+        within,
+        prices,
+        tuple(steps),
+        (band.k_min, band.k_max),
+        expected,
+        rule.advice(recipe, updates),
     )
 
 

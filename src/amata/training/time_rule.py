@@ -63,6 +63,14 @@ class Large(NamedTuple):
     k_max: int
 
 
+class Better(NamedTuple):
+    """A recipe that was more robust than another, from so many updates on."""
+
+    recipe: str
+    than: str
+    updates: float
+
+
 @dataclass(frozen=True)
 class TimeRule:
     aim: float
@@ -77,6 +85,14 @@ class TimeRule:
     bands: tuple[Band, ...]
     large: Large
     expected: Expected | None
+    better: Better | None
+
+    def advice(self, recipe: Recipe, updates: float) -> str | None:
+        """Another recipe that was more robust in such a time, if one is known."""
+        known = self.better
+        if known is None or updates < known.updates or not are_related(recipe, load(known.than)):
+            return None
+        return known.recipe
 
     def band(self, recipe: Recipe, updates: float) -> Band | None:
         """The band of a run that can afford so many updates; None if the rule does not know such
@@ -110,8 +126,14 @@ def read_rule(text: str) -> TimeRule:
     bands = tuple(sorted(Band(**band) for band in raw.pop("band")))
     assert bands[0].updates == 0, "the first band must be for any time"
     large, expected = Large(**raw.pop("large")), raw.pop("expected", None)
-    known = Expected(**expected) if expected else None
-    return TimeRule(**raw, bands=bands, large=large, expected=known)
+    better = raw.pop("better", None)
+    return TimeRule(
+        **raw,
+        bands=bands,
+        large=large,
+        expected=Expected(**expected) if expected else None,
+        better=Better(**better) if better else None,
+    )
 
 
 PLANNED = {

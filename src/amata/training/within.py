@@ -91,12 +91,18 @@ def timed_controls(recipe: Recipe, rule: TimeRule, *, keep_schedule: bool) -> li
 
 
 def describe(plan: TimePlan, note: Callable[[str], None]) -> None:
-    """One line about a plan."""
+    """A plan in a line or two."""
     low, high = plan.interval
     note(
         f"{_epochs(plan)}: the trained model is expected after {plan.seconds:.0f} s "
         f"({low:.0f} to {high:.0f}) of {in_time(plan.within)}"
     )
+    if plan.better:
+        note(_better(plan))
+
+
+def _better(plan: TimePlan) -> str:
+    return f"in runs this long the recipe {plan.better} was more robust than {plan.recipe.name}"
 
 
 def _epochs(plan: TimePlan) -> str:
@@ -137,6 +143,8 @@ def in_lines(plan: TimePlan, evaluation: float | None) -> list[str]:
     else:
         attack, middle, low, high = plan.accuracy
         lines.append(f"expected {attack} accuracy: {middle:.1%} ({low:.1%} to {high:.1%})")
+    if plan.better:
+        lines.append(_better(plan))
     return lines
 
 
@@ -158,4 +166,5 @@ def as_record(plan: TimePlan) -> dict[str, Any]:
         },
         "prices": asdict(plan.prices),
         "accuracy": dict(zip(named, plan.accuracy, strict=True)) if plan.accuracy else None,
+        "better": plan.better,
     }
