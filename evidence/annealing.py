@@ -53,6 +53,7 @@ ORDER = (
     "cifar10-1m-tuning",
     "cifar10-5m-tuning",
     "cifar10-5m",
+    "cifar10-5m-decay",
     "cifar10-trades",
     "cifar10-wrn",
     "tiny-free-equal-cost",
