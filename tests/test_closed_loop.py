@@ -62,6 +62,14 @@ def test_a_closed_loop_has_no_budget_where_samples_stop_early(method: str) -> No
     assert {row["gamma"] for row in fitted.epochs} == {0.04}
 
 
+@pytest.mark.parametrize("price", ["budget=1", "gamma=0.04"])
+def test_a_closed_loop_without_attack_steps_is_refused(price: str) -> None:
+    """Its probes alone would cost more than the training."""
+    recipe = toy_recipe(*ADAPTIVE, "method.name=erm", f"schedule.{price}")
+    with pytest.raises(InputError, match="erm takes no attack steps, so an adaptive schedule"):
+        fit(small_net(), toy_data(), None, recipe)
+
+
 def test_every_candidate_is_probed_with_the_same_noise() -> None:
     x, y = toy_data(32)
     batches = [Batch(x[i : i + 16], y[i : i + 16], torch.arange(16)) for i in (0, 16)]

@@ -439,6 +439,15 @@ def test_the_reach_of_training_attacks_is_annealed(start: float, radii: tuple[fl
     assert [max(seen[:half]), max(seen[half:])] == pytest.approx(radii, abs=1e-6)
 
 
+def test_a_method_of_ones_own_that_refuses_a_field_is_named_by_its_class() -> None:
+    class Fixed(PGD):
+        refuses = ("eps",)
+
+    recipe = toy_recipe("schedule.eps_start=0.5", "schedule.tau=0.2")
+    with pytest.raises(InputError, match=r"^Fixed cannot use the eps that"):
+        fit(small_net(), toy_data(), None, replace(recipe, method=Fixed(ball=recipe.ball)))
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains_in_a_radius_that_rises(name: str) -> None:
     """And in fractions where it can: what it gets is whole, and inside the ball of its epoch."""

@@ -84,6 +84,24 @@ def test_the_terminal_cost_and_the_first_gains_are_of_the_recorded_run(tmp_path:
     assert all(len(batches) == 1 for epoch in record["gains"] for batches in epoch)
 
 
+def test_a_schedule_that_starts_without_steps_is_its_own_first_run(tmp_path: Path) -> None:
+    """K = 0 is a candidate then; fractions of K are rounded, which is noted."""
+    own = ["schedule.k_min=0", "schedule.k_max=2", "schedule.fractional=true"]
+    recipe, notes = recipes.load("mnist5k-amata", [*FAST, "train.epochs=2", *own]), Notes()
+    study = Msa(recipe, MsaSettings(batches=1, order=1, block=1), tmp_path, notes)
+    assert [u.steps for u in study.candidates] == [0, 1, 2]
+    result = study.run(1)
+    rows = result["runs"]
+    assert rows[0]["steps"] == [0, 1]
+    assert rows[0]["cost"] == pytest.approx(1.5)
+    assert len(rows) == 2
+    assert recipes.load(tmp_path / "best.toml").schedule(0, 2).steps == result["best"]["steps"][0]  # type: ignore[operator]
+    assert not any("takes whole K" in note for note in notes.notes)
+    halves = recipes.load("mnist5k-amata", [*FAST, *own])  # K = 0, 2/3 and 4/3
+    Msa(halves, MsaSettings(batches=1, order=1), tmp_path / "other", notes).run(0)
+    assert any("the first run takes whole K" in note for note in notes.notes)
+
+
 @pytest.mark.parametrize(
     ("guard", "of_runs"), [("rollback", "stop"), ("stop", "stop"), ("ignore", "ignore")]
 )

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from amata import recipes
+from amata import SGD, recipes
 from amata.errors import InputError, Interrupted
-from amata.methods import AWP, METHODS, PGD
+from amata.methods import AWP, METHODS, PGD, NuAT
 from amata.quantity import duration, in_time
 from amata.recipes import Recipe
 from amata.reporter import Reporter
@@ -24,7 +24,7 @@ from amata.training import Fitted, fit, prices, train_model, wall, within
 from amata.training.batches import training_batches
 from amata.training.checks import check_consistent
 from amata.training.deadline import Deadline
-from amata.training.prices import Measured, measure
+from amata.training.prices import Measured, Sample, measure
 from amata.training.state import TrainState
 from amata.training.time_plan import Prices, TimePlan, plan_within
 from amata.training.time_rule import read_rule, time_rule
@@ -39,7 +39,7 @@ from amata.training.within import (
     timed_controls,
 )
 from tests.conftest import small_net
-from tests.toy import StopAt, toy_data, toy_recipe
+from tests.toy import Notes, StopAt, toy_data, toy_recipe
 from tests.toy import fit as train
 
 RULE = replace(time_rule(), aim=1.0)
@@ -267,6 +267,8 @@ def test_accuracy_is_expected_only_where_runs_are_stored() -> None:
     assert expected(400.0) is None
     assert expected(40.0, "cifar10-amata") is None
     assert expected(40.0, "cifar10-amata-quick", "threat.eps=4/255") is None
+    for other in ("train.attack_mode=train", "train.eps_warmup=5", "optim.milestones=[1]"):
+        assert expected(40.0, "cifar10-amata-quick", other) is None
     assert plan_within(recipes.load("mnist5k-amata"), prices, 40.0, rule).accuracy is None
 
 
@@ -645,6 +647,39 @@ def test_changed_steps_are_recorded_and_resumed(tmp_path: Path) -> None:
     assert [row["steps"] for row in run.epochs()] == [0, 1.5, 2.667, 3]
 
 
+class Slow(Deadline):
+    """A clock that keeps K low from the second epoch on."""
+
+    def __init__(self) -> None:
+        pass
+
+    def is_due(self, batch: int, batches: int) -> bool:
+        return False
+
+    def follow(self, state: TrainState, batches: int, note: Any) -> None:
+        if state.epoch == 1:
+            state.change_steps([1, 1, 1, 1])
+
+
+@pytest.mark.parametrize(("epoch", "batch", "steps"), [(1, 3, [1, 1, 3, 4]), (2, 1, [1, 1, 1, 4])])
+def test_a_resumed_run_takes_the_k_of_its_plan_again(
+    epoch: int, batch: int, steps: list[int], tmp_path: Path
+) -> None:
+    """What the clock chose in a slow moment does not hold to the end."""
+    quiet = toy_recipe("train.tensorboard=false")
+    stages = [(epoch, epoch + 1) for epoch in range(4)]
+    recipe = replace(quiet, schedule=Piecewise(stages=stages, tau=0.1))
+    data, run = (toy_data(48), toy_data(40)), RunFolder.create(tmp_path / "run", recipe)
+    options: Any = {"run": run, "reporter": StopAt(epoch, batch), "deadline": Slow()}
+    with pytest.raises(Interrupted):
+        train_model(small_net(), *data, recipe, **options)
+    notes = Notes()
+    run, again = RunFolder.open(tmp_path / "run")
+    train_model(small_net(seed=9), *data, again, run=run, reporter=notes)
+    assert [row["steps"] for row in run.epochs()] == steps
+    assert any("K follows the plan again" in text for text in notes.notes)
+
+
 def settings(**more: Any) -> dict[str, Any]:
     ball = toy_recipe().method
     return {"method": ball, "device": "cpu", "batch_size": 16, "progress": False, **more}
@@ -666,6 +701,55 @@ def test_fit_within_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert expected["accuracy"] is None
     assert [row["steps"] for row in fitted.epochs] == [1, 2]
     assert recipe.schedule == schedule
+
+
+@pytest.mark.parametrize("hours", [4, 40])
+def test_what_is_passed_to_fit_within_a_time_is_not_stretched(
+    hours: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To fewer epochs or more than the ten that fit() has by default."""
+    slow = Measured(Prices(3600.0, 0.0, 0.0), None)
+    monkeypatch.setattr(within, "measure", lambda *_, **__: slow)
+    given = settings(
+        method=NuAT(ball=toy_recipe().ball, rise=20),
+        schedule=Piecewise(stages=[(0, 1), (2, 2)], tau=0.1),
+        optim=SGD(lr=0.01, lr_schedule="piecewise", milestones=[20, 30], warmup=2),
+    )
+    fit(small_net(), toy_data(32), run=tmp_path / "run", within=f"{hours}h", **given)
+    recipe = RunFolder.open(tmp_path / "run")[1]
+    assert recipe.train.epochs == hours - 1
+    assert (recipe.method, recipe.schedule) == (given["method"], given["schedule"])
+    assert (recipe.optim.milestones, recipe.optim.warmup) == ([20, 30], 2)
+
+
+def test_a_warm_up_is_checked_against_the_planned_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Measured(Prices(3600.0, 0.0, 0.0), None)
+    monkeypatch.setattr(within, "measure", lambda *_, **__: slow)
+    own = settings(
+        method=AWP(PGD(ball=toy_recipe().ball), gamma=0.01, warmup=12),
+        schedule=Constant(steps=1, step_size=0.1),
+    )
+    assert len(fit(small_net(), toy_data(16), within="20h", **own).epochs) == 19
+    with pytest.raises(InputError, match="leaves none of the 9 epochs"):
+        fit(small_net(), toy_data(16), within="10h", **own)
+
+
+def test_one_slow_block_does_not_set_the_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, device = toy_recipe(), torch.device("cpu")
+    trainer = Trainer(small_net(), training_batches(toy_data(), recipe, device), recipe, device)
+    seconds = iter([1.0, 1.0, 1.0, 2.0, 9.0, 9.0, 1.1, 2.1, 0.9, 1.9])
+
+    def timed(self: Sample, u: Control, count: int) -> float:
+        self.images += count
+        return next(seconds)
+
+    monkeypatch.setattr(Sample, "epoch_seconds", timed)
+    monkeypatch.setattr(Sample, "seconds", lambda *_: 0.001)
+    monkeypatch.setattr(Sample, "grow", lambda *_: None)
+    controls = [Control(k, 0.1) for k in (1, 2)]
+    prices = measure(trainer, None, controls, 100.0).prices
+    assert (prices.update + prices.step, prices.step) == pytest.approx((1.05, 1.0))
+    assert prices.spread > 1
 
 
 @pytest.mark.parametrize(
@@ -752,7 +836,8 @@ def test_the_command_line(
     slow = Measured(Prices(3600.0, 900.0, 0.0), None)
     monkeypatch.setattr(within, "measure", lambda *_, **__: slow)
     monkeypatch.setattr(wall, "process_age", lambda: 0.0)  # that of the tests is long
-    record = json.loads(amata("plan", file, "--within", "100h", "--json")[0])
+    short = ("--eps", "0.1", "--seed", "3", "--engine", "plain", "--precision", "fp32")
+    record = json.loads(amata("plan", file, *short, "--within", "100h", "--json")[0])
     assert record["epochs"] == len(record["steps"]) > 4
     assert record["seconds"]["total"] < record["within"] == 360_000
     _, error = amata("train", file, "--within", "1s", "--out", str(run), code=2)

@@ -5,7 +5,18 @@ from typing import Annotated
 
 import typer
 
-from amata.cli.root import Json, Limit, Set, app, complete_recipe, short_forms
+from amata.cli.root import (
+    Engine,
+    Eps,
+    Json,
+    Limit,
+    Precision,
+    Seed,
+    Set,
+    app,
+    complete_recipe,
+    short_forms,
+)
 
 
 @app.command(epilog="Example: amata plan mnist5k-amata --within 90s")
@@ -19,12 +30,25 @@ def plan(
     ],
     within: Annotated[str, typer.Option(metavar="TIME", help="The time, as in 30s, 5m or 1h30m.")],
     set_: Set = [],  # noqa: B006
+    eps: Eps = None,
+    seed: Seed = None,
     limit: Limit = None,
+    engine: Engine = None,
+    precision: Precision = None,
     json_: Json = False,
 ) -> None:
     """Say what `amata train --within` would do in a given time on this device: epochs, schedule,
     seconds and, where it is known, robust accuracy. A few batches are timed; nothing is written."""
-    set_ = [*set_, *short_forms(data_limit=limit)]
+    set_ = [
+        *set_,
+        *short_forms(
+            threat_eps=eps,
+            train_seed=seed,
+            data_limit=limit,
+            train_engine=engine,
+            train_precision=precision,
+        ),
+    ]
     from amata import recipes
     from amata.console import ConsoleReporter, out
     from amata.training.experiment import plan as plan_recipe

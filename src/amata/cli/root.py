@@ -82,6 +82,15 @@ Epochs = Annotated[
         help="Stretch the recipe to N epochs, with its milestones, warm-up and stages.",
     ),
 ]
+Seed = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="Seed: short for --set train.seed=N.")
+]
+Engine = Annotated[
+    str | None, typer.Option(help="plain, fast or auto: short for --set train.engine=...")
+]
+Precision = Annotated[
+    str | None, typer.Option(help="fp32, bf16 or auto: short for --set train.precision=...")
+]
 Limit = Annotated[
     int | None,
     typer.Option(

@@ -10,11 +10,14 @@ from typing import Annotated
 import typer
 
 from amata.cli.root import (
+    Engine,
     Epochs,
     Eps,
     Json,
     Limit,
     Log,
+    Precision,
+    Seed,
     Set,
     Sha256,
     Trust,
@@ -53,16 +56,10 @@ def train(
     ] = None,
     epochs: Epochs = None,
     eps: Eps = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Seed: short for --set train.seed=N.")
-    ] = None,
+    seed: Seed = None,
     limit: Limit = None,
-    engine: Annotated[
-        str | None, typer.Option(help="plain, fast or auto: short for --set train.engine=...")
-    ] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="fp32, bf16 or auto: short for --set train.precision=...")
-    ] = None,
+    engine: Engine = None,
+    precision: Precision = None,
     deterministic: Annotated[
         bool,
         typer.Option("--deterministic", help="Use deterministic kernels only."),

@@ -1,5 +1,6 @@
 """A recipe with another number of epochs."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from amata.quantity import round_half_up, whole
@@ -7,11 +8,11 @@ from amata.recipes.recipe import Recipe
 from amata.schedules import Exponential, Piecewise
 
 
-def stretched(recipe: Recipe, epochs: int) -> Recipe:
+def stretched(recipe: Recipe, epochs: int, keep: Collection[str] = ()) -> Recipe:
     """The recipe with so many epochs. What is counted in epochs stays at the same share of the run:
     the rise of the schedule, stages of schedule and method, and in a shorter run milestones and the
     warm-up. In a longer run milestones keep their distance from the end: more epochs with a low
-    learning rate overfit."""
+    learning rate overfit. `keep` names what stays as it is: method, schedule, optim."""
     epochs = whole(epochs, "epochs", 1)
     factor = epochs / recipe.train.epochs
     longer = max(epochs - recipe.train.epochs, 0)
@@ -42,5 +43,10 @@ def stretched(recipe: Recipe, epochs: int) -> Recipe:
         schedule = replace(schedule, stages=stages)
     elif isinstance(schedule, Exponential):
         schedule = replace(schedule, eta=schedule.eta / factor)
-    method = recipe.method.stretched(factor)
-    return replace(recipe, optim=optim, train=train, schedule=schedule, method=method)
+    return replace(
+        recipe,
+        train=train,
+        optim=recipe.optim if "optim" in keep else optim,
+        schedule=recipe.schedule if "schedule" in keep else schedule,
+        method=recipe.method if "method" in keep else recipe.method.stretched(factor),
+    )

@@ -116,8 +116,10 @@ class Msa:
         self.step_size_max = largest.step_size_max
         if self.tau == 0:
             raise InputError("the schedule takes no steps; give it a K above 0 and a step size")
-        most = settings.k_max or math.ceil(largest.steps)
-        self.candidates = [largest.with_steps(k).for_batch(0) for k in range(1, most + 1)]
+        self.planned = [u.steps for u in planned_controls(recipe.schedule, self.epochs) or ()]
+        self.least = 0 if min(self.planned) < 1 and recipe.method.min_steps == 0 else 1
+        most = max(settings.k_max or math.ceil(largest.steps), self.least)
+        self.candidates = [largest.with_steps(k).for_batch(0) for k in range(self.least, most + 1)]
         self.price = [
             mean(self.prices.epoch(epoch, u) for epoch in range(self.epochs))
             for u in self.candidates
@@ -135,7 +137,7 @@ class Msa:
         if not self.limit.allows(self.epochs * self.price[0]):
             raise InputError(
                 f"a budget of {budget:g} gradient evaluations per image and epoch is below the "
-                f"{self.price[0]:g} of K = 1; raise it"
+                f"{self.price[0]:g} of K = {self.least}; raise it"
             )
         self.about = {"fingerprint": recipe.fingerprint(), **asdict(settings)}
         refuse_links(out / "runs", out / "msa.json", out / "best.toml")
@@ -154,6 +156,10 @@ class Msa:
         """Train the recipe's schedule and at most so many others; repeat the call to resume."""
         rows: list[dict[str, Any]] = []
         self.total = iterations + 1
+        if (first := self._steps(self._start())) != self.planned:
+            self.reporter.note(
+                f"the first run takes whole K within the budget, one per block: {_listed(first)}"
+            )
 
         def note(iterate: Iterate) -> None:
             rows.append(self._row(iterate))
@@ -181,16 +187,14 @@ class Msa:
     # Schedules
 
     def _start(self) -> Choice:
-        """The recipe's own schedule, with the K of the middle of every block. Where that is over
-        the budget, the largest K are lowered."""
-        planned = planned_controls(self.recipe.schedule, self.epochs)
-        assert planned is not None
-        most = len(self.candidates)
-        middle = (planned[block[len(block) // 2]].steps for block in self.blocks)
-        steps = [min(max(round_half_up(k), 1), most) for k in middle]
-        while not self.limit.allows(self._spent(tuple(k - 1 for k in steps))):
-            steps[steps.index(max(steps))] -= 1
-        return tuple(k - 1 for k in steps)
+        """The recipe's own schedule, with the K of the middle of every block, rounded. Where that
+        is over the budget, the largest K are lowered."""
+        middle = (self.planned[block[len(block) // 2]] for block in self.blocks)
+        most = len(self.candidates) - 1
+        choice = [min(max(round_half_up(k) - self.least, 0), most) for k in middle]
+        while not self.limit.allows(self._spent(tuple(choice))):
+            choice[choice.index(max(choice))] -= 1
+        return tuple(choice)
 
     def _steps(self, choice: Choice) -> list[int]:
         """K of every epoch."""
@@ -199,7 +203,7 @@ class Msa:
 
     def _spent(self, choice: Choice) -> float:
         """Gradient evaluations per image of the whole run."""
-        return sum(self.price[k - 1] for k in self._steps(choice))
+        return sum(self.price[k - self.least] for k in self._steps(choice))
 
     def recipe_of(self, choice: Choice) -> Recipe:
         """The recipe of a run. The collapse guard may not add steps to its controls or lower its
@@ -269,7 +273,7 @@ class Msa:
         }
         if (known := _read(file, MEASURED, about)) is None:
             self.reporter.note(f"carrying the co-state back through {self.epochs} epochs")
-            own = [self.candidates[k - 1] for k in steps]
+            own = [self.candidates[k - self.least] for k in steps]
             run = RecordedRun(folder, recipe, self.splits)
             gains = run.gains(own, self.candidates, settings.batches, settings.order)
             known = {"about": about, "gains": gains}
@@ -309,7 +313,7 @@ class Msa:
     def _write(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         best = next(row for row in reversed(rows) if row["accepted"])
         steps = best["steps"]
-        choice = tuple(steps[block[0]] - 1 for block in self.blocks)
+        choice = tuple(steps[block[0]] - self.least for block in self.blocks)
         toml = self._with(choice, {}).to_toml()
         result = {
             "about": self.about,

@@ -30,7 +30,8 @@ FIELD_KEYS = {"size": "sizes", "eps": "eps_start"}
 
 def method_name(recipe: Recipe) -> str:
     """The method as a recipe names it; one of a user's own by its class."""
-    return recipe.tables["method"].get("name") or type(recipe.method.base).__name__
+    own = type(recipe.method.base)
+    return str(recipe.tables["method"]["name"]) if own in METHODS.values() else own.__name__
 
 
 def check_consistent(recipe: Recipe, plan: Sequence[Control[float]] | None) -> None:
@@ -74,6 +75,11 @@ def check_consistent(recipe: Recipe, plan: Sequence[Control[float]] | None) -> N
     if isinstance(recipe.ball, Linf):
         loop = closed_loop(recipe.schedule)
         _check_steps(recipe, loop.candidates() if loop else plan or [])
+    if isinstance(method.base, ERM) and closed_loop(recipe.schedule) is not None:
+        raise InputError(
+            f"{name} takes no attack steps, so an adaptive schedule has nothing to choose; set "
+            "schedule.name to constant"
+        )
     if method.own_loss and recipe.optim.label_smoothing > 0:
         raise InputError(
             f"{name} trains on a loss of its own, without label smoothing; set "

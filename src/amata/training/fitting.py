@@ -38,6 +38,7 @@ from amata.training.device import resolve_device
 from amata.training.fitted import Fitted
 from amata.training.loop import train_model
 from amata.training.prepared import run_settings
+from amata.training.time_rule import time_rule
 from amata.training.trainer import Trainer
 from amata.training.wall import WallClock
 from amata.training.within import (
@@ -101,8 +102,9 @@ def fit(
     `class_weights` are one weight per class for the loss of the updates, or "balanced".
 
     `within`, instead of `epochs`, is a time: seconds, or a text such as "5m". A few batches are
-    timed, and as many epochs are trained as end within it. A `schedule` that is passed stays as it
-    is; a linear one of the recipe is fitted to the time.
+    timed, and as many epochs are trained as end within it. `method`, `schedule` and `optim` that
+    are passed stay as they are; those of the recipe are stretched, and a linear schedule of it is
+    fitted to the time.
 
     `recipe`, the name of a built-in recipe, a TOML file, a dict of tables or a `Recipe`, fills all
     arguments that are not given, but not `valid`. `epochs` stretches it, as in `recipes.load`.
@@ -121,7 +123,9 @@ def fit(
         raise InputError("within= chooses the epochs; drop epochs= and resume=, or within=")
     time = read_within(within)
     if time is not None:
-        time = time._replace(keep_schedule=schedule is not None)
+        passed = {"method": method, "schedule": schedule, "optim": optim}
+        keep = frozenset(name for name, own in passed.items() if own is not None)
+        time = time._replace(keep_schedule=schedule is not None, keep=keep)
     _check_types(model, method, schedule, optim, {"recipe": recipe, "run": run, "resume": resume})
     reporter = reporting(progress, "fit()")
     folder, base = None, load(recipe) if isinstance(recipe, str | Path | Mapping) else recipe
@@ -151,6 +155,8 @@ def fit(
     if augment == "none":  # nothing of a recipe's augmentation is left
         given |= {"flip": "random", "cutout": 0.0}
     data = updated(chosen.data, given)
+    if time is not None and base is None:
+        epochs = time_rule().most_epochs  # until the plan says how many
     options = {
         "epochs": epochs,
         "seed": seed,

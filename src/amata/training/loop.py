@@ -226,6 +226,8 @@ class _Loop:
             # Without this checkpoint a failure in this epoch can only stop the run.
             with contextlib.suppress(AmataError):
                 self.guard.good = checkpoint(lambda _: None, state.epoch)
+        if self.deadline is None and self.trainer.follow_plan():
+            self.reporter.note("the time that was given has passed: K follows the plan again")
         for note in resumed_notes(self.trainer):
             self.reporter.note(note)
 

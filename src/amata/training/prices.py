@@ -4,7 +4,7 @@ changes."""
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
-from statistics import mean
+from statistics import mean, median
 from typing import Any, NamedTuple
 
 import torch
@@ -92,7 +92,8 @@ def measure(
         blocks = [[sample.epoch_seconds(u, count) for u in controls] for _ in range(turns)]
         evals = trainer.net.grad_evals - before
         copying, keeping, nbytes = _saving(trainer)
-    costs = [mean(block[i] for block in blocks) for i in range(len(controls))]
+    # Other work on the machine makes some blocks slow: the median.
+    costs = [median(block[i] for block in blocks) for i in range(len(controls))]
     spread = max((max(c) - min(c)) / 2 / mean(c) for c in zip(*blocks, strict=True))
     if stops:  # at most, no sample stops early
         most_evals = sum(planned_evals(recipe.method, u).evals for u in controls)

@@ -1,7 +1,7 @@
 """Epochs and attack steps that fit into a given time: a pure function of prices."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from amata.errors import InputError
@@ -99,16 +99,22 @@ class TimePlan:
 
 
 def plan_within(
-    recipe: Recipe, prices: Prices, within: float, rule: TimeRule, *, keep_schedule: bool = False
+    recipe: Recipe,
+    prices: Prices,
+    within: float,
+    rule: TimeRule,
+    *,
+    keep_schedule: bool = False,
+    keep: Collection[str] = (),
 ) -> TimePlan:
-    """The longest run that ends within the time, by the rule. A schedule that is kept, as one that
-    the user gave, stays as it is; then only the epochs are chosen."""
+    """The longest run that ends within the time, by the rule. With a schedule that is kept, as one
+    that the user gave, only the epochs are chosen. `keep` is not stretched to them."""
     check_plannable(recipe)
     left = rule.aim * within - prices.spent - prices.end
     updates = left / prices.update
     band = None if keep_schedule else choose_band(recipe, updates, rule)
     if band is None:
-        return _own_schedule(recipe, prices, within, rule, left)
+        return _own_schedule(recipe, prices, within, rule, left, keep)
     epochs = min(_affordable_epochs(band, prices, left), band.most_epochs or rule.most_epochs)
     if epochs < 1:
         raise too_short(within, prices, band.k_min, rule)
@@ -121,7 +127,7 @@ def plan_within(
         epochs -= 1
         steps = rising(band.k_min, band.k_max, epochs, fits)
     schedule = Piecewise(stages=stages_of(steps), tau=band.tau, step_size_max=band.step_size_max)
-    planned = replace(stretched(recipe, epochs), schedule=schedule)
+    planned = replace(stretched(recipe, epochs, keep), schedule=schedule)
     expected = None
     if rule.expected is not None:
         found = rule.expected.accuracy(recipe, steps)
@@ -184,12 +190,17 @@ def check_plannable(recipe: Recipe) -> None:
 
 
 def _own_schedule(
-    recipe: Recipe, prices: Prices, within: float, rule: TimeRule, left: float
+    recipe: Recipe,
+    prices: Prices,
+    within: float,
+    rule: TimeRule,
+    left: float,
+    keep: Collection[str],
 ) -> TimePlan:
     """As many epochs of the recipe's own schedule as fit."""
 
     def steps_of(epochs: int) -> list[float]:
-        own = planned_controls(stretched(recipe, epochs).schedule, epochs) or []
+        own = planned_controls(stretched(recipe, epochs, keep).schedule, epochs) or []
         return [u.steps for u in own]
 
     epochs, over = 0, rule.most_epochs + 1
@@ -201,7 +212,7 @@ def _own_schedule(
             over = middle
     if epochs == 0:
         raise too_short(within, prices, steps_of(1)[0], rule)
-    planned = _recorded(stretched(recipe, epochs), within)
+    planned = _recorded(stretched(recipe, epochs, keep), within)
     return TimePlan(planned, within, prices, tuple(steps_of(epochs)), None)
 
 

@@ -9,6 +9,8 @@ from importlib import resources
 from typing import NamedTuple
 
 from amata.recipes import Recipe, load
+from amata.recipes.length import stretched
+from amata.recipes.schema import Train
 
 
 class Band(NamedTuple):
@@ -49,7 +51,11 @@ class Expected:
         """The expected accuracy with its interval, for K of every epoch; None where no stored run
         says anything."""
         updates = sum(1 + self.step * k for k in steps)
-        if not (self.fewest <= updates <= self.most and are_related(recipe, load(self.recipe))):
+        own = load(self.recipe)
+        if not (self.fewest <= updates <= self.most and are_related(recipe, own)):
+            return None
+        now, known = (stretched(each, len(steps)).optim for each in (recipe, own))
+        if now != known:  # another learning rate
             return None
         middle = self.a - self.b / updates**self.power
         return middle, max(middle - self.half_width, 0.0), min(middle + self.half_width, 1.0)
@@ -140,7 +146,7 @@ PLANNED = {
     "data": {"root", "workers", "resize", "crop"},  # CIFAR-10 is used as it is
     "schedule": None,
     "optim": {"milestones", "warmup"},
-    "train": None,
+    "train": {*Train.model_fields} - {"attack_mode", "eps_warmup", "accumulate"},
     "eval": None,
 }
 """Keys in which runs that are compared may differ; None: the whole table."""

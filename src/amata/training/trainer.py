@@ -177,6 +177,19 @@ class Trainer:
         self.recipe, self.plan = recipe, planned_controls(recipe.schedule, recipe.train.epochs)
         check_consistent(recipe, self.plan)
 
+    def follow_plan(self) -> bool:
+        """Take the K of the plan again from the next epoch on, but no smaller ones than now: the
+        clock that changed them has stopped. Whether any K changes."""
+        state = self.state
+        if not state.steps or self.plan is None:
+            return False
+        first = state.epoch + (state.batch > 0)
+        reached = state.steps[first - 1] if first else 0.0
+        steps = [*state.steps[:first], *(max(u.steps, reached) for u in self.plan[first:])]
+        changed = steps != state.steps
+        state.change_steps(steps)
+        return changed
+
     @property
     def result(self) -> nn.Module:
         """The model that is validated and kept: the EMA weights where there are any."""
