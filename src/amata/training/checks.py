@@ -42,21 +42,7 @@ def check_consistent(recipe: Recipe, plan: Sequence[Control[float]] | None) -> N
             "model.new_head replaces the classifier of given weights; set model.weights=PATH to a "
             "weights file or a run folder"
         )
-    if (warmup := recipe.train.eps_warmup) > recipe.train.epochs - 1:
-        raise InputError(
-            f"train.eps_warmup = {warmup:g} leaves none of the {recipe.train.epochs} epochs with "
-            f"the full eps; set it to {recipe.train.epochs - 1}, or train longer"
-        )
-    if isinstance(method, AWP) and method.warmup >= recipe.train.epochs:
-        raise InputError(
-            f"method.awp.warmup = {method.warmup} leaves none of the {recipe.train.epochs} epochs "
-            f"with AWP; set it to {recipe.train.epochs - 1}, or train longer"
-        )
-    if warmup and any(u.eps != 1 for u in plan or []):
-        raise InputError(
-            "train.eps_warmup and the schedule both change the training radius; set "
-            "train.eps_warmup=0, or schedule.eps_start=1"
-        )
+    _check_warmups(recipe, plan)
     for epoch, u in enumerate(plan or []):
         for field in method.refuses:
             if getattr(u, field) != Control._field_defaults[field]:
@@ -105,6 +91,26 @@ def check_consistent(recipe: Recipe, plan: Sequence[Control[float]] | None) -> N
                 f"with {int(u.steps)} steps, as {where}, {name} does not update the weights; "
                 "raise K in [schedule]"
             )
+
+
+def _check_warmups(recipe: Recipe, plan: Sequence[Control[float]] | None) -> None:
+    """Refuse those that never end, and one of a radius that the schedule changes too."""
+    method = recipe.method
+    if (warmup := recipe.train.eps_warmup) > recipe.train.epochs - 1:
+        raise InputError(
+            f"train.eps_warmup = {warmup:g} leaves none of the {recipe.train.epochs} epochs with "
+            f"the full eps; set it to {recipe.train.epochs - 1}, or train longer"
+        )
+    if isinstance(method, AWP) and method.warmup >= recipe.train.epochs:
+        raise InputError(
+            f"method.awp.warmup = {method.warmup} leaves none of the {recipe.train.epochs} epochs "
+            f"with AWP; set it to {recipe.train.epochs - 1}, or train longer"
+        )
+    if warmup and any(u.eps != 1 for u in plan or []):
+        raise InputError(
+            "train.eps_warmup and the schedule both change the training radius; set "
+            "train.eps_warmup=0, or schedule.eps_start=1"
+        )
 
 
 def _check_steps(recipe: Recipe, plan: Sequence[Control[float]]) -> None:
