@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from amata.models import build
 from amata.recipes.schema import Optim
-from amata.training.muon import Muon, orthogonal
+from amata.training.muon import Muon, orthogonal, without_denormals
 from amata.training.optim import make_optimizer
 from tests.conftest import small_net
 from tests.nets import CosineHead, HeadFirst, TinyViT, TwoHeads
@@ -220,3 +220,35 @@ def test_roles_decide_which_weights_are_orthogonalised(name: str) -> None:
     assert orthogonalised(model, shape) == expected
     assert model.training
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_entries_that_are_next_to_nothing_are_left_out() -> None:
+    """Of weights without a gradient: their products are denormal, and a CPU is slow with these."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 8, 20, generator=generator)
+    faint, without = x.clone(), x.clone()
+    faint[:, 5:] *= 1e-20
+    without[:, 5:] = 0
+    smallest = torch.finfo(torch.float32).tiny
+
+    def denormals(gram: Tensor) -> int:
+        return int(((gram != 0) & (gram.abs() < smallest)).sum())
+
+    assert denormals(faint @ faint.mT) > 0
+    cleared = without_denormals(faint)
+    assert denormals(cleared @ cleared.mT) == 0
+    assert torch.equal(cleared, without)
+    assert torch.equal(without_denormals(x), x)
+    assert torch.equal(orthogonal(faint)[0], orthogonal(without)[0])
+    assert not without_denormals(1e-20 * x).any()
+    exact = orthogonal(faint.double())[0]  # nothing is left out in float64
+    assert (orthogonal(faint)[0] - exact).abs().max() < 1e-5
+
+
+def test_momentum_without_gradients_ends_at_zero() -> None:
+    weight = nn.Parameter(torch.ones(4, 4))
+    muon = Muon([{"params": [weight], "orthogonal": True}], lr=0.1, momentum=0.5, nesterov=True)
+    for number in range(120):
+        weight.grad = torch.full_like(weight, float(number == 0))
+        muon.step()
+    assert not muon.state[weight]["momentum_buffer"].any(), "0.5 ** 120 is 8e-37"

@@ -14,6 +14,13 @@ ROUNDS = (3, 2)
 """Applications of the quintic between two Gram matrices. One Gram matrix for all five would lose
 small singular values: they are squared in it."""
 
+NOTHING = 1e-9
+"""The share of a matrix's largest entry below which an entry cannot change an update in float32."""
+SMALLEST = 1e-30
+"""Momentum below this is zero on a CPU."""
+EPS = 1e-7
+"""Added to the norm of a matrix, so that one without a gradient stays small."""
+
 SMALLEST_ON_GPU = 256
 """A GPU multiplies smaller matrices no faster, so they are padded to this side and join one
 batch."""
@@ -27,7 +34,7 @@ def orthogonal(*stacks: Tensor) -> list[Tensor]:
     one batch, whatever the other side is. A GPU rounds products to TF32; bf16 would be too coarse
     for Gram matrices.
     """
-    xs = [s if s.dtype == torch.float64 else s.float() for s in stacks]
+    xs = [s if s.dtype == torch.float64 else without_denormals(s.float()) for s in stacks]
     widths: dict[int, list[int]] = {}
     for index, x in enumerate(xs):
         width = max(min(x.shape[-2:]), SMALLEST_ON_GPU if x.is_cuda else 0)
@@ -39,7 +46,7 @@ def orthogonal(*stacks: Tensor) -> list[Tensor]:
                 gram = torch.cat([_gram(x, width) for x in batch])
                 scale = None
                 if number == 0:  # X divided by its norm; the trace is the square of that
-                    norms = gram.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt() + 1e-7
+                    norms = gram.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt() + EPS
                     scale = norms.reciprocal()[:, None, None]
                     gram *= scale * scale
                 factors = gram_factors(gram, (STEEP,) * count)
@@ -50,6 +57,16 @@ def orthogonal(*stacks: Tensor) -> list[Tensor]:
             for index, x in zip(indices, batch, strict=True):
                 xs[index] = x
     return [x.to(s.dtype) for x, s in zip(xs, stacks, strict=True)]
+
+
+def without_denormals(x: Tensor) -> Tensor:
+    """Each matrix with zeros in place of entries that are next to nothing. Products of such entries
+    are denormal numbers, with which a CPU computes up to a hundred times as slowly."""
+    if x.is_cuda:
+        return x
+    size = x.abs()
+    least = (NOTHING * size.amax((-2, -1), keepdim=True)).clamp(min=NOTHING * NOTHING)
+    return x.masked_fill(size < least, 0.0)
 
 
 def _is_tall(x: Tensor) -> bool:
@@ -118,6 +135,9 @@ class Muon(torch.optim.Optimizer):
         momenta = self._momenta(weights)
         torch._foreach_mul_(momenta, group["momentum"])
         torch._foreach_add_(momenta, grads)
+        for momentum in momenta:  # of a weight without a gradient: it falls for ever
+            if not momentum.is_cuda:
+                momentum.masked_fill_(momentum.abs() < SMALLEST, 0.0)
         updates = (
             list(torch._foreach_add(grads, momenta, alpha=group["momentum"]))
             if group["nesterov"]
