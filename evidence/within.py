@@ -59,12 +59,13 @@ def row(run: Path) -> tuple[tuple[str, float], list[str]]:
         if known
         else ("not known" if wanted else "not recorded"),
         f"{100 * result['accuracy']:.1f} ({attack.upper()})",
+        f"`{env['commit']}`",
     ]
 
 
 def table() -> str:
     head = ["recipe", "device", "given", "predicted", "ended after", "off", "of it training"]
-    head += ["epochs", "K planned", "K taken", "clean %", "robust %, predicted", "robust %"]
+    head += ["epochs", "K planned", "K taken", "clean %", "robust %, predicted", "robust %", "commit"]
     return markdown(head, [cells for _, cells in sorted(map(row, RESULTS.glob("*")))])
 
 
