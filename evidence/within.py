@@ -65,7 +65,15 @@ def row(run: Path) -> tuple[tuple[str, float], list[str]]:
 
 def table() -> str:
     head = ["recipe", "device", "given", "predicted", "ended after", "off", "of it training"]
-    head += ["epochs", "K planned", "K taken", "clean %", "robust %, predicted", "robust %", "commit"]
+    head += [
+        "epochs",
+        "K planned",
+        "K taken",
+        "clean %",
+        "robust %, predicted",
+        "robust %",
+        "commit",
+    ]
     return markdown(head, [cells for _, cells in sorted(map(row, RESULTS.glob("*")))])
 
 
