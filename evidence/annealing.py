@@ -77,8 +77,9 @@ def measured() -> list[str]:
 
 def draw_all() -> None:
     equal_cost_picture.draw(DOCS / "annealing.svg", measured())
-    for study in filter(is_drawn, measured()):
-        draw(study, DOCS / f"annealing-{study}.svg")
+    for study in measured():
+        if is_drawn(study):
+            draw(study, DOCS / f"annealing-{study}.svg")
         if steepness.measured(study):
             with picture(DOCS / f"annealing-{study}-steepness.svg", 2, (8.4, 3.1)) as axes:
                 steepness.draw_steepness(axes, study)

@@ -14,12 +14,15 @@ ROUNDS = (3, 2)
 """Applications of the quintic between two Gram matrices. One Gram matrix for all five would lose
 small singular values: they are squared in it."""
 
-NOTHING = 1e-9
-"""The share of a matrix's largest entry below which an entry cannot change an update in float32."""
-SMALLEST = 1e-30
-"""Momentum below this is zero on a CPU."""
 EPS = 1e-7
 """Added to the norm of a matrix, so that one without a gradient stays small."""
+FAINT = 1e-9
+"""The share of a matrix's largest entry below which an entry hardly changes an update in float32.
+Products of four larger ones are not denormal."""
+FAINT_MATRIX = 1e-18
+"""Entries below this hardly change an update in any matrix: far below EPS."""
+LEAST_MOMENTUM = 1e-30
+"""On a CPU, smaller momenta are zero."""
 
 SMALLEST_ON_GPU = 256
 """A GPU multiplies smaller matrices no faster, so they are padded to this side and join one
@@ -65,7 +68,7 @@ def without_denormals(x: Tensor) -> Tensor:
     if x.is_cuda:
         return x
     size = x.abs()
-    least = (NOTHING * size.amax((-2, -1), keepdim=True)).clamp(min=NOTHING * NOTHING)
+    least = (FAINT * size.amax((-2, -1), keepdim=True)).clamp(min=FAINT_MATRIX)
     return x.masked_fill(size < least, 0.0)
 
 
@@ -137,7 +140,7 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_add_(momenta, grads)
         for momentum in momenta:  # of a weight without a gradient: it falls for ever
             if not momentum.is_cuda:
-                momentum.masked_fill_(momentum.abs() < SMALLEST, 0.0)
+                momentum.masked_fill_(momentum.abs() < LEAST_MOMENTUM, 0.0)
         updates = (
             list(torch._foreach_add(grads, momenta, alpha=group["momentum"]))
             if group["nesterov"]
