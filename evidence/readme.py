@@ -38,6 +38,8 @@ WITH_MUON = (
     ("cifar10-27s", "linear-2-3", "Amata 2→3"),
     ("cifar10-27s", "k2", "constant 2"),
     ("cifar10-1m", "linear-2-4", "Amata 2→4"),
+    ("cifar10-5m", "linear-2-4", "Amata 2→4"),
+    ("cifar10-5m", "k3", "constant 3"),
 )
 """Studies with AutoAttack on all images: study, arm, name."""
 RECIPES = {"mnist5k-pgd": "PGD-10", "mnist5k-amata": "Amata 2→10"}
@@ -81,7 +83,9 @@ def trainings() -> Iterator[tuple[str, stored.Rows, str]]:
         runs = stored.summaries(HEADLINE)[title]
         yield f"{name} (`{HEADLINE}`)", runs, "apgd-t"
     for study, title, name in WITH_MUON:
-        yield f"{name} with Muon (`{study}`)", stored.summaries(study)[title], STRICT
+        runs = stored.summaries(study)[title]
+        few = ", one seed" if len(runs) == 1 else ""
+        yield f"{name} with Muon (`{study}`{few})", runs, STRICT
 
 
 def headline() -> str:

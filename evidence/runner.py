@@ -75,8 +75,10 @@ class Runner:
         self.out.mkdir(parents=True, exist_ok=True)
         if self.part[1] > 1:
             write_record(self.out / SHARED, {"parts": self.part[1]})
-        coming = self.missing(self.own(self.trials())) + self.missing(self.own(self.runs()))
-        with shared_data(), code_for(coming), working_folder(self.work) as work:
+        # Of a study that is continued every run counts: with few left, compiling would not pay, and
+        # their seconds would be those of other code.
+        every = sum(1 for tasks in (self.trials(), self.runs()) for _ in self.own(tasks))
+        with shared_data(), code_for(every), working_folder(self.work) as work:
             if self.work is None:
                 return self.do(work, reporter)
             try:

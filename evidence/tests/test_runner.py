@@ -85,6 +85,11 @@ def test_a_study_continues_from_files_that_came_back(tmp_path: Path) -> None:
     assert set(trial["held_out"]) == {"clean", "pgd-1"}
     assert {f.suffix for f in first.rglob("*") if f.is_file()} == {".json", ".jsonl", ".toml"}
     shutil.copytree(first, stored)
+    half = tmp_path / "half"
+    shutil.copytree(first / "trials", half / "trials")
+    shared.clear()
+    assert Runner(study, half, overrides=SMALL).run(Counting()) == 0
+    assert shared == {2}  # as it was for the runs before
     again = tmp_path / "again"
     assert Runner(study, again, stored, SMALL, time.monotonic()).run(Reporter()) == 0
     assert not list(again.iterdir())
