@@ -14,10 +14,25 @@ from amata.quantity import in_time
 from amata.runs import RunFolder
 from amata.schedules import planned_controls
 from definition import ROOT
+from equal_cost import UNKNOWN
 from measure import store_run
 from page import markdown
 
 RESULTS = ROOT / "evidence" / "results" / "within"
+HEAD = (
+    "given",
+    "predicted",
+    "took",
+    "off",
+    "training",
+    "epochs",
+    "K planned",
+    "K taken",
+    "clean %",
+    "robust %, predicted",
+    "robust %",
+    "commit",
+)
 
 
 def ended(run: Path) -> float:
@@ -31,21 +46,20 @@ def span(steps: Sequence[float]) -> str:
     return first if first == last else f"{first} → {last}"
 
 
-def row(run: Path) -> tuple[tuple[str, float], list[str]]:
+def row(run: Path) -> tuple[str, tuple[float, float], list[str]]:
+    """The title of the run's table, its place there, and its cells."""
     recipe, summary = recipes.load(run / "recipe.toml"), stored.summary(run)
     time, seconds = recipe.train.within, ended(run)
     assert time is not None
     planned = [u.steps for u in planned_controls(recipe.schedule, recipe.train.epochs) or []]
-    taken = [epoch["steps"] for epoch in stored.read_rows(run)[0]]
+    epochs = stored.read_rows(run)[0]
     (env,) = stored.environments(run)
     device = f"{env['threads']} CPU cores" if env["device"] == "cpu" else env["device"]
     robust = {a: r for a, r in summary["evaluation"].items() if a.startswith("pgd")}
     ((attack, result),) = robust.items()
     expected = RunFolder(run).plan()
     wanted, known = expected.get("seconds"), expected.get("accuracy")
-    return (summary["recipe"], time), [
-        f"`{summary['recipe']}`",
-        device,
+    cells = [
         in_time(time),
         f"{wanted['low']:.1f} to {wanted['high']:.1f} s" if wanted else "not recorded",
         f"{seconds:.1f} s",
@@ -53,28 +67,22 @@ def row(run: Path) -> tuple[tuple[str, float], list[str]]:
         f"{summary['train_seconds']:.1f} s",
         str(recipe.train.epochs),
         span(planned),
-        span(taken),
+        span([epoch["steps"] for epoch in epochs]),
         f"{100 * summary['evaluation']['clean']['accuracy']:.1f}",
-        f"{100 * known['low']:.1f} to {100 * known['high']:.1f}"
-        if known
-        else ("not known" if wanted else "not recorded"),
-        f"{100 * result['accuracy']:.1f} ({attack.upper()})",
-        f"`{env['commit']}`",
+        f"{100 * known['low']:.1f} to {100 * known['high']:.1f}" if known else UNKNOWN,
+        f"{100 * result['accuracy']:.1f}",
+        f"`{env['commit'][:8]}`",
     ]
+    title = f"`{summary['recipe']}` on {device}, robust accuracy under {attack.upper()}:"
+    return title, (time, epochs[-1]["unix_seconds"]), cells
 
 
 def table() -> str:
-    head = ["recipe", "device", "given", "predicted", "ended after", "off", "of it training"]
-    head += [
-        "epochs",
-        "K planned",
-        "K taken",
-        "clean %",
-        "robust %, predicted",
-        "robust %",
-        "commit",
-    ]
-    return markdown(head, [cells for _, cells in sorted(map(row, RESULTS.glob("*")))])
+    """One per recipe and device, the runs of each time in the order in which they were made."""
+    tables: dict[str, list[list[str]]] = {}
+    for title, _, cells in sorted(map(row, RESULTS.glob("*"))):
+        tables.setdefault(title, []).append(cells)
+    return "\n\n".join(f"{title}\n\n{markdown(HEAD, rows)}" for title, rows in tables.items())
 
 
 def main(*runs: str) -> None:

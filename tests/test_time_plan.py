@@ -843,7 +843,7 @@ def test_the_command_line(
     _, error = amata("train", file, "--within", "1s", "--out", str(run), code=2)
     first, last = error.splitlines()
     assert first == "note: timing some batches, to plan for 1s"
-    assert "--within 1s is too short: one epoch with K = 2 ends after about 1h" in last
+    assert "1s is too short: one epoch with K = 2 ends after about 1h" in last
     ends, enough = re.findall(r"(?:after about|give) (\w+)", last)
     assert duration(enough, "") == pytest.approx(1.1 * duration(ends, "") + 5, abs=2)
     assert not run.exists()

@@ -160,7 +160,7 @@ class Sample:
 def check_measurable(trainer: Trainer) -> None:
     """Refuse what cannot be put on trial."""
     if trainer.ranks.size > 1:
-        raise InputError("--within times one process; under torchrun pass --epochs instead")
+        raise InputError("a time is planned for one process; under torchrun give epochs instead")
     if not isinstance(getattr(trainer.batches, "images", None), ImageSet):
         raise InputError(
             "within= reads batches to time them, which changes an iterable; pass single images "

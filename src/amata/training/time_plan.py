@@ -179,13 +179,13 @@ def check_plannable(recipe: Recipe) -> None:
     price of an epoch would change with it."""
     if closed_loop(recipe.schedule) is not None:
         raise InputError(
-            "--within chooses K before training, and this schedule chooses it during training; "
-            "set schedule.name to linear or constant, or drop --within"
+            "for a time K is planned before training, and this schedule chooses it during "
+            "training; take a linear or constant schedule, or give epochs instead of the time"
         )
     if any(u.size for u in planned_controls(recipe.schedule, recipe.train.epochs) or []):
         raise InputError(
-            "--within measures the price of images of full size, and schedule.sizes changes it; "
-            "set schedule.sizes=[], or drop --within"
+            "for a time images of full size are timed, and the schedule's sizes change it; "
+            "set schedule.sizes=[] (sizes=()), or give epochs instead of the time"
         )
 
 
@@ -278,9 +278,10 @@ def too_short(within: float, prices: Prices, steps: float, rule: TimeRule) -> In
     ends = (prices.spent + prices.total([steps]) + prices.end) / rule.aim
     enough = in_time(math.ceil(MARGIN * ends + SECONDS))
     return InputError(
-        f"--within {in_time(within)} is too short: one epoch with K = {steps:g} ends after about "
-        f"{in_time(math.ceil(ends))}; give {enough} or more, smaller or fewer images (data.crop, "
-        "data.limit), or a smaller network. Other work on this machine makes it longer"
+        f"{in_time(within)} is too short: one epoch with K = {steps:g} ends after about "
+        f"{in_time(math.ceil(ends))}; give {enough} or more, smaller or fewer images (in a "
+        "recipe data.crop, data.limit), or a smaller network. Other work on this machine makes it "
+        "longer"
     )
 
 

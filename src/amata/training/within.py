@@ -45,7 +45,9 @@ def read_within(
     if value is None:
         return None
     if epochs is not None or "train.epochs" in keys:
-        raise InputError("--within chooses the epochs; drop --epochs (train.epochs) or --within")
+        raise InputError(
+            "within chooses the epochs; drop --epochs (epochs=, train.epochs) or --within (within=)"
+        )
     return Within(duration(value, "within"), any(key.startswith("schedule.") for key in keys))
 
 
