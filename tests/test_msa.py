@@ -175,10 +175,13 @@ def test_what_msa_cannot_do_is_refused_before_the_training(name: str, tmp_path: 
 def test_a_schedule_whose_training_fails_is_not_better(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def train(folder: Path, recipe: Recipe, reporter: Reporter) -> RunFolder:
+    names = list[str]()
+
+    def train(folder: Path, recipe: Recipe, reporter: Reporter, name: str) -> RunFolder:
+        names.append(name)
         if recipe.schedule(0, 1).steps == 1:  # type: ignore[operator]
             raise AmataError("catastrophic overfitting")
-        return train_or_resume(folder, recipe, reporter)
+        return train_or_resume(folder, recipe, reporter, name)
 
     monkeypatch.setattr("amata.studies.msa.train_or_resume", train)
     recipe = recipes.load("mnist5k-amata", [*FAST, "train.epochs=1"])
@@ -189,6 +192,7 @@ def test_a_schedule_whose_training_fails_is_not_better(
         assert result["best"]["steps"] == [2]
         assert "failed" in str(Text.assemble(*msa_table(result).__rich_console__(err, err.options)))
     assert sum("training failed" in note for note in notes.notes) == 1  # it is not repeated
+    assert names == ["run 1 of 3", "run 2 of 3"]
 
 
 @pytest.mark.parametrize(

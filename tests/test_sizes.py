@@ -258,7 +258,7 @@ def test_time_is_planned_by_pixels_and_gradients_by_images() -> None:
     assert work.pixels == [0.25, 0.25, 1, 1]
     assert work.sizes == 2
     assert planned_work(toy_recipe(), (1, 6, 6), 32).pixels == ()  # type: ignore[union-attr]
-    with pytest.raises(InputError, match=r"schedule.sizes changes it"):
+    with pytest.raises(InputError, match=r"the schedule's sizes change it"):
         check_plannable(recipe)
 
 

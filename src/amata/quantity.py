@@ -127,13 +127,17 @@ def duration(value: Any, name: str) -> float:
     seconds = value
     if isinstance(value, str):
         found = TIME.fullmatch(value.strip())
-        if found is None or not any(found.groups()):
-            raise InputError(f"{name} = {shown(value)} is not a time; write 30s, 5m or 1h30m")
-        parts = zip(found.groups(), (3600, 60, 1, 1), strict=True)
-        seconds = sum(float(part or 0) * size for part, size in parts)
-    result = number(seconds, name)
+        parts = zip(found.groups() if found else (), (3600, 60, 1, 1), strict=False)
+        seconds = sum(float(part) * size for part, size in parts if part) if found else None
+    try:
+        result = number(seconds, name)
+    except InputError:
+        result = 0.0
     if result <= 0:
-        raise InputError(f"{name} = {shown(value)} must be above 0")
+        raise InputError(
+            f"{name} = {shown(value)} is not a time above 0; write 30s, 5m or 1h30m, or a number "
+            "of seconds"
+        )
     if result > MOST:
         raise InputError(f"{name} = {shown(value)} must be at most {MOST:,} s")
     return result

@@ -247,7 +247,8 @@ class Msa:
             return known
         loss = accuracy = None
         try:
-            train_or_resume(folder, recipe, self.reporter)
+            name = f"run {self.trained} of {self.total}"
+            train_or_resume(folder, recipe, self.reporter, name)
             loss, accuracy, _ = RecordedRun(folder, recipe, self.splits).terminal()
         except (InputError, Interrupted):
             raise

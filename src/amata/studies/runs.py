@@ -107,12 +107,14 @@ def check_same_recipe(folder: Path, recipe: Recipe) -> None:
     )
 
 
-def train_or_resume(folder: Path, recipe: Recipe, reporter: Reporter) -> RunFolder:
-    """The finished run of a recipe in this folder."""
+def train_or_resume(folder: Path, recipe: Recipe, reporter: Reporter, name: str = "") -> RunFolder:
+    """The finished run of a recipe in this folder. An interrupt names the run, else the folder."""
     try:
         return _train_or_resume(folder, recipe, reporter)
     except Interrupted as interrupted:
-        text = f"interrupted in {folder.name}; progress is saved, repeat the command to resume"
+        text = (
+            f"interrupted in {name or folder.name}; progress is saved, repeat the command to resume"
+        )
         raise Interrupted(text, interrupted.exit_code - 128) from None
 
 

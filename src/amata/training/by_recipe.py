@@ -49,7 +49,8 @@ def train(
     if resume is not None:
         if out is not None or tables or (epochs, within) != (None, None):
             raise InputError(
-                "train(): resume= takes settings and folder from the run; drop the others"
+                "train(): resume= takes settings and folder from the run; drop out=, epochs=, "
+                "within= and tables"
             )
         with reporting(progress, "train()") as reporter:
             return experiment.resume(

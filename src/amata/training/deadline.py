@@ -31,7 +31,10 @@ class Deadline:
         """Expected and measured seconds between two looks at the clock."""
         self.last: tuple[float, float, float] | None = None
         """When the clock was last looked at, the part of the epoch done then, and K."""
-        self.warned = False
+        self.place: tuple[int, float] | None = None
+        """The epoch then, and the part of it."""
+        self.told = 0.0
+        """How many seconds off its time the run would end, when the user was told."""
 
     def is_due(self, batch: int, batches: int) -> bool:
         """Whether to look at the clock inside an epoch, after so many of its batches."""
@@ -42,7 +45,9 @@ class Deadline:
         """Choose K from here on; `batches` are those of an epoch."""
         now, prices, epoch = self.elapsed(), self.plan.prices, state.epoch
         part = state.batch / batches
-        if self.last is not None:
+        # An epoch that the collapse guard repeats tells nothing of the prices.
+        repeated = self.place is not None and (epoch, part) <= self.place
+        if self.last is not None and not repeated:
             then, before, k = self.last
             expected = prices.training(k) * ((part or 1.0) - before)
             self.recent.append((expected + (0.0 if part else prices.once([k])), now - then))
@@ -59,6 +64,7 @@ class Deadline:
         aim = self.rule.aim * self.plan.within
 
         def ends(coming: list[float], pace: float) -> float:
+            coming = [k + state.extra_steps for k in coming]
             rest = prices.total(coming) + prices.end - part * prices.training(coming[0])
             return now + pace * rest
 
@@ -79,14 +85,19 @@ class Deadline:
         offs = {p: off_by(ends(steps[epoch:], p)) for p in (pace, middle)}
         told, off = min(offs.items(), key=lambda item: abs(item[1]))
         known = len(self.recent) == RECENT and epoch + part >= START * len(steps)
-        if abs(off) > LATE * self.plan.within and not self.warned and known:
-            self.warned = True
+        most = LATE * self.plan.within
+        # Again only if it got twice as bad, or the other way round.
+        if known and abs(off) > most and abs(off - self.told) > max(most, abs(self.told)):
+            self.told = off
             when = "after" if off > 0 else "before"
+            why = f"training takes {told:.2f} times as long as was measured"
+            if abs(told - 1) < LATE:
+                why = "the collapse guard repeated epochs, or added attack steps"
             note(
-                f"this run will end about {abs(off):.0f} s {when} its time: training takes "
-                f"{told:.2f} times as long as was measured, and K cannot change enough"
+                f"this run will end about {abs(off):.0f} s {when} its time: {why}, and K cannot "
+                "change enough"
             )
-        self.last = now, part, steps[epoch]
+        self.last, self.place = (now, part, steps[epoch] + state.extra_steps), (epoch, part)
 
     def report(self, note: Callable[[str], None]) -> None:
         """Say when the trained model was on the disk."""

@@ -233,9 +233,9 @@ class Guard:
                 self.trainer.net.note(
                     f"with {self.trainer.control().steps:.3g} steps epoch {state.epoch + 1} ends "
                     f"as before, with {robust:.1%} under {ATTACK}: steps are not the cause, and it "
-                    "is accepted"
+                    "is accepted; from here on they are as before"
                 )
-                before = None
+                before, state.extra_steps = None, state.guard_extra
             # One class for all images is never fooled: a network that learns more is less robust.
             known = robust if robust > stats.majority + SAME else None
             best = known if self.armed else max(before or 0.0, known or 0.0) or None
@@ -281,6 +281,8 @@ class Guard:
     def go_back(self, failure: Failure, event: Event) -> str:
         """Restore the last good epoch and apply the remedy, or stop there. Returns the remedy in
         words."""
+        now = self.trainer.state
+        extra = now.extra_steps if now.guard_failed is None else now.guard_extra
         if self.good is not None:
             self.trainer.roll_back(*self.good)
         if event["action"] == "stop":
@@ -291,6 +293,6 @@ class Guard:
         state = self.trainer.state
         setattr(state, failure.key, event[failure.key])  # type: ignore[literal-required]
         if isinstance(failure, CatastrophicOverfitting):
-            state.guard_failed = failure.after
+            state.guard_failed, state.guard_extra = failure.after, extra
             return f"{self.trainer.control().steps:.3g} inner steps"
         return f"{state.lr_scale:g} of the learning rate"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amata.data import ImageSet, Loader
+from amata.data import ImageSet
 from amata.distributed import current
 from amata.errors import AmataError, InputError, Interrupted
 from amata.evaluation import Result, parse_attack
@@ -92,8 +92,7 @@ def train_model(
             trainer.use(batches)
         with Interrupt() as interrupt, Saver(trainer, run) as saver:
             held_out = held_out_batches(valid, recipe, device)
-            if isinstance(held_out, Loader):
-                trainer.held_out_classes = held_out.images.classes
+            trainer.hold_out(held_out)
             reporter = reporter or Reporter()
             loop = _Loop(trainer, held_out, saver, reporter, interrupt, wall)
             if recipe.train.guard != "ignore":

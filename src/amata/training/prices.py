@@ -74,6 +74,7 @@ def measure(
     with trainer.trial():
         # AWP's warm-up is cheaper than the epochs after it
         first = recipe.method.warmup if isinstance(recipe.method, AWP) else 0
+        trainer.check_batch(next(iter(batches.epoch(first))))
         source = _endless(batches, first)
         lr = trainer.lr(0)
         if stops := may_stop_early(recipe):

@@ -49,6 +49,8 @@ class TrainState:
     """How often it attacked."""
     guard_failed: Share | None = None
     """That accuracy after the last try of this epoch, if it overfitted catastrophically."""
+    guard_extra: Annotated[int, Field(ge=0, le=100)] = 0
+    """Then: `extra_steps` before the first of these tries."""
     guard_clean: Share = 0.0
     """Best clean accuracy on the guard's images so far."""
     lr_scale: Annotated[float, Field(gt=0, le=1)] = 1.0

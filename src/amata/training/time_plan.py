@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from amata.errors import InputError
-from amata.methods import METHODS, planned_evals
+from amata.methods import ERM, METHODS, planned_evals
 from amata.quantity import in_time
 from amata.recipes import Recipe
 from amata.recipes.length import stretched
@@ -211,7 +211,7 @@ def _own_schedule(
         else:
             over = middle
     if epochs == 0:
-        raise too_short(within, prices, steps_of(1)[0], rule)
+        raise too_short(within, prices, steps_of(1)[0], rule, attacked=takes_steps(recipe))
     planned = _recorded(stretched(recipe, epochs, keep), within)
     return TimePlan(planned, within, prices, tuple(steps_of(epochs)), None)
 
@@ -253,6 +253,11 @@ def stages_of(steps: Sequence[float]) -> list[tuple[int, float]]:
     return [(t, k) for t, k in enumerate(steps) if t == 0 or k != steps[t - 1]]
 
 
+def takes_steps(recipe: Recipe) -> bool:
+    """Whether there is an attack at all."""
+    return not isinstance(recipe.method.base, ERM)
+
+
 def depends_on_steps(recipe: Recipe) -> bool:
     """Whether more attack steps cost more."""
     if type(recipe.method.base) not in METHODS.values():
@@ -274,14 +279,17 @@ SECONDS = 5.0
 """Times the measured time, and more: the same machine may be slower in the next moment."""
 
 
-def too_short(within: float, prices: Prices, steps: float, rule: TimeRule) -> InputError:
+def too_short(
+    within: float, prices: Prices, steps: float, rule: TimeRule, *, attacked: bool = True
+) -> InputError:
     ends = (prices.spent + prices.total([steps]) + prices.end) / rule.aim
     enough = in_time(math.ceil(MARGIN * ends + SECONDS))
+    epoch = f"one epoch with K = {steps:g}" if attacked else "one epoch"
     return InputError(
-        f"{in_time(within)} is too short: one epoch with K = {steps:g} ends after about "
-        f"{in_time(math.ceil(ends))}; give {enough} or more, smaller or fewer images (in a "
-        "recipe data.crop, data.limit), or a smaller network. Other work on this machine makes it "
-        "longer"
+        f"{in_time(within)} is too short: {epoch} ends after about {in_time(math.ceil(ends))}; "
+        f"give {enough} or more, smaller or fewer images (in a recipe data.crop, data.limit), or a "
+        "smaller network. Other work on this machine makes it longer; on a busy CPU try again "
+        "with OMP_NUM_THREADS=1"
     )
 
 

@@ -119,6 +119,11 @@ class Trainer:
         self.held_out_classes = 0
         """Of the validation data, if they are not a stream."""
 
+    def hold_out(self, batches: Batches | None) -> None:
+        """The labels of these, if they are known, must be classes of the model too."""
+        if isinstance(batches, Loader):
+            self.held_out_classes = batches.images.classes
+
     def use(self, batches: Batches) -> None:
         """Train on these batches."""
         check_equal_batches(len(batches), self.ranks)
@@ -267,7 +272,7 @@ class Trainer:
         )
         batches = list(islice(self.batches.whole().epoch(state.epoch), schedule.probe_batches))
         if state.epoch == 0:
-            self._check_batch(batches[0])
+            self._check_aside(batches[0])
         candidates = schedule.candidates()
         curve = probe(
             net,
@@ -322,7 +327,7 @@ class Trainer:
             self.state.spent.data_seconds += feed.waited
             feed.waited = 0.0
             if (kind := (batch.x.shape[1:], batch.x.dtype)) not in checked:
-                self._check_batch(batch)
+                self._check_aside(batch)
                 checked.add(kind)
             lr = self.lr(self.state.batch)
             for group in self.optimizer.param_groups:
@@ -435,9 +440,8 @@ class Trainer:
         self.state.spent.train_seconds += training
         self.state.spent.compile_seconds += compiling
 
-    def _check_batch(self, batch: Batch) -> None:
-        """Check images, labels and model; also images of another shape in a later batch."""
-        self.stop_clock()  # the first pass of a process loads libraries for seconds
+    def check_batch(self, batch: Batch) -> None:
+        """Check images, labels and model."""
         stream = self.batches if isinstance(self.batches, CheckedStream) else None
         place = f"batch {self.state.batch + 1} of the training data: " if stream else ""
         outputs = check_batch(self.model, batch, self.recipe, place)
@@ -447,11 +451,16 @@ class Trainer:
         if not self._noted_outputs and (note := spare_outputs(self.recipe, outputs)):
             self._noted_outputs = True
             self.net.note(note)
+
+    def _check_aside(self, batch: Batch) -> None:
+        """Outside the training time: the first pass of a process loads libraries for seconds."""
+        self.stop_clock()
+        self.check_batch(batch)
         self.start_clock()
 
     def check_finite(self) -> None:
         if not math.isfinite(self.loss_sum.item()):
-            lr = self.lr(self.state.batch - 1)
+            lr = self.optimizer.param_groups[0]["lr"]
             raise AmataError(
                 f"the loss is not finite at or before {self.state} (lr {lr:.3g}); start a new "
                 "run with a lower optim.lr or a longer optim.warmup, or check the data. "

@@ -10,9 +10,16 @@ from amata.quantity import duration, in_time
 from amata.recipes import Recipe
 from amata.recipes.overrides import Pair
 from amata.schedules import Control, planned_controls, reaching
+from amata.training.batches import held_out_batches
 from amata.training.deadline import Deadline
 from amata.training.prices import Measured, measure
-from amata.training.time_plan import TimePlan, check_plannable, choose_band, plan_within
+from amata.training.time_plan import (
+    TimePlan,
+    check_plannable,
+    choose_band,
+    plan_within,
+    takes_steps,
+)
 from amata.training.time_rule import TimeRule, time_rule
 from amata.training.trainer import Trainer
 from amata.training.wall import WallClock
@@ -48,7 +55,8 @@ def read_within(
         raise InputError(
             "within chooses the epochs; drop --epochs (epochs=, train.epochs) or --within (within=)"
         )
-    return Within(duration(value, "within"), any(key.startswith("schedule.") for key in keys))
+    own = any(key.startswith("schedule.") and key != "schedule.sizes" for key in keys)
+    return Within(duration(value, "within"), own)
 
 
 class Planned(NamedTuple):
@@ -69,6 +77,7 @@ def plan_run(
     """Measure the prices of this training, and plan it. The trainer then follows the plan."""
     rule, recipe = time_rule(), trainer.recipe
     check_plannable(recipe)
+    trainer.hold_out(held_out_batches(valid, recipe, trainer.device))
     controls = timed_controls(recipe, rule, keep_schedule=within.keep_schedule)
     trainer.net.note(f"timing some batches, to plan for {in_time(within.seconds)}")
     measured = measure(trainer, valid, controls, within.seconds, attack_images=attack_images)
@@ -123,7 +132,10 @@ def _better(plan: TimePlan) -> str:
 def _epochs(plan: TimePlan) -> str:
     first, last = min(plan.steps), max(plan.steps)
     n = len(plan.steps)
-    return f"{n} epoch{'s' * (n > 1)}, K {first:.3g}" + (f" to {last:.3g}" if last > first else "")
+    epochs = f"{n} epoch{'s' * (n > 1)}"
+    if not takes_steps(plan.recipe):
+        return epochs
+    return f"{epochs}, K {first:.3g}" + (f" to {last:.3g}" if last > first else "")
 
 
 def in_lines(plan: TimePlan, evaluation: float | None) -> list[str]:
@@ -133,12 +145,13 @@ def in_lines(plan: TimePlan, evaluation: float | None) -> list[str]:
     every = math.ceil(len(plan.steps) / SHOWN)
     steps = ", ".join(f"{k:.3g}" for k in plan.steps[::every])
     which = "each epoch" if every == 1 else f"epochs 1, {1 + every}, {1 + 2 * every}, ..."
+    varied = len(set(plan.steps)) > 1 and takes_steps(plan.recipe)
     timed = f"an epoch takes {prices.update:.2f} s"
     if prices.step:  # two values of K were timed
         timed = f"an epoch of updates takes {prices.update:.2f} s"
         timed += f", and {prices.step:.2f} s more per attack step"
     lines = [
-        _epochs(plan) + (f" (of {which}: {steps})" if len(set(plan.steps)) > 1 else ""),
+        _epochs(plan) + (f" (of {which}: {steps})" if varied else ""),
         f"start, data and compiling {prices.spent:.1f} s, training {plan.training:.1f} s, "
         f"validation and saving {plan.validation:.1f} s: in all {plan.seconds:.1f} s "
         f"({low:.1f} to {high:.1f}) of {in_time(plan.within)}",
