@@ -92,7 +92,7 @@ class Deadline:
             when = "after" if off > 0 else "before"
             why = f"training takes {told:.2f} times as long as was measured"
             if abs(told - 1) < LATE:
-                why = "the collapse guard repeated epochs, or added attack steps"
+                why = "epochs before took longer, or the collapse guard repeated some or adds steps"
             note(
                 f"this run will end about {abs(off):.0f} s {when} its time: {why}, and K cannot "
                 "change enough"
