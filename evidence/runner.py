@@ -77,8 +77,8 @@ class Runner:
             write_record(self.out / SHARED, {"parts": self.part[1]})
         # Of a study that is continued every run counts: with few left, compiling would not pay, and
         # their seconds would be those of other code.
-        every = sum(1 for tasks in (self.trials(), self.runs()) for _ in self.own(tasks))
-        with shared_data(), code_for(every), working_folder(self.work) as work:
+        every = [*self.own(self.trials()), *self.own(self.runs())]
+        with shared_data(), code_for(len(every)), working_folder(self.work) as work:
             if self.work is None:
                 return self.do(work, reporter)
             try:

@@ -6,6 +6,7 @@ amata train RECIPE --within TIME --out OUT, then python evidence/within.py OUT
 
 import sys
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import stored
@@ -93,7 +94,8 @@ def main(*runs: str) -> None:
         if recipe.train.within is None:
             sys.exit(f"error: {run} was not given a time; train it with --within")
         name = stored.summary(run)["recipe"]
-        store_run(run, RESULTS / f"{name}-{in_time(recipe.train.within)}")
+        places = (RESULTS / f"{name}-{in_time(recipe.train.within)}-{n}" for n in count())
+        store_run(run, next(place for place in places if not place.exists()))
 
 
 if __name__ == "__main__":

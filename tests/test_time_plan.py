@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from amata import SGD, recipes
-from amata.errors import InputError, Interrupted
+from amata.errors import AmataError, InputError, Interrupted
 from amata.methods import AWP, METHODS, PGD, NuAT
 from amata.quantity import duration, in_time
 from amata.recipes import Recipe
@@ -535,15 +535,17 @@ def test_k_follows_the_clock(
     assert 2 <= min(steps) <= max(steps) <= 10
 
 
-def test_an_epoch_that_the_guard_repeats_is_no_slow_machine() -> None:
+def test_what_the_guard_adds_is_no_slow_machine() -> None:
+    """Epochs that it repeats, and a step more from there on."""
     plan = plan_within(recipes.load("mnist5k-pgd"), Prices(1.0, 0.5, 0.2), 130.0, RULE)
     assert len(plan.steps) > 15
     clock, state, notes = FakeClock(), TrainState(), list[str]()
     deadline = Deadline(plan, RULE, clock)
-    for epoch in (0, 1, 2, 3, 4, 4, 4, 4, 5, 6):
-        state.epoch = epoch
+    for done, epoch in enumerate((0, 1, 2, 3, 4, 4, 5, 6, 7)):
+        state.epoch, state.extra_steps = epoch, int(done > 4)
         deadline.follow(state, 10, notes.append)
-        clock.now += plan.prices.total([plan.steps[epoch]])
+        clock.now += plan.prices.total([plan.steps[epoch] + state.extra_steps])
+    assert all(seen == pytest.approx(said) for said, seen in deadline.recent)
     (note,) = notes
     assert "s after its time: epochs before took longer, or the collapse guard repeated" in note
     plan = plan_within(recipes.load("mnist5k-amata"), Prices(1.0, 0.5, 0.2), 130.0, RULE)
@@ -819,6 +821,12 @@ def test_a_time_checks_model_and_data_as_epochs_do(
             **settings(schedule=Linear(k_min=1, k_max=2, tau=0.1)),
             **length,
         )
+
+
+def test_a_loss_that_is_not_finite_on_trial_names_the_learning_rate() -> None:
+    schedule, optim = Linear(k_min=1, k_max=2, tau=0.1), SGD(lr=1e6, lr_schedule="one-cycle")
+    with pytest.raises(AmataError, match=r"the loss is not finite .* \(lr [1-9]"):
+        fit(small_net(), toy_data(), within="8s", **settings(schedule=schedule, optim=optim))
 
 
 def test_fit_refuses_an_iterable() -> None:

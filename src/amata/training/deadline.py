@@ -30,9 +30,8 @@ class Deadline:
         self.recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
         """Expected and measured seconds between two looks at the clock."""
         self.last: tuple[float, float, float] | None = None
-        """When the clock was last looked at, the part of the epoch done then, and K."""
-        self.place: tuple[int, float] | None = None
-        """The epoch then, and the part of it."""
+        """When the clock was last looked at, the part of the epoch done then, and K with the
+        guard's steps."""
         self.told = 0.0
         """How many seconds off its time the run would end, when the user was told."""
 
@@ -45,9 +44,7 @@ class Deadline:
         """Choose K from here on; `batches` are those of an epoch."""
         now, prices, epoch = self.elapsed(), self.plan.prices, state.epoch
         part = state.batch / batches
-        # An epoch that the collapse guard repeats tells nothing of the prices.
-        repeated = self.place is not None and (epoch, part) <= self.place
-        if self.last is not None and not repeated:
+        if self.last is not None:
             then, before, k = self.last
             expected = prices.training(k) * ((part or 1.0) - before)
             self.recent.append((expected + (0.0 if part else prices.once([k])), now - then))
@@ -97,7 +94,7 @@ class Deadline:
                 f"this run will end about {abs(off):.0f} s {when} its time: {why}, and K cannot "
                 "change enough"
             )
-        self.last, self.place = (now, part, steps[epoch] + state.extra_steps), (epoch, part)
+        self.last = now, part, steps[epoch] + state.extra_steps
 
     def report(self, note: Callable[[str], None]) -> None:
         """Say when the trained model was on the disk."""
